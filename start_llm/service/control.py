@@ -42,8 +42,7 @@ def answers(place: Place) -> bool:
 def spawn(settings: Settings, place: Place, flags: dict[str, str], words: IO[bytes]) -> subprocess.Popen[bytes]:
     """Starts a supervisor in a session of its own; it outlives this process.
 
-    Args:
-        words: gets what it says before it has the lock, and with it the log.
+    `words` gets what it says before it has the lock, and with it the log.
     """
     environment = dict(os.environ) | changed_settings(settings)
     environment |= {"MLX_PORT": str(place.port), "PYTHONPATH": python_path()}
@@ -138,11 +137,11 @@ def _answers_before(place: Place, over: Callable[[], bool]) -> bool:
     """Whether the server answers before it is `over`. Raises ServiceError if neither happens in time."""
     deadline = time.monotonic() + STARTUP_SECONDS
     while True:
-        state = place.read()
-        # One of ours is ready when its state says so: all that belongs to it is told by then, its proxy for instance.
-        all_told = not place.is_running or (state is not None and state.phase == "ready")
-        if all_told and answers(place):
-            return True
+        if answers(place):
+            state = place.read()
+            # One of ours is ready once its state says so: its proxy, for instance, is told by then.
+            if not place.is_running or (state is not None and state.phase == "ready"):
+                return True
         if over():
             return False
         if time.monotonic() >= deadline:
@@ -181,11 +180,7 @@ class _Follower:
 def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
     """Ends the server of a port, and all that belongs to it; returns when it is gone.
 
-    Returns:
-        False if none of this user ran there.
-
-    Raises:
-        ServiceError: something is left.
+    False if none of this user ran there. Raises ServiceError: something is left.
     """
     state = place.read()
     if not place.folder.is_dir():  # nothing ever ran; a folder that cannot be made need not be

@@ -15,17 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
+from pydantic import TypeAdapter
+
+from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock, is_locked
 from start_llm.host.home import home
 from start_llm.host.ports import address, is_free
-
-if TYPE_CHECKING:
-    from start_llm.core.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,6 @@ class ServerState:
         engine: process id of the server proper.
         flags: settings that were given as flags, for `restart`.
         activated: the system holds the port, and starts a server again at the next request.
-        restarts: how often the engine was started again.
         last_exit: of the engine, if it has ended before.
     """
 
@@ -80,6 +79,9 @@ class ServerState:
     last_exit: Exit | None = None
 
 
+_STATE = TypeAdapter(ServerState)  # leaves out fields that it does not know, of a newer version
+
+
 class Place:
     """The files of the server of `port`. Any process may read; only the holder of the lock writes the state."""
 
@@ -89,7 +91,7 @@ class Place:
         self.host = settings.mlx_host
         self.url = address(self.host, self.port)
         self.log = home() / settings.log_root.expanduser() / f"server-{self.port}.log"
-        self.folder = folder_of(settings)
+        self.folder = home() / settings.cache_dir / "run"
         self._lock_path, self._state_path, self._keep_path = (
             self.folder / f"server-{self.port}.{ending}" for ending in ("lock", "json", "keep")
         )
@@ -106,8 +108,8 @@ class Place:
     def read(self) -> ServerState | None:
         """What was written last, by whoever runs or ran; ``None`` if there is nothing that can be read."""
         try:
-            return _state(json.loads(_read_own(self._state_path)))
-        except (OSError, ValueError, TypeError):
+            return _STATE.validate_json(_read_own(self._state_path))
+        except (OSError, ValueError):
             return None
 
     def write(self, state: ServerState) -> None:
@@ -167,11 +169,9 @@ def end_when_unused(
     end: Callable[[], None],
     look_seconds: float = LOOK_SECONDS,
 ) -> None:
-    """Calls `end` once there was no request for `seconds`, and no agent is connected. Needs a thread of its own.
+    """Calls `end` once there was no request for `seconds`, no agent is connected, and the server is not to stay.
 
-    Args:
-        idle_seconds: seconds since the last request.
-        place: knows the agents that are connected, and whether the server is to stay.
+    Needs a thread of its own. `idle_seconds`: seconds since the last request.
     """
     unused_since = time.monotonic()
     while min(idle_seconds(), time.monotonic() - unused_since) < seconds:
@@ -191,29 +191,15 @@ def _read_own(path: Path) -> bytes:
         return opened.read(_LONGEST_STATE)
 
 
-def folder_of(settings: Settings) -> Path:
-    return home() / settings.cache_dir / "run"
-
-
 def running_ports(settings: Settings) -> list[int]:
     """The ports of this user's servers that run now."""
     found = []
     with suppress(FileNotFoundError, NotADirectoryError):
-        for path in folder_of(settings).iterdir():
+        for path in Place(settings).folder.iterdir():
             name = _LOCK.fullmatch(path.name)
             if name and is_locked(path):
                 found.append(int(name[1]))
     return sorted(found)
-
-
-def _state(data: Any) -> ServerState:
-    """Raises TypeError where it is no state."""
-    if not isinstance(data, dict):
-        raise TypeError(data)
-    names = {entry.name for entry in fields(ServerState)}
-    values = {name: value for name, value in data.items() if name in names}
-    last = values.get("last_exit")
-    return ServerState(**values | {"last_exit": Exit(**last) if last else None})
 
 
 # --- units of systemd and launchd: one of them may hold a server's port for it ---

@@ -18,17 +18,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from start_llm.core.errors import ExitCode
+from start_llm.core.settings import Settings
 from start_llm.files.logs import begin_log, last_lines, trim_log
 from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command
 from start_llm.host.processes import created
 from start_llm.service.place import Exit, Place, ServerState
-
-if TYPE_CHECKING:
-    from start_llm.core.settings import Settings
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each restart in a row; as many restarts as there are pauses."""

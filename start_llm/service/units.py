@@ -84,13 +84,9 @@ def unit_for(
     *,
     on_demand: bool = False,
 ) -> ServiceUnit:
-    """The unit of this system; both run the supervisor.
+    """The unit of this `system` (``sys.platform``), which runs the supervisor with what it needs of `environment`.
 
-    Args:
-        system: as ``sys.platform`` says.
-        flags: settings that were given as flags.
-        environment: of the user's shell; what the server needs of it is written down.
-        on_demand: the system listens, and the first request starts the server, which ends when it is not used.
+    `on_demand`: the system listens, and the first request starts the server, which ends when it is not used.
     """
     variables = {name: environment[name] for name in _KEPT if name in environment}
     variables |= {"START_LLM_HOME": str(home()), "PYTHONPATH": python_path()}
@@ -107,8 +103,8 @@ def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) 
     load = ((*control, "daemon-reload"), (*control, "enable", "--now", enabled))
     disable = (*control, "disable", "--now", enabled)
     if not on_demand:
-        files = {service: _service(variables, ["[Install]", "WantedBy=default.target"])}
-        return ServiceUnit(files, load, (disable,))
+        text = _service(variables) + "\n[Install]\nWantedBy=default.target\n"
+        return ServiceUnit({service: text}, load, (disable,))
     host = f"[{settings.mlx_host}]" if ":" in settings.mlx_host else settings.mlx_host
     listens = f"""[Unit]
 Description=start_llm, started by its first request
@@ -119,31 +115,29 @@ ListenStream={host}:{settings.mlx_port}
 [Install]
 WantedBy=sockets.target
 """
-    files = {waiting: listens, service: _service(variables, [])}
+    files = {waiting: listens, service: _service(variables)}
     return ServiceUnit(files, load, (disable, (*control, "stop", service.name)))
 
 
-def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
-    lines = [
-        "[Unit]",
-        "Description=start_llm, a local LLM server for coding agents",
-        # A server that cannot start is not tried for ever, neither by Restart nor by requests that wait.
-        "StartLimitIntervalSec=600",
-        "StartLimitBurst=5",
-        "",
-        "[Service]",
-        "ExecStart=" + " ".join(f'"{_escaped(word)}"' for word in module_command("supervise")),
-        f"WorkingDirectory={str(home()).replace('%', '%%')}",
-        *(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items()),
-        "Restart=on-failure",
-        f"RestartSec={RESTART_SECONDS}",
-        f"RestartPreventExitStatus={ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}",
-        "KillMode=mixed",
-        "TimeoutStopSec=80",
-        "",
-        *install,
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+def _service(variables: Mapping[str, str]) -> str:
+    command = " ".join(f'"{_escaped(word)}"' for word in module_command("supervise"))
+    environment = "\n".join(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items())
+    # A server that cannot start is not tried for ever, neither by Restart nor by requests that wait.
+    return f"""[Unit]
+Description=start_llm, a local LLM server for coding agents
+StartLimitIntervalSec=600
+StartLimitBurst=5
+
+[Service]
+ExecStart={command}
+WorkingDirectory={str(home()).replace("%", "%%")}
+{environment}
+Restart=on-failure
+RestartSec={RESTART_SECONDS}
+RestartPreventExitStatus={ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}
+KillMode=mixed
+TimeoutStopSec=80
+"""
 
 
 def _escaped(text: str) -> str:
