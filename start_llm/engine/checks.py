@@ -32,12 +32,11 @@ log = logging.getLogger(__name__)
 STEPS = 4
 LENGTHS = (7, 31)  # tokens of the two rows: prompts of very different lengths, so that the shorter one is padded
 MOST_LENGTH = 8192
-_CHUNK = 256
 LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
 """Half the sum of the differences of all probabilities, 0 to 1: what is allowed at least, and at most."""
 _NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01 in half precision
 
-_LEAST_CHUNK, _MOST_CHUNK = 16, 256
+_LEAST_CHUNK, _MOST_CHUNK = 16, 256  # tokens of a prompt in one pass
 STEP_SECONDS = 0.05  # about how long a chunk of the prompt takes: other models wait for it
 
 
@@ -131,20 +130,24 @@ def _check(model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]) -
     rows = []
     for length in dict.fromkeys((LENGTHS[0], longest - LENGTHS[0], longest)):
         cache = make_cache()
-        for start in range(0, length - 1, _CHUNK):
-            model(mx.array(text[start : min(start + _CHUNK, length - 1)])[None], cache=cache)
+        for start in range(0, length - 1, _MOST_CHUNK):
+            model(mx.array(text[start : min(start + _MOST_CHUNK, length - 1)])[None], cache=cache)
             eval_cache(cache)
             yield 0.0
-        row = _Row(text, length, cache, [])
-        row.expected.extend((yield from _predictions(model, copy.deepcopy(row.cache), text[length - 1 :])))
-        rows.append(row)
+        expected = yield from _predictions(model, copy.deepcopy(cache), text[length - 1 :])
+        rows.append(_Row(text, length, cache, expected))
 
     def batches() -> Generator[float, None, tuple[float, float]]:
         noise = yield from _difference_in_batch(model, [rows[0], rows[0]])
         return (yield from _difference_in_batch(model, rows)), noise
 
     def reuse() -> Generator[float, None, tuple[float, float]]:
-        return (yield from _difference_restored(model, make_cache, rows[0])), 0.0
+        row, kit = rows[0], LayerKit(make_cache)
+        held = row.length - 1
+        slices, checkpoint = kit.slice(row.cache, 0, held), kit.checkpoint(row.cache)
+        restored, _ = kit.build([slices], checkpoint, held)
+        found = yield from _predictions(model, restored, row.tokens[held:])
+        return max(map(_difference, found, row.expected)), 0.0
 
     return DecodingCheck((yield from _reason(batches())), (yield from _reason(reuse())))
 
@@ -213,12 +216,3 @@ def _difference_in_batch(model: Any, rows: list[_Row]) -> Generator[float, None,
 def _next_of(script: Iterator[int], _: Any) -> mx.array:
     """A sampler that draws what is written."""
     return mx.array([next(script, 0)])
-
-
-def _difference_restored(model: Any, make_cache: Callable[[], Cache], row: _Row) -> Generator[float, None, float]:
-    """The largest difference of a row that goes on from stored KV. Raises Unstorable, and whatever a layer raises."""
-    kit, length = LayerKit(make_cache), row.length - 1
-    slices, checkpoint = kit.slice(row.cache, 0, length), kit.checkpoint(row.cache)
-    restored, _ = kit.build([slices], checkpoint, length)
-    found = yield from _predictions(model, restored, row.tokens[length:])
-    return max(map(_difference, found, row.expected))

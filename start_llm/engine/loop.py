@@ -118,11 +118,14 @@ class LoadedModels:
         return chosen
 
     def step(self, model: EngineModel) -> None:
-        """Raises what the scheduler raises."""
+        """What the scheduler raises ends the requests that cause it, see `Scheduler.recover`."""
         began, scheduler = self._clock(), model.scheduler
         running, there = scheduler.running, len(scheduler.requests)
         try:
             scheduler.step()
+        except Exception as error:
+            log.warning("a scheduler step failed", exc_info=True)
+            scheduler.recover(error)
         finally:
             model.seconds += self._clock() - began
             if running or scheduler.running or len(scheduler.requests) != there:
@@ -237,7 +240,8 @@ class Loop:
     def submit(self, work: Submit) -> None:
         error = _caught(lambda: self.scheduler(work.model).add(work))
         if error is not None:
-            work.sink.put(Failed(_refused(error)))
+            why = Internal(f"The request cannot be run: {type(error).__name__}: {error}")
+            work.sink.put(Failed(error if isinstance(error, StartLLMError) else why))
 
     def cancel(self, work_id: str) -> None:
         for model in self.models:
@@ -283,7 +287,7 @@ class Loop:
             model = self.models.next(others=len(self.chores) > 0)
             self.set("ready" if model is None else "busy")
             if model is not None:
-                self._step(model)
+                self.models.step(model)
                 self.models.tidy(TIDY_SECONDS)
             elif (idle := self.models.with_idle_prefill) is not None:
                 idle.scheduler.idle_prefill.step()
@@ -309,13 +313,6 @@ class Loop:
         if now - self._figures_at >= FIGURES_SECONDS:
             self._figures, self._figures_at = self.models.figures(), now
         self.status = EngineStatus(state, beat=now, detail=detail, figures=self._figures)
-
-    def _step(self, model: EngineModel) -> None:
-        try:
-            self.models.step(model)
-        except Exception as error:
-            log.warning("a scheduler step failed", exc_info=True)
-            model.scheduler.recover(error)
 
     def _run_commands(self) -> bool:
         """Runs what other threads have sent. Returns once a model, a chore or idle work can go on. False: stop."""
@@ -361,12 +358,6 @@ def _caught(function: Callable[[], Any]) -> Any:
     except Exception as error:
         log.warning("a call on the model thread failed", exc_info=True)
         return error
-
-
-def _refused(error: Exception) -> StartLLMError:
-    if isinstance(error, StartLLMError):
-        return error
-    return Internal(f"The request cannot be run: {type(error).__name__}: {error}")
 
 
 def _not_loaded(model: str) -> str:

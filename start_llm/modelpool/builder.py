@@ -143,7 +143,7 @@ class ModelBuilder:
             loaded = self._shaped(settings, loaded)
             shared.place(model, loaded.weights)
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), checker(loaded), self._say)
-            if len(shared) == 0:
+            if not shared.guards:
                 self._wired = wire_weights(settings.wired_limit, self._device)
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
             drafts = None

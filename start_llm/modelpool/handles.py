@@ -13,7 +13,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_tokens
+from start_llm.engine.decode.sampling import check_tokens
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime
 from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
@@ -68,8 +68,9 @@ def make_handle(
     opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
 
     def check(request: ChatRequest) -> None:
-        check_logit_bias(request.sampling, size)
-        check_prompt_tokens(request.prompt, size)
+        check_tokens("logit_bias", (token for token, _ in request.sampling.logit_bias), size)
+        if isinstance(request.prompt, tuple):
+            check_tokens("prompt", request.prompt, size, code="invalid_value")
 
     return ModelHandle(
         name=loaded.name,

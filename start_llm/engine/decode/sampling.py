@@ -12,7 +12,7 @@ and min-p cut the candidates at temperature 1, then temperature spreads what is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -38,26 +38,12 @@ _LONGEST_WINDOW = 1 << 24  # tokens a penalty may look back; longer than any con
 LOWEST_LOGPROB = -9999.0  # what is reported for an impossible token; JSON has no minus infinity
 
 
-def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
-    """Raises BadRequest for a token id that the model does not have."""
-    for token, _ in sampling.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise BadRequest(
-                f"logit_bias names token {token}; this model has tokens 0 to {vocab_size - 1}.", param="logit_bias"
-            )
-
-
-def check_prompt_tokens(prompt: str | tuple[int, ...] | None, vocab_size: int) -> None:
-    """Raises BadRequest for a raw prompt's token id that the model does not have: looking it up ends the process."""
-    if prompt is None or isinstance(prompt, str):
-        return
-    strange = next((token for token in prompt if not 0 <= token < vocab_size), None)
+def check_tokens(param: str, tokens: Iterable[int], vocab_size: int, code: str | None = None) -> None:
+    """Raises BadRequest for a token id that the model does not have: looking it up would end the process."""
+    strange = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if strange is not None:
-        raise BadRequest(
-            f"prompt names token {strange}; this model has tokens 0 to {vocab_size - 1}.",
-            param="prompt",
-            code="invalid_value",
-        )
+        message = f"{param} names token {strange}; this model has tokens 0 to {vocab_size - 1}."
+        raise BadRequest(message, param=param, code=code)
 
 
 def make_sampler(sampling: Sampling, drawn: int = 0) -> Sampler:

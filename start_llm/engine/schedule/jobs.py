@@ -64,12 +64,6 @@ class Job:
         return len(self.tokens) - (self.pending is None and not self.idle)
 
     @property
-    def must_wait(self) -> bool:
-        """False once its leader got there or is gone, and for a job without one."""
-        leader = self.leader
-        return leader is not None and leader.stage is Stage.PREFILL and leader.position < self.leader_until
-
-    @property
     def length(self) -> int:
         """Tokens of the prompt and of the answer so far."""
         return len(self.work.prompt.tokens) + len(self.generated)

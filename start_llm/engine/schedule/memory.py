@@ -25,6 +25,7 @@ class SharedMemory:
             comes later.
 
     Attributes:
+        guards: of the models that share.
         running: bytes of KV that running requests hold. Any thread.
         weight_bytes: what all weights take; those that models share once. Any thread.
     """
@@ -32,12 +33,8 @@ class SharedMemory:
     def __init__(self, usable: int, most_stored: int | None, reclaim: Callable[[int], bool]) -> None:
         self._usable, self._most_stored, self.reclaim = usable, most_stored, reclaim
         self._weights: dict[str, Weights] = {}
-        self._guards: list[MemoryGuard] = []
+        self.guards: list[MemoryGuard] = []
         self.running = self.weight_bytes = 0
-
-    def __len__(self) -> int:
-        """Models that share."""
-        return len(self._guards)
 
     @property
     def total(self) -> int:
@@ -66,30 +63,21 @@ class SharedMemory:
 
     def beside(self, guard: MemoryGuard) -> int:
         """Bytes that requests of other models hold."""
-        return sum(other.held_bytes for other in self._guards if other is not guard)
-
-    def join(self, guard: MemoryGuard) -> None:
-        self._guards.append(guard)
-        if len(self._guards) > 1:
-            self.apply()
-
-    def part(self, guard: MemoryGuard) -> None:
-        self._guards.remove(guard)
-        self.apply()
+        return sum(other.held_bytes for other in self.guards if other is not guard)
 
     def apply(self) -> None:
         """Gives each store its bytes. To be called whenever something has changed."""
-        self.running = sum(guard.held_bytes for guard in self._guards)
+        self.running = sum(guard.held_bytes for guard in self.guards)
         total = self.total
-        if not total or not self._guards:
+        if not total or not self.guards:
             return
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
-        if len(self._guards) == 1:
-            self._guards[0].store.set_budget(pot)
+        if len(self.guards) == 1:
+            self.guards[0].store.set_budget(pot)
             return
-        sure = pot // len(self._guards)
-        stored = {id(guard): guard.store.nbytes for guard in self._guards}
-        for guard in self._guards:
+        sure = pot // len(self.guards)
+        stored = {id(guard): guard.store.nbytes for guard in self.guards}
+        for guard in self.guards:
             others = sum(stored.values()) - stored[id(guard)]
             guard.store.set_budget(max(sure, pot - others))
             stored[id(guard)] = guard.store.nbytes
@@ -106,7 +94,9 @@ class MemoryGuard:
     def __init__(self, store: GuardedStore, shared: SharedMemory) -> None:
         self.store, self._shared = store, shared
         self._held: dict[str, int] = {}
-        self._shared.join(self)
+        shared.guards.append(self)
+        if len(shared.guards) > 1:
+            shared.apply()
 
     @property
     def held_bytes(self) -> int:
@@ -172,7 +162,8 @@ class MemoryGuard:
 
     def close(self) -> None:
         """The model goes: what it had is the others'."""
-        self._shared.part(self)
+        self._shared.guards.remove(self)
+        self._shared.apply()
 
     def _bytes(self, held: Iterable[int]) -> int:
         rows = list(held)

@@ -60,8 +60,7 @@ class Prefill:
             self.seconds_per_token = 0.8 * usual + 0.2 * cost if usual else cost
             self.steps.measure(end - before, end, seconds, nbytes)
             job.prefilled(end - before)
-        if job.pauses and job.position == job.pauses[0]:
-            job.pauses.pop(0)
+        if job.position in job.pauses[:1]:
             self.keep(job)
         return end - before
 
@@ -206,7 +205,10 @@ class Prompts:
 
     def released(self) -> list[Job]:
         """Jobs that waited for another one's KV, which is there now or will not come."""
-        return [job for job in self._jobs if job.leader is not None and not job.must_wait]
+        followers = [(job, job.leader) for job in self._jobs if job.leader is not None]
+        return [
+            job for job, leader in followers if leader.stage is not Stage.PREFILL or leader.position >= job.leader_until
+        ]
 
     def _follow(self, job: Job, stored: int) -> bool:
         """Makes `job` wait if another one is computing more of its prompt than the `stored` tokens.

@@ -18,8 +18,7 @@ from start_llm.engine.decode.sampling import (
     LOWEST_LOGPROB,
     LogprobTap,
     candidates,
-    check_logit_bias,
-    check_prompt_tokens,
+    check_tokens,
     make_processors,
     make_sampler,
     top_logprobs,
@@ -180,12 +179,13 @@ def test_logit_bias_bans_and_forces(model: Any) -> None:
     assert set(run(model, [job(forced)])[0][0]) == {77}
 
 
-def test_logit_bias_of_an_unknown_token_is_refused() -> None:
-    check_logit_bias(replace(PLAIN, logit_bias=((0, 1.0), (VOCAB - 1, 1.0))), VOCAB)
-    for token in (-1, VOCAB):
-        with pytest.raises(BadRequest, match=f"token {token}.*0 to 299") as caught:
-            check_logit_bias(replace(PLAIN, logit_bias=((token, 1.0),)), VOCAB)
-        assert caught.value.param == "logit_bias"
+def test_tokens_that_the_model_does_not_have_are_refused() -> None:
+    check_tokens("logit_bias", (), VOCAB)
+    check_tokens("logit_bias", (0, VOCAB - 1), VOCAB)
+    for token in (-1, VOCAB, 10**9):
+        with pytest.raises(BadRequest, match=f"^prompt names token {token}; .* 0 to 299") as caught:
+            check_tokens("prompt", (1, token, 2), VOCAB, code="invalid_value")
+        assert (caught.value.param, caught.value.code) == ("prompt", "invalid_value")
 
 
 # --- logprobs ---
@@ -230,11 +230,3 @@ def test_the_tap_gives_the_models_own_distribution_for_every_reported_token(mode
             assert found.token == tokens[step]
             assert found.logprob == pytest.approx(expected.logprob, abs=1e-3)
             assert [v for _, v in found.top] == pytest.approx([v for _, v in expected.top], abs=1e-3)
-
-
-def test_raw_prompts_hold_only_tokens_that_the_model_has() -> None:
-    for prompt in (None, "text", (), (0, VOCAB - 1)):
-        check_prompt_tokens(prompt, VOCAB)
-    for token in (VOCAB, 10**9):
-        with pytest.raises(BadRequest, match=f"prompt names token {token}; .* 0 to {VOCAB - 1}"):
-            check_prompt_tokens((1, token, 2), VOCAB)
