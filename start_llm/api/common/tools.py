@@ -20,8 +20,7 @@ def tool_of(item: Any, path: str) -> Tool:
     if kind != "function":
         raise NotSupported(f"{path}.type: tools of type {short(kind)} are not supported, only function.", param=path)
     nested = item.get("function")
-    inner = f"{path}.function" if isinstance(nested, dict) else path
-    return function_of(nested if isinstance(nested, dict) else item, inner)
+    return function_of(nested, f"{path}.function") if isinstance(nested, dict) else function_of(item, path)
 
 
 def function_of(item: Any, path: str, schema: str = "parameters") -> Tool:
