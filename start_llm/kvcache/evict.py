@@ -52,13 +52,6 @@ class Eviction:
         if resident.nbytes < before:
             self._kit.free_buffers()
 
-    def thin(self, end: Segment) -> list[Segment]:
-        """Drops the checkpoints that the conversation of a new `end` has outgrown; returns where they were."""
-        outgrown = [] if self._kit.cuttable else thin_after(end, self._config)
-        for segment in outgrown:
-            self._resident.drop_checkpoint(segment)
-        return outgrown
-
     def _expire(self, before: float) -> None:
         """Evicts what was not used since `before`."""
         todo = [s for s in self._resident.tree if s.is_leaf]

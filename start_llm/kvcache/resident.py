@@ -133,18 +133,10 @@ def snapshot(
             break
         places[id(segment)] = len(segments)
         todo += [(child, len(segments)) for child in list(segment.children.values())]
-        segments.append(_seen(segment, parent, now))
+        memory = segment.nbytes if segment.rows is not None else 0
+        age = round(max(now - segment.used, 0.0), 1) if segment.uses else -1.0
+        cost = round(segment.seconds_per_token * segment.length, 3)
+        on_disk = segment.file is not None
+        segments.append(StoredSegment(parent, segment.length, memory, on_disk, age, segment.uses, cost))
     named = [(name, places[id(end)]) for name, at in ends for end in at if id(end) in places]
     return StoredTree(tuple(segments), tuple(named), left_out, token_bytes)
-
-
-def _seen(segment: Segment, parent: int, now: float) -> StoredSegment:
-    return StoredSegment(
-        parent,
-        segment.length,
-        segment.nbytes if segment.rows is not None else 0,
-        segment.file is not None,
-        round(max(now - segment.used, 0.0), 1) if segment.uses else -1.0,
-        segment.uses,
-        round(segment.seconds_per_token * segment.length, 3),
-    )

@@ -26,7 +26,7 @@ from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
-from start_llm.kvcache.evict import Eviction
+from start_llm.kvcache.evict import Eviction, thin_after
 from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions
@@ -48,6 +48,10 @@ class KVStore:
         kit: cuts and rebuilds the model's caches.
         disk: keeps KV beyond memory and beyond the process; the store closes it.
         clock: seconds, never going back.
+
+    Attributes:
+        resident: what is in memory, and what rows take there; only to be looked at.
+        disk: what is on disk.
     """
 
     def __init__(
@@ -60,10 +64,10 @@ class KVStore:
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
-        self._resident = ResidentKV(kit)
-        self.disk = Paging(kit, disk or DiskTier(None), self._resident)
+        self.resident = ResidentKV(kit)
+        self.disk = Paging(kit, disk or DiskTier(None), self.resident)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
-        self._eviction = Eviction(kit, self._resident, self._sessions, config)
+        self._eviction = Eviction(kit, self.resident, self._sessions, config)
         self._swept = clock()
 
     # --- reading ------------------------------------------------------------
@@ -72,23 +76,23 @@ class KVStore:
         """How much of `tokens` could be restored, at most `limit`. Does not change the store."""
         array = self._memo.get(tokens)
         bound = len(array) if limit is None else max(0, min(limit, len(array)))
-        return planner.plan(self._resident.tree.walk(array), bound, self._kit.cuttable)
+        return planner.plan(self.resident.tree.walk(array), bound, self._kit.cuttable)
 
     def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
         """`lookup` for any thread, without delaying the model thread. Does not change the store. Raises TimeoutError:
         the store is being changed all the time."""
-        return self._resident.tree.read_consistently(lambda: self.lookup(tokens, limit))
+        return self.resident.tree.read_consistently(lambda: self.lookup(tokens, limit))
 
     def snapshot(self) -> StoredTree:
         """The whole tree, for people. Any thread; does not change the store. Raises TimeoutError, like `peek`."""
-        tree, token_bytes = self._resident.tree, self._resident.token_bytes
+        tree, token_bytes = self.resident.tree, self.resident.token_bytes
         return tree.read_consistently(lambda: snapshot(tree, self._sessions.ends(), self._clock(), token_bytes))
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
         if self._kit.cuttable:
             return ()
-        match = self._resident.tree.walk(self._memo.get(prompt.tokens))
+        match = self.resident.tree.walk(self._memo.get(prompt.tokens))
         config = self._config
         found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
@@ -107,9 +111,9 @@ class KVStore:
         rows = [segment.rows for segment in path if segment.rows is not None]
         spare = len(whole) - length + _ANSWER_ROOM
         cache, copied = self._kit.build(rows, path[-1].checkpoint, length, spare)
-        self._resident.use(path, self._clock())
+        self.resident.use(path, self._clock())
         path[-1].landed += length == path[-1].end
-        self._resident.counters["copied_bytes"] += copied
+        self.resident.counters["copied_bytes"] += copied
         self.disk.used(path)
         self._eviction.enforce(self._clock())  # what came from disk takes memory
         return Restored(cache, length, copied)
@@ -118,7 +122,7 @@ class KVStore:
         """The segments to restore from, all in memory now; empty if there is nothing to restore."""
         self.disk.forget_lost()
         while True:
-            match = self._resident.tree.walk(tokens)
+            match = self.resident.tree.walk(tokens)
             length = planner.plan(match, limit, self._kit.cuttable).length
             path = [segment for segment in match.path if segment.start < length]
             if self.disk.read(path):
@@ -159,13 +163,15 @@ class KVStore:
         try:
             end = self._insert(array, cache, one_shot, seconds_per_token, checkpoint and not self._kit.cuttable)
         except Unstorable as error:
-            self._resident.counters["refused"] += 1
+            self.resident.counters["refused"] += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
             return
         end.head = end.head or head
         if session is not None and not one_shot:
             self._sessions.add_end(session, end, self._clock())
-        for segment in self._eviction.thin(end):
+        outgrown = [] if self._kit.cuttable else thin_after(end, self._config)
+        for segment in outgrown:
+            self.resident.drop_checkpoint(segment)
             self.disk.thinned(segment)
         self.disk.forget_lost()
         self.disk.stored([*reversed(list(end.ancestors())), end])
@@ -175,7 +181,7 @@ class KVStore:
         self, tokens: Tokens, cache: Sequence[Any], one_shot: bool, seconds_per_token: float, want_state: bool
     ) -> Segment:
         """Adds the path, fills its ghosts from `cache`, returns its end. Unstorable: nothing has changed."""
-        resident = self._resident
+        resident = self.resident
         match = resident.tree.walk(tokens)
         inside = match.length == len(tokens) and match.parted
         if inside and not want_state and match.path[-1].rows is not None:
@@ -201,9 +207,9 @@ class KVStore:
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
-        for segment in self._resident.tree.below(self._memo.get(tokens), length):
+        for segment in self.resident.tree.below(self._memo.get(tokens), length):
             self.disk.given_up(segment)
-            self._resident.drop(segment)
+            self.resident.drop(segment)
 
     def idle(self) -> None:
         """To be called now and then while nothing runs.
@@ -221,22 +227,13 @@ class KVStore:
     def has_room(self, tokens: int) -> bool:
         """Whether `tokens` more fit without pushing out a protected conversation. For work that nobody asked for."""
         protected = self._sessions.protected_bytes(self._clock())
-        return protected + self._resident.estimate(tokens) <= self._eviction.budget_bytes
+        return protected + self.resident.estimate(tokens) <= self._eviction.budget_bytes
 
     def learn(self, tokens: int, cache: Sequence[Any]) -> None:
         """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored. Raises
         Unstorable: a layer of it cannot be stored."""
         checkpoint = None if self._kit.cuttable else self._kit.checkpoint(cache)
-        self._resident.learn(self._kit.slice(cache, 0, tokens), checkpoint)
-
-    def estimate(self, tokens: int) -> int:
-        """Bytes of KV of so many tokens, judged by what was stored or learnt so far; 0 before that."""
-        return self._resident.estimate(tokens)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are stored in memory."""
-        return self._resident.nbytes
+        self.resident.learn(self._kit.slice(cache, 0, tokens), checkpoint)
 
     def set_budget(self, budget_bytes: int) -> None:
         """From now on at most so many bytes in memory."""
@@ -245,9 +242,9 @@ class KVStore:
 
     def clear(self) -> None:
         """Forgets everything that is in memory only."""
-        self._resident.drop_all()
+        self.resident.drop_all()
         self._sessions.clear()
-        self._resident.forget_ghosts(0)
+        self.resident.forget_ghosts(0)
         self._kit.free_buffers()
 
     def stats(self) -> dict[str, int]:
@@ -256,7 +253,7 @@ class KVStore:
         `leaves` are ends of conversations, `checkpoints` restore points of layers that cannot be cut, `ghost_tokens`
         those that are remembered without KV.
         """
-        resident = self._resident
+        resident = self.resident
         segments = [segment for segment in resident.tree if segment.rows is not None]
         checkpoints = [segment.checkpoint_bytes for segment in segments if segment.checkpoint is not None]
         return {

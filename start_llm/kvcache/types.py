@@ -22,8 +22,6 @@ class Slices:
         arrays: per cut layer (keys, values), each [1, heads, length, dim], or for quantised rows
             (keys, scales, biases, values, scales, biases).
         forms: per cut layer.
-        length: tokens.
-        nbytes: of all arrays.
     """
 
     arrays: tuple[tuple[Any, ...], ...]

@@ -154,6 +154,10 @@ class FakeStore:
     def idle(self) -> None:
         pass
 
+    @property
+    def resident(self) -> FakeStore:
+        return self
+
     def estimate(self, tokens: int) -> int:
         return tokens * self.token_bytes
 

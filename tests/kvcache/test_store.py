@@ -251,13 +251,13 @@ def test_memory_of_evicted_kv_goes_back_to_the_system(how: str) -> None:
 
 def test_a_row_is_estimated_by_what_was_stored() -> None:
     store = store_of()
-    assert store.estimate(1000) == 0
+    assert store.resident.estimate(1000) == 0
     put(store, run(0, 50))
-    assert store.estimate(1000) == 1000 * TOKEN_BYTES
+    assert store.resident.estimate(1000) == 1000 * TOKEN_BYTES
     hybrid = store_of(hybrid=True)
     put(hybrid, run(0, 50), hybrid=True)
     put(hybrid, run(0, 52), hybrid=True)  # shares most of its window with the checkpoint before
-    assert hybrid.estimate(1000) == 1000 * TOKEN_BYTES + STATE_BYTES
+    assert hybrid.resident.estimate(1000) == 1000 * TOKEN_BYTES + STATE_BYTES
 
 
 def test_evicted_text_is_remembered_within_bounds() -> None:
@@ -368,17 +368,17 @@ def check_lookup(store: KVStore, stored: list[list[int]], tokens: list[int], hyb
 
 def held_bytes(store: KVStore) -> int:
     """Counted afresh: rows, states, and every shared piece once."""
-    checkpoints = [s.checkpoint for s in store._resident.tree if s.checkpoint is not None]
+    checkpoints = [s.checkpoint for s in store.resident.tree if s.checkpoint is not None]
     pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
     return (
-        sum(s.nbytes - s.checkpoint_bytes for s in store._resident.tree)
+        sum(s.nbytes - s.checkpoint_bytes for s in store.resident.tree)
         + sum(c.own_bytes for c in checkpoints)
         + sum(pieces.values())
     )
 
 
 def check_accounts(store: KVStore, budget_tokens: int) -> None:
-    segments = list(store._resident.tree)
+    segments = list(store.resident.tree)
     assert store.stats()["bytes"] == held_bytes(store) <= budget_tokens * TOKEN_BYTES
     assert store.stats()["ghost_tokens"] == sum(len(s.tokens) for s in segments if s.rows is None)
     for segment in segments:

@@ -93,12 +93,12 @@ class GuardedStore:
         self._or(None, self._store.learn, tokens, cache)
 
     def estimate(self, tokens: int) -> int:
-        return self._or(0, self._store.estimate, tokens)
+        return self._or(0, self._store.resident.estimate, tokens)
 
     @property
     def nbytes(self) -> int:
         """Bytes of KV in memory."""
-        return self._or(0, lambda: self._store.nbytes, method="nbytes")
+        return self._or(0, lambda: self._store.resident.nbytes, method="nbytes")
 
     def set_budget(self, budget_bytes: int) -> None:
         self._or(None, self._store.set_budget, budget_bytes)

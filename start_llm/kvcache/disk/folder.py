@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 from start_llm.files.locks import FileLock
-from start_llm.kvcache.disk.format import FileHead, StoredPiece, encode, is_file_name, read_head
+from start_llm.kvcache.disk.format import FILE_NAME, StoredPiece, encode, read_body, read_head
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class DiskFolder:
 
     Attributes:
         files: by name; only to be looked at.
+        lock: it stands while the folder is the one that was opened, and not deleted or replaced.
 
     Raises:
         OSError: it cannot be opened now, or another process uses it.
@@ -86,7 +87,7 @@ class DiskFolder:
         lock = _take_lock(self._root)
         if lock is None:
             raise OSError(f"{self._root} is used by another server")
-        self._lock = lock
+        self.lock = lock
         try:
             found = self._load()
             self._other_models = _models_beside(self._root)
@@ -107,7 +108,8 @@ class DiskFolder:
         if name not in self.files:
             return None
         with _open(self._root / name) as stream:
-            return self._head(stream, name).read_body(stream)
+            _, layout_bytes, sha256 = read_head(stream, name, self._model)
+            return read_body(stream, layout_bytes, sha256)
 
     def write(self, piece: StoredPiece, layout: str, arrays: bytes) -> int | None:
         """Returns the bytes of the whole file; ``None`` if what it stands on has gone."""
@@ -138,7 +140,7 @@ class DiskFolder:
         """Removes the file and all that stands on it."""
         todo = [name]
         for gone in todo:
-            if is_file_name(gone):
+            if FILE_NAME.fullmatch(gone):
                 remove_anything(self._root / gone)
             if (file := self.files.pop(gone, None)) is not None:
                 self.nbytes -= file.nbytes
@@ -157,12 +159,8 @@ class DiskFolder:
         gone, self._gone = self._gone, set()
         return gone
 
-    def stands(self) -> bool:
-        """Whether the folder is still the one that was opened, and not deleted or replaced."""
-        return self._lock.stands()
-
     def close(self) -> None:
-        self._lock.drop()
+        self.lock.drop()
 
     # --- inside -------------------------------------------------------------------
 
@@ -171,11 +169,12 @@ class DiskFolder:
         found: list[tuple[StoredPiece, int, int]] = []
         damaged, earlier = [], 0
         for entry in os.scandir(self._root):
-            if is_file_name(entry.name):
+            if FILE_NAME.fullmatch(entry.name):
                 try:
                     with _open(self._root / entry.name) as stream:
+                        piece, _, _ = read_head(stream, entry.name, self._model)
                         about = os.fstat(stream.fileno())
-                        found.append((self._head(stream, entry.name).piece, about.st_size, about.st_mtime_ns))
+                        found.append((piece, about.st_size, about.st_mtime_ns))
                 except (OSError, ValueError) as error:
                     if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
                         raise
@@ -202,12 +201,6 @@ class DiskFolder:
             else:
                 remove_anything(self._root / name)
         return list(entered.values())
-
-    def _head(self, stream: BinaryIO, name: str) -> FileHead:
-        about = os.fstat(stream.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("not a file")
-        return read_head(stream, about.st_size, name, self._model)
 
     def _enter(self, piece: StoredPiece, nbytes: int, used: int) -> None:
         file = self.files.setdefault(piece.name, _File(0, piece.start, piece.above, used))

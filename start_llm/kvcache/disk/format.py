@@ -13,7 +13,9 @@ The metadata of safetensors would be no place for them: it is JSON text without 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 import struct
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -25,7 +27,8 @@ _MAGIC = b"sllmKV\x00\x01"  # the last byte is the version: other versions are n
 _HEADER = struct.Struct("<8s32s32s96sQQdQQ32s")
 _CHECKSUM = 32
 _TOKEN = 4  # bytes
-_NAME = re.compile(r"[rc][0-9]{1,12}-[0-9a-f]{64}\.kv")
+FILE_NAME = re.compile(r"[rc][0-9]{1,12}-[0-9a-f]{64}\.kv")
+"""Names that this program could have given a file of stored KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,6 @@ class StoredPiece:
         return self.start + len(self.tokens) // _TOKEN
 
 
-def is_file_name(name: str) -> bool:
-    """Whether this program could have given a file of stored KV this name."""
-    return _NAME.fullmatch(name) is not None
-
-
 def encode(piece: StoredPiece, model: bytes, layout: str, arrays: bytes) -> list[bytes]:
     """The parts of the file. `model`: 32 bytes that name what the KV depends on."""
     text = layout.encode()
@@ -72,46 +70,33 @@ def encode(piece: StoredPiece, model: bytes, layout: str, arrays: bytes) -> list
     return [header, hashlib.sha256(header + piece.tokens).digest(), piece.tokens, text, arrays]
 
 
-@dataclass(frozen=True, slots=True)
-class FileHead:
-    """A file's piece, and what is known of the bytes behind it."""
-
-    piece: StoredPiece
-    layout_bytes: int
-    array_bytes: int
-    sha256: bytes
-
-    def read_body(self, stream: BinaryIO) -> tuple[str, bytes]:
-        """(layout, arrays), from where `read_head` has left the stream. Raises ValueError: not what was written."""
-        layout, arrays = stream.read(self.layout_bytes), stream.read(self.array_bytes)
-        body = hashlib.sha256(layout)
-        body.update(arrays)
-        if body.digest() != self.sha256:
-            raise ValueError("wrong checksum")
-        return layout.decode(), arrays
-
-
-def read_head(stream: BinaryIO, nbytes: int, name: str, model: bytes) -> FileHead:
-    """
-    Args:
-        nbytes: of the whole file.
-        name: of the file.
-        model: see `encode`.
-
-    Raises:
-        ValueError: this is not what was written under this name for this model.
-    """
+def read_head(stream: BinaryIO, name: str, model: bytes) -> tuple[StoredPiece, int, bytes]:
+    """What the file holds, the bytes of its layout, and the checksum of its layout and arrays. `model`: see `encode`.
+    Raises ValueError: this is not what was written under this name for this model."""
+    about = os.fstat(stream.fileno())
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError("not a file")
     header, checksum = stream.read(_HEADER.size), stream.read(_CHECKSUM)
     if len(checksum) != _CHECKSUM or not header.startswith(_MAGIC):
         raise ValueError("no file of this version")
     _, of_model, digest, above, start, count, seconds, layout_bytes, array_bytes, sha256 = _HEADER.unpack(header)
     size = _HEADER.size + _CHECKSUM + count * _TOKEN + layout_bytes + array_bytes
-    if size != nbytes:
-        raise ValueError(f"{nbytes} bytes, not {size}")
+    if size != about.st_size:
+        raise ValueError(f"{about.st_size} bytes, not {size}")
     tokens = stream.read(count * _TOKEN)
     if hashlib.sha256(header + tokens).digest() != checksum:
         raise ValueError("wrong checksum of its header")
     piece = StoredPiece(digest, above.rstrip(b"\0").decode(), start, tokens, seconds)
     if piece.name != name or of_model != model:
         raise ValueError("another file's content")
-    return FileHead(piece, layout_bytes, array_bytes, sha256)
+    return piece, layout_bytes, sha256
+
+
+def read_body(stream: BinaryIO, layout_bytes: int, sha256: bytes) -> tuple[str, bytes]:
+    """(layout, arrays), from where `read_head` has left the stream. Raises ValueError: not what was written."""
+    layout, arrays = stream.read(layout_bytes), stream.read()
+    body = hashlib.sha256(layout)
+    body.update(arrays)
+    if body.digest() != sha256:
+        raise ValueError("wrong checksum")
+    return layout.decode(), arrays

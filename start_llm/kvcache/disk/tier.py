@@ -227,7 +227,7 @@ class DiskTier:
         if folder is None:
             return
         gone = folder.take_gone()
-        stands = folder.stands()
+        stands = folder.lock.stands()
         if not stands:
             log.warning("the folder of stored KV was taken away; it is begun afresh")
             gone.update(folder.files)
