@@ -20,7 +20,7 @@ from start_llm.chat.handle import WAIT_SECONDS, Lease, still_loading
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.events import Progress
 from start_llm.core.limits import RECORDED
-from start_llm.core.media import AudioTask, Hints, Sound, SoundForm, Transcript
+from start_llm.core.media import AudioTask, Computation, Hints, Sound, SoundForm, Transcript
 from start_llm.core.settings import Settings
 from start_llm.embeddings.checkpoint import whole_encoder
 from start_llm.engine.thread import EngineThread
@@ -110,13 +110,13 @@ class AudioService:
                 raise self._problems[task].again() from None
             raise
 
-    def transcribe(self, model: str, file: bytes, hints: Hints) -> AudioWork[Transcript]:
+    def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Transcript]:
         """`model`: as `named` says."""
-        return AudioWork(self._transcribe(model, file, hints))
+        return Computation(self._transcribe(model, file, hints))
 
-    def speak(self, model: str, text: str, form: SoundForm) -> AudioWork[bytes]:
+    def speak(self, model: str, text: str, form: SoundForm) -> Computation[bytes]:
         """`text` is not blank. The result is a file."""
-        return AudioWork(self._speak(model, text, form))
+        return Computation(self._speak(model, text, form))
 
     def figures(self) -> dict[str, float]:
         """Totals, by the names that `/metrics` shows."""
@@ -163,18 +163,6 @@ class AudioService:
             with contextlib.suppress(StartLLMError):  # the thread has ended, or hangs: nothing will be computed there
                 self._thread.chore(_ending(work))
             raise
-
-
-class AudioWork[Result]:
-    """Implements `core.media.Computation`."""
-
-    result: Result
-
-    def __init__(self, work: Generator[Progress, None, Result]) -> None:
-        self._work = work
-
-    def __iter__(self) -> Generator[Progress]:
-        self.result = yield from self._work
 
 
 def pieces_of(text: str) -> list[str]:

@@ -70,15 +70,10 @@ class _Decoded:
 
 @dataclass(slots=True)
 class _Story:
-    """What was heard so far.
+    """What was heard so far."""
 
-    Attributes:
-        tokens: the client's prompt, then all segments'.
-        since: from which of them on the next window is told.
-    """
-
-    tokens: list[int]
-    since: int = 0
+    tokens: list[int]  # the client's prompt, then all segments'
+    since: int = 0  # from which of them on the next window is told
     segments: list[TranscriptSegment] = field(default_factory=list)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from start_llm.core.events import Progress
 
@@ -15,8 +15,8 @@ SoundForm = Literal["mp3", "wav", "flac", "opus", "pcm"]
 """``pcm``: 16 bits, little-endian, 24,000 samples a second, as OpenAI's has."""
 
 
-class Computation[Result](Protocol):
-    """Work on its way, a step of the model for each part. `result` is there when the parts are over.
+class Computation[Result]:
+    """Work on its way, a step of the model for each part. `result`, what `work` returns, is there when they are over.
 
     The parts count tokens of texts to encode, seconds of a recording, or pieces of a text to speak.
     The iteration raises BadRequest (it is no audio, or too long), OutOfMemory, Unavailable, NotSupported.
@@ -24,75 +24,53 @@ class Computation[Result](Protocol):
 
     result: Result
 
-    def __iter__(self) -> Iterator[Progress]: ...
+    def __init__(self, work: Generator[Progress, None, Result]) -> None:
+        self._work = work
+
+    def __iter__(self) -> Generator[Progress]:
+        self.result = yield from self._work
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """
-    Attributes:
-        vectors: (texts, dimensions), float32, each of length 1.
-        tokens: of all texts together, special tokens included.
-        cut: texts that were too long, so that their vectors tell of their beginning only.
-    """
-
-    vectors: Any
-    tokens: int
-    cut: int = 0
+    vectors: Any  # (texts, dimensions), float32, each of length 1
+    tokens: int  # of all texts together, special tokens included
+    cut: int = 0  # texts that were too long, so that their vectors tell of their beginning only
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a client knows of its recording.
+    """What a client knows of its recording."""
 
-    Attributes:
-        language: a code (``en``) or a name (``english``); ``None``: it is found out.
-        prompt: what was said before, or words that are going to be said; empty: nothing.
-        temperature: 0: none, and more of it by steps where the text repeats itself or is unsure.
-    """
-
-    language: str | None = None
-    prompt: str = ""
-    temperature: float = 0.0
+    language: str | None = None  # a code (``en``) or a name (``english``); ``None``: it is found out
+    prompt: str = ""  # what was said before, or words that are going to be said; empty: nothing
+    temperature: float = 0.0  # 0: none, and more of it by steps where the text repeats itself or is unsure
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSegment:
-    """A stretch of a transcript.
+    """A stretch of a transcript."""
 
-    Attributes:
-        seek: where the window began that it was heard in, in hundredths of a second.
-        start, end: seconds.
-        temperature: that it was decoded with.
-        avg_logprob: mean log probability of its window's tokens; NaN: not known.
-        compression_ratio: of its window's text, by zlib.
-        no_speech_prob: that nobody speaks in its window; NaN: not known.
-    """
-
-    seek: int
-    start: float
+    seek: int  # where the window began that it was heard in, in hundredths of a second
+    start: float  # seconds
     end: float
     text: str
     tokens: tuple[int, ...]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
+    temperature: float  # that it was decoded with
+    avg_logprob: float  # mean log probability of its window's tokens; NaN: not known
+    compression_ratio: float  # of its window's text, by zlib
+    no_speech_prob: float  # that nobody speaks in its window; NaN: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """`language`: its code; `seconds`: of the recording."""
-
     text: str
-    language: str
-    seconds: float
+    language: str  # its code
+    seconds: float  # of the recording
     segments: tuple[TranscriptSegment, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """`samples`: float32 in -1 to 1, one channel; `rate` of them a second."""
-
-    samples: Any
-    rate: int
+    samples: Any  # float32 in -1 to 1, one channel
+    rate: int  # samples a second

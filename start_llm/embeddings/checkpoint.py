@@ -31,24 +31,15 @@ _SHIFTED = frozenset({"xlm-roberta", "roberta"})
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """
-    Attributes:
-        name: the folder's, or the repository's without its owner.
-        pooling: how the tokens' vectors become the text's; ``None``: as the architecture does it.
-        most_tokens: of a text, special tokens included.
-        vocabulary: token ids are below it.
-        before, after: special tokens around every text.
-    """
-
-    name: str
+    name: str  # the folder's, or the repository's without its owner
     folder: Path
     config: dict[str, Any]
     tokenizer: Tokenizer
-    pooling: Pooling | None
-    most_tokens: int
-    vocabulary: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    pooling: Pooling | None  # how the tokens' vectors become the text's; ``None``: as the architecture does it
+    most_tokens: int  # of a text, special tokens included
+    vocabulary: int  # token ids are below it
+    before: tuple[int, ...]  # special tokens in front of every text
+    after: tuple[int, ...]  # special tokens behind every text
     weight_bytes: int
 
     def tokens_of(self, ids: Sequence[int]) -> tuple[int, ...]:

@@ -33,22 +33,15 @@ def is_installed() -> bool:
 
 
 class Encoder:
-    """A loaded encoder. Model thread only, but for the attributes.
+    """A loaded encoder. Model thread only, but for the attributes."""
 
-    Attributes:
-        dimensions: of its vectors.
-        size: tokens that the next batch may have, padding included.
-        pads: texts of different lengths may share a batch.
-        nbytes: 0: its weights take none of the memory that models share. They were set aside at the start.
-    """
-
-    nbytes = 0
+    nbytes = 0  # its weights take none of the memory that models share: they were set aside at the start
 
     def __init__(self, model: Any, files: EncoderFiles) -> None:
         self._model, self._pooling = model, files.pooling
-        self.size, self._seconds = FIRST, 0.0
-        self.dimensions = 0
-        self.pads = True
+        self.size, self._seconds = FIRST, 0.0  # tokens that the next batch may have, padding included; cost of one
+        self.dimensions = 0  # of its vectors
+        self.pads = True  # texts of different lengths may share a batch
         self._look(files)
 
     def _look(self, files: EncoderFiles) -> None:

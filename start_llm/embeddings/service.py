@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from start_llm.chat.handle import Lease, loaded
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.events import Progress
 from start_llm.core.limits import EMBEDDED_TOKENS
-from start_llm.core.media import Encoded, Text
+from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.embeddings.checkpoint import EncoderFiles, read_encoder, whole_encoder
@@ -86,7 +86,9 @@ class EncoderService:
         message = f"model={asked[:200]!r}: the embedding model of this server is {files.name!r}."
         raise NotFound(message, param="model", code="model_not_found")
 
-    def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> Batches:
+    def encode(
+        self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None
+    ) -> Computation[Encoded]:
         """Checks the texts; the iteration computes. Raises BadRequest, NotSupported, Unavailable, OutOfMemory.
 
         Args:
@@ -110,7 +112,27 @@ class EncoderService:
             raise BadRequest(f"dimensions={dimensions}: {allowed}", param="dimensions")
         with self._counting:
             self._texts, self._tokens = self._texts + len(rows), self._tokens + total
-        return Batches(rows, cut, encoder, self._thread, dimensions)
+        return Computation(self._batches(rows, cut, encoder, dimensions or encoder.dimensions))
+
+    def _batches(
+        self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, dimensions: int
+    ) -> Generator[Progress, None, Encoded]:
+        """Texts of about the same length share a step."""
+        found, done = Encoded(np.zeros((len(rows), dimensions), np.float32), sum(map(len, rows)), cut), 0
+        waiting = deque(sorted(range(len(rows)), key=lambda index: len(rows[index])))
+        while waiting:
+            batch = [waiting.popleft()]
+            while waiting and _fits(encoder, len(batch) + 1, len(rows[batch[0]]), len(rows[waiting[0]])):
+                batch.append(waiting.popleft())
+            chosen = [rows[index] for index in batch]
+            vectors = self._thread.chore(_step(encoder, chosen))
+            if dimensions != encoder.dimensions:
+                vectors = vectors[:, :dimensions]
+                vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            found.vectors[batch] = vectors
+            done += sum(map(len, chosen))
+            yield Progress(done, found.tokens)
+        return found
 
     def cards(self) -> tuple[ModelCard, ...]:
         files = self._files
@@ -179,37 +201,9 @@ def _too_long(param: str, tokens: int, files: EncoderFiles, *, at_least: bool = 
     return BadRequest(f"{param}: {why}; {remedy}", param=param, code=ContextLengthExceeded.code)
 
 
-class Batches:
-    """Implements `core.media.Computation`: texts of about the same length share a step."""
-
-    def __init__(
-        self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, thread: EngineThread, dimensions: int | None
-    ) -> None:
-        self._rows, self._encoder, self._thread = rows, encoder, thread
-        self._dimensions = dimensions or encoder.dimensions
-        self.result = Encoded(np.zeros((len(rows), self._dimensions), np.float32), sum(map(len, rows)), cut)
-
-    def __iter__(self) -> Iterator[Progress]:
-        rows, done = self._rows, 0
-        waiting = deque(sorted(range(len(rows)), key=lambda index: len(rows[index])))
-        while waiting:
-            batch = [waiting.popleft()]
-            while waiting and self._fits(len(batch) + 1, len(rows[batch[0]]), len(rows[waiting[0]])):
-                batch.append(waiting.popleft())
-            chosen = [rows[index] for index in batch]
-            self.result.vectors[batch] = self._cut(self._thread.chore(_step(self._encoder, chosen)))
-            done += sum(map(len, chosen))
-            yield Progress(done, self.result.tokens)
-
-    def _fits(self, texts: int, shortest: int, longest: int) -> bool:
-        """Whether so many texts may share a step; lengths in tokens."""
-        return texts * longest <= self._encoder.size and (self._encoder.pads or longest == shortest)
-
-    def _cut(self, vectors: Any) -> Any:
-        if self._dimensions == self._encoder.dimensions:
-            return vectors
-        cut = vectors[:, : self._dimensions]
-        return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+def _fits(encoder: Encoder, texts: int, shortest: int, longest: int) -> bool:
+    """Whether so many texts may share a step; lengths in tokens."""
+    return texts * longest <= encoder.size and (encoder.pads or longest == shortest)
 
 
 def _step(encoder: Encoder, rows: Sequence[tuple[int, ...]]) -> Generator[float, None, Any]:
