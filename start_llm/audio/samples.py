@@ -7,7 +7,6 @@ other decoders (ffmpeg) read playlists, and with them other files.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +15,10 @@ from typing import Any
 import numpy as np
 
 from start_llm.audio.decoder import Decoder, NotDecoded
-from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.errors import BadRequest
 from start_llm.core.media import Sound, SoundForm
 
 LIBRARY = "mlx_audio"
-NOT_INSTALLED = (
-    "Speech is an extra that is not installed. In the folder of the clone (uv tool install takes the same words): "
-    "pip install '.[audio]' -c constraints.txt"
-)
 RATE = 16000
 """Samples a second, as the models that listen want them."""
 SPOKEN_RATE = 24000
@@ -54,16 +49,6 @@ class Recording:
     @property
     def seconds(self) -> float:
         return self.frames / self.rate
-
-
-def is_installed() -> bool:
-    return importlib.util.find_spec(LIBRARY) is not None
-
-
-def check_installed() -> None:
-    """Raises NotSupported, which says how the extra is installed."""
-    if not is_installed():
-        raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
 
 
 def look_at(data: bytes, param: str) -> Recording:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from start_llm.audio.samples import RATE, check_installed, encode, look_at, samples_of
+from start_llm.audio.samples import LIBRARY, RATE, encode, look_at, samples_of
 from start_llm.chat.handle import WAIT_SECONDS, Lease, still_loading
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.events import Progress
@@ -26,6 +26,7 @@ from start_llm.embeddings.checkpoint import whole_encoder
 from start_llm.engine.thread import EngineThread
 from start_llm.models.checkpoint import SETTINGS, architectures_of, read_config, task_of
 from start_llm.models.pull import find_folder
+from start_llm.models.stepwise import check_installed
 
 STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""
@@ -84,7 +85,7 @@ class AudioService:
             if source is None:
                 continue
             try:
-                check_installed()
+                check_installed(LIBRARY)
                 config = read_config(find_folder(source, SETTINGS[task], progress, whole_encoder))
                 if task_of(config) != task:
                     why = (
@@ -102,7 +103,7 @@ class AudioService:
 
     def named(self, asked: str, task: AudioTask) -> str:
         """The name of the model that `asked` means for this task. Raises BadRequest, NotFound, NotSupported."""
-        check_installed()
+        check_installed(LIBRARY)
         try:
             return self._models.audio_name(asked, task)
         except (NotFound, NotSupported):

@@ -6,7 +6,6 @@ Weights are read in pieces, texts go through the model in small batches. Between
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import time
 from collections.abc import Generator, Sequence
 from functools import partial
@@ -26,10 +25,6 @@ FIRST, MOST = 512, 16384
 """Tokens of the first batch, and of any batch; padding included. A text that is longer is a batch by itself."""
 _SAME = 0.999
 _NEWEST = 0.5  # weight of the last batch in the average
-
-
-def is_installed() -> bool:
-    return importlib.util.find_spec(LIBRARY) is not None
 
 
 class Encoder:

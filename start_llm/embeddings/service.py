@@ -24,14 +24,11 @@ from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.embeddings.checkpoint import EncoderFiles, read_encoder, whole_encoder
-from start_llm.embeddings.compute import Encoder, is_installed
+from start_llm.embeddings.compute import LIBRARY, Encoder
 from start_llm.engine.thread import EngineThread
 from start_llm.models.pull import find_folder
+from start_llm.models.stepwise import check_installed
 
-NOT_INSTALLED = (
-    "Embeddings are an extra that is not installed. In the folder of the clone (uv tool install takes the same words): "
-    "pip install '.[embeddings]' -c constraints.txt"
-)
 CHARACTERS = 64
 """A text that has more of them for each token that it may have is not counted."""
 # Names that clients are hard-wired to.
@@ -64,7 +61,7 @@ class EncoderService:
         if self._source is None:
             return 0
         try:
-            self._check_installed()
+            check_installed(LIBRARY)
             folder = find_folder(self._source, "EMBEDDING_MODEL", progress, whole_encoder)
             self._files = read_encoder(self._source, folder)
         except StartLLMError as error:
@@ -159,16 +156,12 @@ class EncoderService:
         """Totals, by the names that `/metrics` shows."""
         return {"embedded_texts": self._texts, "embedded_tokens": self._tokens}
 
-    def _check_installed(self) -> None:
-        if not is_installed():
-            raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
-
     def _known(self) -> EncoderFiles:
         if self._files is not None:
             return self._files
         if self._problem is not None:
             raise self._problem.again()
-        self._check_installed()
+        check_installed(LIBRARY)
         if self._source is not None:
             raise Unavailable("The server is still starting.")
         raise NotSupported("This server has no embedding model: set EMBEDDING_MODEL to a repository or folder.")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.audio import speech, transcription
-from start_llm.audio.samples import check_installed
+from start_llm.audio.samples import LIBRARY
 from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.embeddings import compute
@@ -28,6 +28,7 @@ from start_llm.modelpool.resolve import SideTask
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.loader import LoadInputs
 from start_llm.models.room import Weights
+from start_llm.models.stepwise import check_installed
 from start_llm.prompt.clients import Clients
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class SideModels:
         task = entry.known.task
         assert task is not None
         if task != "embedding":  # whose service has looked itself
-            check_installed()
+            check_installed(LIBRARY)
         return _LIBRARIES[task](entry.known.stored.folder, entry.name)
 
     def load(self, entry: PoolEntry, inputs: Generator[float, None, Any], progress: LoadProgress) -> None:

@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.audio.samples import is_installed
+from start_llm.models.stepwise import is_installed
 from tests.audio.tiny import build_whisper
 from tests.audio.voice import build_voice
 
 
 @pytest.fixture(scope="session")
 def whisper_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not is_installed():
+    if not is_installed("mlx_audio"):
         pytest.skip("mlx-audio is not installed: pip install '.[audio]' -c constraints.txt")
     return build_whisper(tmp_path_factory.mktemp("whisper") / "tiny-whisper")
 
 
 @pytest.fixture(scope="session")
 def voice_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not is_installed():
+    if not is_installed("mlx_audio"):
         pytest.skip("mlx-audio is not installed: pip install '.[audio]' -c constraints.txt")
     return build_voice(tmp_path_factory.mktemp("voice") / "tiny-voice")

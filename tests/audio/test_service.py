@@ -190,7 +190,7 @@ def test_a_model_of_another_architecture_is_refused(service: Callable[..., Audio
 
 
 def test_not_installed(service: Callable[..., AudioService], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.audio.samples.is_installed", lambda: False)
+    monkeypatch.setattr("start_llm.models.stepwise.is_installed", lambda library: False)
     audio = service(transcription_model="somebody/something")
     audio.prepare(lambda step, part: None)
     assert len(audio.problems) == 1

@@ -9,13 +9,13 @@ import pytest
 
 from start_llm.core.settings import Settings
 from start_llm.core.work import EngineStatus
-from start_llm.embeddings.compute import is_installed
 from start_llm.embeddings.service import EncoderService
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
+from start_llm.models.stepwise import is_installed
 from start_llm.prompt.clients import Clients
 from tests.embeddings.tiny import build_encoder
 
@@ -56,7 +56,7 @@ class OneThread:
 
 @pytest.fixture
 def needs_library() -> None:
-    if not is_installed():
+    if not is_installed("mlx_embeddings"):
         pytest.skip("mlx-embeddings is not installed: pip install '.[embeddings]' -c constraints.txt")
 
 

@@ -21,7 +21,7 @@ from start_llm.api import table
 from start_llm.api.http import routes
 from start_llm.api.openai.chat import read_chat
 from start_llm.core.errors import Internal
-from start_llm.embeddings.compute import is_installed
+from start_llm.models.stepwise import is_installed
 from tests.embeddings.tiny import build_encoder
 from tests.fuzz.judge import MOST_SECONDS, check
 from tests.fuzz.requests import BODIES, OFTEN, PATHS, SELDOM, SOMETIMES, Request, request
@@ -39,7 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A server with two models, and an encoder where there is one."""
     folder = tmp_path_factory.mktemp("fuzz")
     build_oracle(folder / "cache" / "models" / "oracle-two", "hybrid")
-    encoder = {"embedding_model": str(build_encoder(folder / "tiny-encoder"))} if is_installed() else {}
+    encoder = {"embedding_model": str(build_encoder(folder / "tiny-encoder"))} if is_installed("mlx_embeddings") else {}
     with world(build_oracle(folder / "model"), folder / "cache", **encoder) as made:
         for path in ("/v1/embeddings", "/v1/models/load"):  # what is imported at the first use takes its time once
             body = b'{"model": "oracle-two"}' if "load" in path else b'{"input": "Hi"}'
