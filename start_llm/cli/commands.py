@@ -20,27 +20,17 @@ ENDS = ("answered", "cut", "refused", "gone", "failed")
 
 @dataclass(frozen=True)
 class Command:
-    """One word after the program's name.
-
-    Attributes:
-        what: one line for the list of commands.
-        place: ``module:function`` that runs it, as ``function(settings, options)``; imported only then.
-        flags: its flags and arguments.
-        examples: what follows the program's name, and what it does.
-        in_home: runs in the folder of `.env` and logs, not in the caller's.
-        more: what help says besides.
-        tail: takes words behind ``--`` that are not ours (``options.arguments``).
-        begins: what is said on standard error at once, before what takes its time; empty: nothing.
-    """
+    """One word after the program's name."""
 
     name: str
-    what: str
-    place: str
-    flags: tuple[Flag, ...]
-    examples: tuple[tuple[str, str], ...] = ()
-    in_home: bool = False
-    more: str = ""
-    tail: bool = False
+    what: str  # one line for the list of commands
+    place: str  # ``module:function`` that runs it, as ``function(settings, options)``; imported only then
+    flags: tuple[Flag, ...]  # its flags and arguments
+    examples: tuple[tuple[str, str], ...] = ()  # what follows the program's name, and what it does
+    in_home: bool = False  # runs in the folder of `.env` and logs, not in the caller's
+    more: str = ""  # what help says besides
+    tail: bool = False  # takes words behind ``--`` that are not ours (``options.arguments``)
+    # what is said on standard error at once, before what takes its time; empty: nothing
     begins: Callable[[argparse.Namespace], str] = lambda options: ""
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:

@@ -42,16 +42,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life while queued or computing.
+    """A sign of life while queued or computing."""
 
-    Attributes:
-        done: prompt tokens in the KV so far, reused ones included, of `total`; 0 of 0 while queued.
-        computed: prompt tokens that went through the model for this request so far; the model thread tells it.
-    """
-
-    done: int
+    done: int  # prompt tokens in the KV so far, reused ones included, of `total`; 0 of 0 while queued
     total: int
-    computed: int = 0
+    computed: int = 0  # prompt tokens that went through the model for this request so far; the model thread tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +70,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class EngineDone:
-    """The generation ended.
+    """The generation ended."""
 
-    Attributes:
-        reason: ``stop`` (an end-of-turn token), ``length``, ``cancelled``, or ``deadline`` (the watchdog ended it).
-        tokens: all generated tokens, the end-of-turn token included if there was one.
-        report: final counts, of work that was done. `computed` is not what was planned where the request ended early.
-    """
-
+    # ``stop`` (an end-of-turn token), ``length``, ``cancelled``, or ``deadline`` (the watchdog ended it)
     reason: Literal["stop", "length", "cancelled", "deadline"]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # all generated tokens, the end-of-turn token included if there was one
+    # final counts, of work that was done. `computed` is not what was planned where the request ended early.
     report: CacheReport
 
 

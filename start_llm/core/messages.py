@@ -24,43 +24,29 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. Text parts are joined by the dialect; `None` content is ``""``.
+    """One message. Text parts are joined by the dialect; `None` content is ``""``."""
 
-    Attributes:
-        role: OpenAI's ``developer`` is ``system`` here; the position in the list is kept.
-        reasoning: the assistant's thinking, without its tags; ``None`` where there is none.
-        tool_calls: calls of an assistant turn, in order.
-        tool_call_id: for ``tool`` messages, the call that this answers.
-        name: for ``tool`` messages the tool's name, where the client said it.
-        is_error: a ``tool`` message that reports a failure (Anthropic's ``is_error``).
-        images: identities of the images that `content` tells of, in order.
-        attachments: images that were not read yet; `images.Reader` puts them into `content` and `images`.
-    """
-
-    role: Role
+    role: Role  # OpenAI's ``developer`` is ``system`` here; the position in the list is kept
     content: str = ""
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    name: str | None = None
-    is_error: bool = False
-    images: tuple[str, ...] = ()
+    reasoning: str | None = None  # the assistant's thinking, without its tags; ``None`` where there is none
+    tool_calls: tuple[ToolCall, ...] = ()  # calls of an assistant turn, in order
+    tool_call_id: str | None = None  # for ``tool`` messages, the call that this answers
+    name: str | None = None  # for ``tool`` messages the tool's name, where the client said it
+    is_error: bool = False  # a ``tool`` message that reports a failure (Anthropic's ``is_error``)
+    images: tuple[str, ...] = ()  # identities of the images that `content` tells of, in order
+    # images that were not read yet; `images.Reader` puts them into `content` and `images`
     attachments: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call; its name is unique within a request.
-
-    Attributes:
-        parameters: JSON schema of the arguments (an object schema); treat as read-only.
-        strict: the arguments must validate against `parameters` by construction.
-    """
+    """A function the model may call; its name is unique within a request."""
 
     name: str
     description: str = ""
+    # JSON schema of the arguments (an object schema); treat as read-only
     parameters: dict[str, Any] = field(default_factory=dict)
-    strict: bool = False
+    strict: bool = False  # the arguments must validate against `parameters` by construction
 
     def as_function(self) -> dict[str, Any]:
         """The shape that chat templates and mlx-lm's tool parsers take (OpenAI's)."""
@@ -80,36 +66,26 @@ Its edges are half of a surrogate pair: text that comes by JSON never holds one,
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An image in a message.
+    """An image in a message."""
 
-    Attributes:
-        at: where it stands, as an offset in the message's content.
-        kind: ``data``: `source` is base64 text; ``url``: an HTTP or HTTPS address; ``other``: something that this
-            server does not read (a path, another scheme, an uploaded file's id).
-        name: the file's name as the client tells it, ``""`` if it tells none.
-        path: of the field in the request's body, for errors.
-    """
-
-    at: int
+    at: int  # where it stands, as an offset in the message's content
+    # ``data``: `source` is base64 text; ``url``: an HTTP or HTTPS address; ``other``: something that this server
+    # does not read (a path, another scheme, an uploaded file's id)
     kind: Literal["data", "url", "other"]
     source: str = field(repr=False)
-    name: str = ""
-    path: str = field(default="messages", compare=False)
+    name: str = ""  # the file's name as the client tells it, ``""`` if it tells none
+    path: str = field(default="messages", compare=False)  # of the field in the request's body, for errors
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image that was read.
+    """An image that was read."""
 
-    Attributes:
-        identity: SHA-256 of its pixels, in hex.
-        width, height: upright, in pixels.
-        load: decodes it: an RGB picture of Pillow. Any thread. Raises StartLLMError.
-    """
-
-    identity: str
+    identity: str  # SHA-256 of its pixels, in hex
+    # `width`, `height`: upright, in pixels
     width: int
     height: int
+    # decodes it: an RGB picture of Pillow. Any thread. Raises StartLLMError.
     load: Callable[[], Any] = field(compare=False, repr=False)
 
     @property

@@ -26,15 +26,10 @@ _TARGET = re.compile(r"[^\s,=*?]+")
 
 @dataclass(frozen=True)
 class MapEntry:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        pattern: as it was written.
-        model: the name that is meant: what clients may ask for, so a repository, a served name or an alias.
-    """
-
-    pattern: str
-    model: str
+    pattern: str  # as it was written
+    model: str  # the name that is meant: what clients may ask for, so a repository, a served name or an alias
 
     def fits(self, name: str) -> bool:
         """At most pattern x name steps: what Python makes of a pattern never goes back behind its last ``*``."""

@@ -18,23 +18,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Model tokens with the places where the store may want a restore point.
+    """Model tokens with the places where the store may want a restore point."""
 
-    Attributes:
-        tokens: model tokens, the generation prompt included.
-        boundaries: ascending token offsets at which a message begins (0 excluded).
-        head: end of the tools+system block, a token offset, 0 if there is none.
-        transient: offset at which a trailing transient message begins, or ``None``.
-        generation: offset at which the generation prompt begins (``len(tokens)`` if there is none).
-        images: the images in it, ascending; `tokens` hold ids of their own in their places.
-    """
-
-    tokens: tuple[int, ...]
-    boundaries: tuple[int, ...] = ()
-    head: int = 0
-    transient: int | None = None
-    generation: int = 0
-    images: tuple[ImageSpan, ...] = ()
+    tokens: tuple[int, ...]  # model tokens, the generation prompt included
+    boundaries: tuple[int, ...] = ()  # ascending token offsets at which a message begins (0 excluded)
+    head: int = 0  # end of the tools+system block, a token offset, 0 if there is none
+    transient: int | None = None  # offset at which a trailing transient message begins, or ``None``
+    generation: int = 0  # offset at which the generation prompt begins (``len(tokens)`` if there is none)
+    images: tuple[ImageSpan, ...] = ()  # the images in it, ascending; `tokens` hold ids of their own in their places
 
     def image_at(self, offset: int) -> ImageSpan | None:
         """The image that `offset` would cut in two."""
@@ -54,18 +45,14 @@ def image_ids(key: str, length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """An image in a prompt.
+    """An image in a prompt."""
 
-    Attributes:
-        start, length: its places, in tokens.
-        key: names its pixels and the processor.
-        prepare: what the model's processor makes of it (arrays by name). Decodes the image, so it is called only if the
-            image has to be computed; any thread. Raises StartLLMError.
-    """
-
+    # `start`, `length`: its places, in tokens
     start: int
     length: int
-    key: str
+    key: str  # names its pixels and the processor
+    # what the model's processor makes of it (arrays by name). Decodes the image, so it is called only if the image
+    # has to be computed; any thread. Raises StartLLMError.
     prepare: Callable[[], dict[str, Any]] = field(compare=False, repr=False)
 
     @property

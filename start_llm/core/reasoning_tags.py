@@ -7,21 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReasoningStyle:
-    """A pair of tags around reasoning.
-
-    Attributes:
-        start, end: the tags; both ``""`` where the model has none.
-        drop: further structural markup that is never shown.
-        channels: gpt-oss's harmony: messages with headers instead of tags.
-        spoken: models without tags of their own write these as plain text, because a prompt asked them to or because
-            they learned it from other models. They are looked for in the answers of every model that has tags.
-    """
+    """A pair of tags around reasoning."""
 
     id: str
+    # `start`, `end`: the tags; both ``""`` where the model has none
     start: str = ""
     end: str = ""
-    drop: tuple[str, ...] = ()
-    channels: bool = False
+    drop: tuple[str, ...] = ()  # further structural markup that is never shown
+    channels: bool = False  # gpt-oss's harmony: messages with headers instead of tags
+    # models without tags of their own write these as plain text, because a prompt asked them to or because they
+    # learned it from other models. They are looked for in the answers of every model that has tags.
     spoken: bool = False
 
 

@@ -8,33 +8,25 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why more was computed than was new.
+    """Why more was computed than was new."""
 
-    Attributes:
-        reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``,
-            ``store_error`` (the KV store failed), ``not_restorable`` (the model cannot go on from stored KV),
-            ``unproved`` (an earlier turn has the same words, but other values in a declared place, and nothing
-            proves that it is the same conversation), ...
-        token: index of the first prompt token that differs from what was stored.
-        expected, found: text around that token, as stored and as asked for now. What is stored may be another
-            client's: `expected` is set only in a `Background`, for who may see everything.
-        message: index of the client's message it lies in, or ``None``.
-        field: ``content``, ``reasoning``, ``tool_calls``, ``tools``, ``system``, ...
-        rule: the volatile rule that matched there, if one did.
-        detail: a sentence for people.
-        remedy: what the client can do so that the next such prompt is reused (``send session_id``); "" if nothing.
-        stored: the tokens that are stored there; for the server itself, which makes `expected` of them.
-    """
-
+    # ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``, ``store_error``
+    # (the KV store failed), ``not_restorable`` (the model cannot go on from stored KV), ``unproved`` (an earlier
+    # turn has the same words, but other values in a declared place, and nothing proves that it is the same
+    # conversation), ...
     reason: str
-    token: int
+    token: int  # index of the first prompt token that differs from what was stored
+    # `expected`, `found`: text around that token, as stored and as asked for now. What is stored may be another
+    # client's: `expected` is set only in a `Background`, for who may see everything.
     expected: str = ""
     found: str = ""
-    message: int | None = None
-    field: str | None = None
-    rule: str | None = None
-    detail: str = ""
+    message: int | None = None  # index of the client's message it lies in, or ``None``
+    field: str | None = None  # ``content``, ``reasoning``, ``tool_calls``, ``tools``, ``system``, ...
+    rule: str | None = None  # the volatile rule that matched there, if one did
+    detail: str = ""  # a sentence for people
+    # what the client can do so that the next such prompt is reused (``send session_id``); "" if nothing
     remedy: str = ""
+    # the tokens that are stored there; for the server itself, which makes `expected` of them
     stored: tuple[int, ...] = ()
 
     @property
@@ -53,15 +45,10 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """What people may want to know of a request, beside what it cost.
+    """What people may want to know of a request, beside what it cost."""
 
-    Attributes:
-        note: the lines of the update note that its prompt ended with; empty: it had none.
-        parted: where the prompt left what is stored, also if nothing was computed again by that.
-    """
-
-    note: tuple[str, ...] = ()
-    parted: Miss | None = None
+    note: tuple[str, ...] = ()  # the lines of the update note that its prompt ended with; empty: it had none
+    parted: Miss | None = None  # where the prompt left what is stored, also if nothing was computed again by that
 
     def as_dict(self, *, everything: bool) -> dict[str, Any]:
         """Plain JSON types; the words that are stored only for who may see `everything`."""
@@ -82,39 +69,27 @@ _COUNTS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", "co
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Token counts of one request.
-
-    Attributes:
-        reused: prompt tokens taken from stored KV.
-        computed: prompt tokens that went through the model between arrival and first token.
-        new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it; the
-            prompt room counts them.
-        joined: reused tokens that another running request was computing meanwhile.
-        computed_idle: tokens that re-anchoring had computed in the idle gap before.
-        copied_bytes: KV bytes copied to restore.
-        forwards: passes that decoding them took; beside other requests they are shared.
-        drafted, accepted: proposed tokens that were verified, and those of them that were right.
-        cut: why the answer ended early, where it is not the client's doing: ``watchdog``.
-        miss: set where `computed` exceeds `new` by more than a block.
-        session: the conversation that the request was found to belong to.
-    """
+    """Token counts of one request."""
 
     prompt: int = 0
-    reused: int = 0
-    computed: int = 0
+    reused: int = 0  # prompt tokens taken from stored KV
+    computed: int = 0  # prompt tokens that went through the model between arrival and first token
+    # prompt tokens that no earlier request of this owner had sent, and that were not generated for it; the prompt
+    # room counts them
     new: int = 0
-    joined: int = 0
-    computed_idle: int = 0
-    copied_bytes: int = 0
+    joined: int = 0  # reused tokens that another running request was computing meanwhile
+    computed_idle: int = 0  # tokens that re-anchoring had computed in the idle gap before
+    copied_bytes: int = 0  # KV bytes copied to restore
     generated: int = 0
-    forwards: int = 0
+    forwards: int = 0  # passes that decoding them took; beside other requests they are shared
+    # `drafted`, `accepted`: proposed tokens that were verified, and those of them that were right
     drafted: int = 0
     accepted: int = 0
     seconds_queued: float = 0.0
     seconds_prefill: float = 0.0
-    session: str = ""
-    cut: str = ""
-    miss: Miss | None = None
+    session: str = ""  # the conversation that the request was found to belong to
+    cut: str = ""  # why the answer ended early, where it is not the client's doing: ``watchdog``
+    miss: Miss | None = None  # set where `computed` exceeds `new` by more than a block
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types; ``miss`` and ``cut`` are left out where there is none."""
@@ -145,41 +120,24 @@ MOST_SEGMENTS = 20_000
 
 
 class StoredSegment(NamedTuple):
-    """A run of tokens behind its parent's.
+    """A run of tokens behind its parent's."""
 
-    Attributes:
-        parent: index in `StoredTree.segments`, which is smaller than its own; -1: begins a prompt.
-        tokens: its length.
-        memory: bytes of KV in memory, checkpoints included; 0: none.
-        disk: has a copy on disk.
-        age: seconds since a request went through here; -1: none has since the start.
-        uses: requests that did.
-        cost: seconds that computing it took.
-    """
-
-    parent: int
-    tokens: int
-    memory: int
-    disk: bool
-    age: float
-    uses: int
-    cost: float
+    parent: int  # index in `StoredTree.segments`, which is smaller than its own; -1: begins a prompt
+    tokens: int  # its length
+    memory: int  # bytes of KV in memory, checkpoints included; 0: none
+    disk: bool  # has a copy on disk
+    age: float  # seconds since a request went through here; -1: none has since the start
+    uses: int  # requests that did
+    cost: float  # seconds that computing it took
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """
-    Attributes:
-        segments: parents first.
-        conversations: (name, index of the segment that one of its turns ends in), the last used one first.
-        left_out: segments beyond `MOST_SEGMENTS`.
-        token_bytes: of KV for one token, as far as it is known: what a segment on disk takes is told by it.
-    """
-
-    segments: tuple[StoredSegment, ...] = ()
+    segments: tuple[StoredSegment, ...] = ()  # parents first
+    # (name, index of the segment that one of its turns ends in), the last used one first
     conversations: tuple[tuple[str, int], ...] = ()
-    left_out: int = 0
-    token_bytes: float = 0.0
+    left_out: int = 0  # segments beyond `MOST_SEGMENTS`
+    token_bytes: float = 0.0  # of KV for one token, as far as it is known: what a segment on disk takes is told by it
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, one list a field: a tree of 10,000 segments is half as long as with their names."""

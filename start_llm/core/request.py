@@ -14,30 +14,21 @@ Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. Values are validated by the dialect.
+    """How the next token is drawn. Values are validated by the dialect."""
 
-    Attributes:
-        temperature: 0 is greedy.
-        top_k: 0 is off.
-        repetition_penalty: 1.0 is off; looks back `repetition_context_size` tokens.
-        presence_penalty, frequency_penalty: OpenAI's, over the generated tokens only.
-        logit_bias: (token id, bias) pairs.
-        seed: ``None`` draws from the process's generator.
-        drafts: what may come next may be proposed and verified; it changes no word.
-        left_open: names of fields that the client said nothing of.
-    """
-
-    temperature: float = 0.1
+    temperature: float = 0.1  # 0 is greedy
     top_p: float = 0.9
-    top_k: int = 40
+    top_k: int = 40  # 0 is off
     min_p: float = 0.05
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = 1.0  # 1.0 is off; looks back `repetition_context_size` tokens
     repetition_context_size: int = 256
+    # `presence_penalty`, `frequency_penalty`: OpenAI's, over the generated tokens only
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None
-    drafts: bool = True
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias) pairs
+    seed: int | None = None  # ``None`` draws from the process's generator
+    drafts: bool = True  # what may come next may be proposed and verified; it changes no word
+    # names of fields that the client said nothing of
     left_open: frozenset[str] = field(default=frozenset(), compare=False)
 
     def with_defaults(self, values: Mapping[str, float]) -> Sampling:
@@ -66,31 +57,12 @@ class ResponseFormat:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A validated request.
+    """A validated request."""
 
-    Attributes:
-        id: the response's id, made by the dialect (``chatcmpl-...``, ``msg_...``).
-        model: the name of the model that answers, or the one the client asked for where there is none of that name.
-        messages: the conversation; empty for ``completions``.
-        prompt: raw text (or token ids) for ``completions``; ``None`` otherwise.
-        thinking: ``None`` lets `DEFAULT_THINKING` decide.
-        reasoning_effort: passed to templates that take it (gpt-oss).
-        thinking_budget: most reasoning tokens, or ``None``.
-        logprobs: ``None``: none; N: the chosen token's and the N likeliest ones'.
-        session: the client's own id of the conversation, if it sent one.
-        continued: this server itself has put the history in front, as it was stored for this owner.
-        owner: who asks: a digest of the API key and of the client's ``user``, ``None`` where it sent neither.
-        client: the agent's name, as far as it shows who it is; for people only.
-        template_kwargs: extra variables for the chat template.
-        received: ``time.monotonic()`` at arrival, in seconds.
-        pictures: the images whose marks stand in `messages`, by identity.
-        appended: text that the client gets at the end of every answer; the model has not written it.
-    """
-
-    id: str
+    id: str  # the response's id, made by the dialect (``chatcmpl-...``, ``msg_...``)
     dialect: Dialect
-    model: str
-    messages: tuple[Message, ...] = ()
+    model: str  # the name of the model that answers, or the one the client asked for where there is none of that name
+    messages: tuple[Message, ...] = ()  # the conversation; empty for ``completions``
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -99,21 +71,23 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
-    logprobs: int | None = None
+    logprobs: int | None = None  # ``None``: none; N: the chosen token's and the N likeliest ones'
     stream: bool = False
-    prompt: str | tuple[int, ...] | None = None
+    prompt: str | tuple[int, ...] | None = None  # raw text (or token ids) for ``completions``; ``None`` otherwise
     echo: bool = False
-    thinking: bool | None = None
-    reasoning_effort: str | None = None
-    thinking_budget: int | None = None
-    session: str | None = None
-    continued: bool = False
+    thinking: bool | None = None  # ``None`` lets `DEFAULT_THINKING` decide
+    reasoning_effort: str | None = None  # passed to templates that take it (gpt-oss)
+    thinking_budget: int | None = None  # most reasoning tokens, or ``None``
+    session: str | None = None  # the client's own id of the conversation, if it sent one
+    continued: bool = False  # this server itself has put the history in front, as it was stored for this owner
+    # who asks: a digest of the API key and of the client's ``user``, ``None`` where it sent neither
     owner: str | None = None
-    client: str = ""
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-    received: float = 0.0
+    client: str = ""  # the agent's name, as far as it shows who it is; for people only
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # extra variables for the chat template
+    received: float = 0.0  # ``time.monotonic()`` at arrival, in seconds
+    # the images whose marks stand in `messages`, by identity
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)
-    appended: str = ""
+    appended: str = ""  # text that the client gets at the end of every answer; the model has not written it
 
     @property
     def conversation(self) -> str | None:

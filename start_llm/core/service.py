@@ -13,35 +13,26 @@ from start_llm.core.request import ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that is served.
-
-    Attributes:
-        created: unix seconds.
-        context: most tokens of a request, answer included.
-        context_scale: by which counts that clients of the Anthropic API are told are multiplied.
-        tools, reasoning, vision: whether it takes tools, can think before it answers, sees images.
-        images: what becomes of an image: ``shown`` to the model, told as a ``placeholder``, or ``reject``ed.
-        state: ``ready``, ``loading``, ``unloading``, ``failed``, or ``stored``: it lies on disk and is loaded when it
-            is asked for.
-        pinned: it is not unloaded for another one.
-        weight_bytes: of its parameters. `kv_bytes`: of its KV in memory.
-        problem: why it cannot be loaded now.
-    """
+    """A model that is served."""
 
     id: str
-    created: int
-    context: int
+    created: int  # unix seconds
+    context: int  # most tokens of a request, answer included
     owned_by: str = "start_llm"
+    # `tools`, `reasoning`, `vision`: whether it takes tools, can think before it answers, sees images
     tools: bool = True
     reasoning: bool = True
     vision: bool = False
+    # what becomes of an image: ``shown`` to the model, told as a ``placeholder``, or ``reject``ed
     images: Literal["shown", "placeholder", "reject"] = "placeholder"
+    # ``ready``, ``loading``, ``unloading``, ``failed``, or ``stored``: it lies on disk and is loaded when it is
+    # asked for
     state: Literal["ready", "loading", "unloading", "failed", "stored"] = "ready"
-    pinned: bool = False
-    weight_bytes: int = 0
+    pinned: bool = False  # it is not unloaded for another one
+    weight_bytes: int = 0  # of its parameters. `kv_bytes`: of its KV in memory
     kv_bytes: int = 0
-    problem: str = ""
-    context_scale: float = 1.0
+    problem: str = ""  # why it cannot be loaded now
+    context_scale: float = 1.0  # by which counts that clients of the Anthropic API are told are multiplied
     details: dict[str, Any] = field(default_factory=dict)
 
     @property

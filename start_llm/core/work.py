@@ -19,22 +19,16 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar for the generated text.
+    """A grammar for the generated text."""
 
-    Attributes:
-        grammar: llguidance grammar text (its serialised form).
-        after: token ids, in this order, after which the constraint starts, e.g. the end of reasoning; empty: at once.
-        wait: generated text starts inside reasoning, so `after` must be seen first.
-        opens: tokens (any of them) with which the model may open reasoning as its first token; then `after` ends it.
-        param: the field of the request that asks for it.
-        compiled: what the engine made of `grammar`, so that it need not do it again; ``None`` before that.
-    """
-
-    grammar: str
+    grammar: str  # llguidance grammar text (its serialised form)
+    # token ids, in this order, after which the constraint starts, e.g. the end of reasoning; empty: at once.
     after: tuple[int, ...] = ()
-    wait: bool = False
+    wait: bool = False  # generated text starts inside reasoning, so `after` must be seen first
+    # tokens (any of them) with which the model may open reasoning as its first token; then `after` ends it
     opens: tuple[int, ...] = ()
-    param: str = "response_format"
+    param: str = "response_format"  # the field of the request that asks for it
+    # what the engine made of `grammar`, so that it need not do it again; ``None`` before that
     compiled: Any = field(default=None, compare=False, repr=False)
 
 
@@ -53,50 +47,34 @@ class ThinkingLimit:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Run this prompt. Events go to `sink`, the last one is `EngineDone` or `Failed`.
+    """Run this prompt. Events go to `sink`, the last one is `EngineDone` or `Failed`."""
 
-    Attributes:
-        id: unique among running work; a request with n choices submits n of them.
-        max_tokens: at least 1.
-        logprobs: ``None`` or the number of alternatives to report.
-        session: the conversation this belongs to, as far as it is known.
-        conversation: the same, where it is certain that nobody else's request can have it; see `ChatRequest`.
-        views: more tokens of this conversation that drafts may be taken from; called once, on any thread.
-        one_shot: a side request (title, summary): its KV is the first to go.
-        model: which of the loaded models runs it; empty: the first.
-    """
-
-    id: str
+    id: str  # unique among running work; a request with n choices submits n of them
     prompt: Prompt
     sampling: Sampling
-    max_tokens: int
+    max_tokens: int  # at least 1
     sink: Sink = field(compare=False)
-    logprobs: int | None = None
+    logprobs: int | None = None  # ``None`` or the number of alternatives to report
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
-    session: str | None = None
+    session: str | None = None  # the conversation this belongs to, as far as it is known
+    # the same, where it is certain that nobody else's request can have it; see `ChatRequest`
     conversation: str | None = None
-    one_shot: bool = False
+    one_shot: bool = False  # a side request (title, summary): its KV is the first to go
+    # more tokens of this conversation that drafts may be taken from; called once, on any thread
     views: Callable[[], Sequence[Any]] | None = field(default=None, compare=False)
-    model: str = ""
+    model: str = ""  # which of the loaded models runs it; empty: the first
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot, swapped whole by the model thread.
+    """A snapshot, swapped whole by the model thread."""
 
-    Attributes:
-        state: ``loading``, ``ready``, ``busy``, ``wedged``, ``failed`` or ``stopped``.
-        beat: ``time.monotonic()`` of the last sign of life.
-        detail: a sentence, e.g. why it failed.
-        since: unix time of the last move of a wedged model thread.
-        figures: totals and sizes by name, for `/metrics`; read-only, at most a second old.
-    """
-
-    state: str
+    state: str  # ``loading``, ``ready``, ``busy``, ``wedged``, ``failed`` or ``stopped``
     running: int = 0
     queued: int = 0
-    beat: float = 0.0
-    detail: str = ""
-    since: float | None = None
+    beat: float = 0.0  # ``time.monotonic()`` of the last sign of life
+    detail: str = ""  # a sentence, e.g. why it failed
+    since: float | None = None  # unix time of the last move of a wedged model thread
+    # totals and sizes by name, for `/metrics`; read-only, at most a second old
     figures: Mapping[str, float] = field(default_factory=dict)

@@ -62,23 +62,17 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry(Counts):
-    """A request that has ended.
+    """A request that has ended."""
 
-    Attributes:
-        time: of its end, unix seconds.
-        outcome: one of `OUTCOMES`.
-        miss: why more was computed than was new, see `Miss.summary`; empty where it was not.
-    """
-
-    time: float
+    time: float  # of its end, unix seconds
     id: str
     client: str
     session: str
     dialect: str
     model: str
-    outcome: str
+    outcome: str  # one of `OUTCOMES`
     status: int
-    miss: str
+    miss: str  # why more was computed than was new, see `Miss.summary`; empty where it was not
 
 
 _COLUMNS = ", ".join(field.name for field in fields(AuditEntry))

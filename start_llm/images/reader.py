@@ -36,21 +36,14 @@ _URL_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """What is known of an image.
+    """What is known of an image."""
 
-    Attributes:
-        identity: SHA-256 of its pixels; of its bytes (or its address) where it has none.
-        format: ``PNG`` and so on, ``""`` where it is no image.
-        problem: why it cannot be shown, ``""`` if it can.
-        too_large: that is a matter of size.
-    """
-
-    identity: str
-    format: str = ""
+    identity: str  # SHA-256 of its pixels; of its bytes (or its address) where it has none
+    format: str = ""  # ``PNG`` and so on, ``""`` where it is no image
     width: int = 0
     height: int = 0
-    problem: str = ""
-    too_large: bool = False
+    problem: str = ""  # why it cannot be shown, ``""`` if it can
+    too_large: bool = False  # that is a matter of size
 
     @property
     def description(self) -> str:

@@ -253,21 +253,14 @@ def as_object(text: str, schema: Schema) -> str:
 
 @dataclass(frozen=True)
 class Opener:
-    """Text that may begin a block of calls.
-
-    Attributes:
-        parse: reads the block, from behind `text`, or from its beginning if `keep`.
-        known_only: only calls of known tools count, since nothing else marks this as one.
-        line_start: only at the start of a line.
-        first: only where nothing visible was said before.
-    """
+    """Text that may begin a block of calls."""
 
     text: str
-    parse: Parse
+    parse: Parse  # reads the block, from behind `text`, or from its beginning if `keep`
     keep: bool = False
-    known_only: bool = False
-    line_start: bool = False
-    first: bool = False
+    known_only: bool = False  # only calls of known tools count, since nothing else marks this as one
+    line_start: bool = False  # only at the start of a line
+    first: bool = False  # only where nothing visible was said before
 
 
 @dataclass(frozen=True)

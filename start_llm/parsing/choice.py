@@ -76,26 +76,20 @@ _FINISH_REASONS: dict[Ending | None, FinishReason] = {
 
 @dataclass(slots=True)
 class ChoiceParser:
-    """Used by the thread of its request.
-
-    Attributes:
-        work_id: the engine's name of it.
-        single_call: a second call ends the answer.
-        ending: set as soon as nothing that is generated from there on belongs to the answer.
-        over, seen: the engine has sent its final event; text or a call of it have been passed on.
-        tokens: what was generated, if the answer is just that: an answer that ends before its tokens do has none.
-        completion, reasoning: tokens generated, and those of reasoning among them.
-    """
+    """Used by the thread of its request."""
 
     index: int
     parser: OutputParser | RawParser
     detokenizer: Detokenizer
-    work_id: str
-    single_call: bool = False
-    ending: Ending | None = None
+    work_id: str  # the engine's name of it
+    single_call: bool = False  # a second call ends the answer
+    ending: Ending | None = None  # set as soon as nothing that is generated from there on belongs to the answer
+    # `over`, `seen`: the engine has sent its final event; text or a call of it have been passed on
     over: bool = False
     seen: bool = False
+    # what was generated, if the answer is just that: an answer that ends before its tokens do has none
     tokens: tuple[int, ...] = ()
+    # `completion`, `reasoning`: tokens generated, and those of reasoning among them
     completion: int = 0
     reasoning: int = 0
     _pending: list[TokenLogprob] = field(default_factory=list)

@@ -33,19 +33,13 @@ of bodies of their own, and readers have limits (`core.limits.DEPTH` here)."""
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a format writes objects.
+    """How a format writes objects."""
 
-    Attributes:
-        separator: what stands between key and value.
-        quotes: string delimiters; longer ones are tried first.
-        enders: markup that ends the whole call; inside a string it is content unless the string never closes.
-        restart: markup that, after an ender, proves that a new call begins.
-    """
-
-    separator: str = ":"
-    quotes: tuple[str, ...] = ('"""', '"', "'")
+    separator: str = ":"  # what stands between key and value
+    quotes: tuple[str, ...] = ('"""', '"', "'")  # string delimiters; longer ones are tried first
+    # markup that ends the whole call; inside a string it is content unless the string never closes
     enders: tuple[str, ...] = ()
-    restart: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()  # markup that, after an ender, proves that a new call begins
 
 
 class JsonStream:

@@ -51,18 +51,14 @@ MOST_THOUGHTS = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What grammars need to know of a model's text. Made once per model, by `model_text`.
+    """What grammars need to know of a model's text. Made once per model, by `model_text`."""
 
-    Attributes:
-        tool_format: id of the format that the model writes calls in.
-        special: token ids of the markers that are tokens, from `special_tokens`.
-        opening, closing: the first token of the opening tag of its thinking and the tokens of the closing one, ``None``
-            and ``()`` where these are plain text.
-    """
-
-    tool_format: str = "hermes_json"
+    tool_format: str = "hermes_json"  # id of the format that the model writes calls in
+    # token ids of the markers that are tokens, from `special_tokens`
     special: Mapping[str, int] = field(default_factory=dict)
     reasoning: ReasoningStyle = REASONING_STYLES["null"]
+    # `opening`, `closing`: the first token of the opening tag of its thinking and the tokens of the closing one,
+    # ``None`` and ``()`` where these are plain text
     opening: int | None = None
     closing: tuple[int, ...] = ()
 

@@ -49,27 +49,20 @@ Word = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 
 class Rule(BaseModel):
-    """One declared place.
-
-    Attributes:
-        place: where it stands in a message: ``head`` (one of the first three lines), ``start`` or ``end`` (a block
-            there), ``line`` (any whole line), ``rest`` (from a line to the end, if the system text has the same words),
-            ``whole``.
-        opens: regular expression for where it begins, at the beginning of a line; without `closes` it is one line.
-        closes: regular expression for its end, at the end of a line.
-        reply: for ``whole``: the assistant message that the client makes up behind it.
-        moves: the client moves it from request to request: it belongs to no message.
-    """
+    """One declared place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: Word
     kind: Kind
     role: Literal["system", "user", "tool"] = "user"
+    # where it stands in a message: ``head`` (one of the first three lines), ``start`` or ``end`` (a block there),
+    # ``line`` (any whole line), ``rest`` (from a line to the end, if the system text has the same words), ``whole``
     place: Place
+    # regular expression for where it begins, at the beginning of a line; without `closes` it is one line
     opens: Pattern
-    closes: Pattern | None = None
-    reply: Pattern | None = None
-    moves: bool = False
+    closes: Pattern | None = None  # regular expression for its end, at the end of a line
+    reply: Pattern | None = None  # for ``whole``: the assistant message that the client makes up behind it
+    moves: bool = False  # the client moves it from request to request: it belongs to no message
 
 
 class Habit(BaseModel):

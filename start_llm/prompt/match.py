@@ -77,21 +77,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class BaseMatch:
-    """A base for a request.
-
-    Attributes:
-        behind: index of the first entry behind the base's answer.
-        changes: what the model has to be told.
-        difference: the greatest one of all that the base shows.
-        same_session: both have the same session name, or none.
-    """
+    """A base for a request."""
 
     path: Path
-    behind: int
-    changes: tuple[Change, ...]
-    difference: Difference
+    behind: int  # index of the first entry behind the base's answer
+    changes: tuple[Change, ...]  # what the model has to be told
+    difference: Difference  # the greatest one of all that the base shows
     proof: Proof
-    same_session: bool
+    same_session: bool  # both have the same session name, or none
 
     @property
     def usable(self) -> bool:
@@ -110,17 +103,12 @@ class BaseMatch:
 
 @dataclass(frozen=True)
 class MatchQuery:
-    """A request as it was read, and as it is compared.
-
-    Attributes:
-        variables: of the template, its own date left out.
-        clock: for a template that prints the date by itself.
-    """
+    """A request as it was read, and as it is compared."""
 
     request: ChatRequest
     chain: MessageChain
-    variables: dict[str, Any]
-    clock: Clock | None
+    variables: dict[str, Any]  # of the template, its own date left out
+    clock: Clock | None  # for a template that prints the date by itself
 
     @property
     def date(self) -> str | None:

@@ -19,27 +19,19 @@ from start_llm.prompt.view import View
 
 @dataclass(frozen=True)
 class Prepared:
-    """
-    Attributes:
-        chain, view, rendering: the request as it was read, what is shown of it, and that as text and tokens.
-        variables, clock: of the template; the clock is stopped, for one that prints the date by itself.
-        stem: the path whose text and tokens the rendering goes on from.
-        spoken: tokens of the answers of ours that the request carries.
-        new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it.
-        miss: why no base was used, or not the deepest one, as far as this room knows it.
-    """
-
     request: ChatRequest
+    # `chain`, `view`, `rendering`: the request as it was read, what is shown of it, and that as text and tokens
     chain: MessageChain
     view: View
     rendering: Rendering
     prompt: Prompt
+    # `variables`, `clock`: of the template; the clock is stopped, for one that prints the date by itself
     variables: Mapping[str, Any]
     clock: Clock | None = None
-    stem: Path | None = None
-    spoken: int = 0
-    new: int = 0
-    miss: Miss | None = None
+    stem: Path | None = None  # the path whose text and tokens the rendering goes on from
+    spoken: int = 0  # tokens of the answers of ours that the request carries
+    new: int = 0  # prompt tokens that no earlier request of this owner had sent, and that were not generated for it
+    miss: Miss | None = None  # why no base was used, or not the deepest one, as far as this room knows it
 
     @property
     def raw(self) -> bool:

@@ -26,41 +26,26 @@ _NOT_WORDS = re.compile(r"[^0-9a-z]")
 
 
 class Slot(NamedTuple):
-    """A place whose value may change from request to request.
+    """A place whose value may change from request to request."""
 
-    Attributes:
-        rule: the rule's name, or ``system`` (a system message at the front), ``tool``, ``date`` (the template's own).
-        place: index in the chain of the message it stands in; -1 for what belongs to no message.
-        number: counts the slots of a rule in a message (of all messages, where the client moves it).
-        name: the tool's.
-        before: of a message of declared places only, which is no link: how many of these stand between the last link
-            and it, itself included; 0 in a link.
-    """
-
-    rule: str
-    place: int = -1
-    number: int = 0
-    name: str = ""
+    rule: str  # the rule's name, or ``system`` (a system message at the front), ``tool``, ``date`` (the template's own)
+    place: int = -1  # index in the chain of the message it stands in; -1 for what belongs to no message
+    number: int = 0  # counts the slots of a rule in a message (of all messages, where the client moves it)
+    name: str = ""  # the tool's
+    # of a message of declared places only, which is no link: how many of these stand between the last link and it,
+    # itself included; 0 in a link
     before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one message by itself.
+    """What is known of one message by itself."""
 
-    Attributes:
-        digest: of what it says, its declared places left out.
-        parts: its declared places; what is dropped is not among them.
-        shown: the message without what is dropped.
-        counts: False if it says nothing else; it is no link of the chain then.
-        reasoning: of an assistant turn, in its field or inside its text.
-    """
-
-    digest: bytes
-    parts: tuple[DeclaredPlace, ...]
-    shown: Message
-    counts: bool = True
-    reasoning: str = ""
+    digest: bytes  # of what it says, its declared places left out
+    parts: tuple[DeclaredPlace, ...]  # its declared places; what is dropped is not among them
+    shown: Message  # the message without what is dropped
+    counts: bool = True  # False if it says nothing else; it is no link of the chain then
+    reasoning: str = ""  # of an assistant turn, in its field or inside its text
 
     def has(self, kind: str) -> bool:
         """Whether a declared place of that kind is in the message."""
@@ -69,38 +54,25 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
-    """A message of the request.
-
-    Attributes:
-        place: its index in the chain, None if it is no link of it.
-        slots: its declared places whose values are compared.
-        reply: its client made it up to follow a block that it moves.
-    """
+    """A message of the request."""
 
     message: Message
     facts: Facts
-    place: int | None
-    slots: tuple[tuple[Slot, DeclaredPlace], ...] = ()
-    reply: bool = False
+    place: int | None  # its index in the chain, None if it is no link of it
+    slots: tuple[tuple[Slot, DeclaredPlace], ...] = ()  # its declared places whose values are compared
+    reply: bool = False  # its client made it up to follow a block that it moves
 
 
 @dataclass(frozen=True)
 class MessageChain:
-    """A request's messages as entries, and its chain.
-
-    Attributes:
-        root: where the owner's chains begin.
-        keys: the chain's key behind each link; it stands for all words up to there.
-        indices: of the links in `entries`.
-        values: what the declared places say now, the system messages at the front included.
-    """
+    """A request's messages as entries, and its chain."""
 
     client: ClientRules
-    root: bytes
+    root: bytes  # where the owner's chains begin
     entries: tuple[ChainEntry, ...]
-    keys: tuple[bytes, ...]
-    indices: tuple[int, ...]
-    values: dict[Slot, str]
+    keys: tuple[bytes, ...]  # the chain's key behind each link; it stands for all words up to there
+    indices: tuple[int, ...]  # of the links in `entries`
+    values: dict[Slot, str]  # what the declared places say now, the system messages at the front included
 
     @property
     def last_key(self) -> bytes:

@@ -39,50 +39,27 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the template does.
+    """What the template does."""
 
-    Attributes:
-        system: it shows a leading system message.
-        systems: it shows several leading system messages.
-        mid_system: it shows a system message in the middle, in its place.
-        repeats: it takes two messages of one role in a row.
-        assistant_first: it takes a conversation that begins with an assistant turn.
-        tools: it shows tool definitions.
-        calls: how it takes a call's arguments: ``mapping``, ``string``, or None if it shows no calls.
-        string_too: with ``mapping``, arguments as a string are shown as well.
-        results: it shows tool messages.
-        reasoning_key: the message key it reads reasoning from, or None.
-        reasoning_beside_text: a turn with calls may have both reasoning and text.
-        reasoning_inline: it shows thinking tags in the content of past turns.
-        old_reasoning: it shows reasoning of turns before the last user message.
-        switches: template variables that turn thinking on and off.
-        preserve: it takes ``preserve_thinking``.
-        many_calls: it takes several calls in one assistant message.
-        short_ids: it refuses call ids that are not nine letters and digits.
-        starts: special tokens that begin a message.
-        structure: special tokens that it writes.
-        dates: formats of the dates that it prints by itself, of no message.
-        fingerprint: of everything it rendered here, and the tokens of that.
-    """
-
-    system: bool = True
-    systems: bool = True
-    mid_system: bool = True
-    repeats: bool = True
-    assistant_first: bool = True
-    tools: bool = True
+    system: bool = True  # it shows a leading system message
+    systems: bool = True  # it shows several leading system messages
+    mid_system: bool = True  # it shows a system message in the middle, in its place
+    repeats: bool = True  # it takes two messages of one role in a row
+    assistant_first: bool = True  # it takes a conversation that begins with an assistant turn
+    tools: bool = True  # it shows tool definitions
+    # how it takes a call's arguments: ``mapping``, ``string``, or None if it shows no calls
     calls: str | None = "mapping"
-    string_too: bool = False
-    results: bool = True
-    reasoning_key: str | None = None
-    reasoning_beside_text: bool = True
-    reasoning_inline: bool = False
-    old_reasoning: bool = False
-    switches: tuple[str, ...] = ()
-    preserve: bool = False
-    many_calls: bool = True
-    short_ids: bool = False
-    starts: frozenset[str] = frozenset()
-    structure: frozenset[str] = frozenset()
-    dates: tuple[str, ...] = ()
-    fingerprint: str = field(default="", compare=False)
+    string_too: bool = False  # with ``mapping``, arguments as a string are shown as well
+    results: bool = True  # it shows tool messages
+    reasoning_key: str | None = None  # the message key it reads reasoning from, or None
+    reasoning_beside_text: bool = True  # a turn with calls may have both reasoning and text
+    reasoning_inline: bool = False  # it shows thinking tags in the content of past turns
+    old_reasoning: bool = False  # it shows reasoning of turns before the last user message
+    switches: tuple[str, ...] = ()  # template variables that turn thinking on and off
+    preserve: bool = False  # it takes ``preserve_thinking``
+    many_calls: bool = True  # it takes several calls in one assistant message
+    short_ids: bool = False  # it refuses call ids that are not nine letters and digits
+    starts: frozenset[str] = frozenset()  # special tokens that begin a message
+    structure: frozenset[str] = frozenset()  # special tokens that it writes
+    dates: tuple[str, ...] = ()  # formats of the dates that it prints by itself, of no message
+    fingerprint: str = field(default="", compare=False)  # of everything it rendered here, and the tokens of that

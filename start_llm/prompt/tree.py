@@ -70,23 +70,16 @@ class ShownMessage:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A prompt as text and, once it is encoded, as tokens.
-
-    Attributes:
-        generation: character offset at which the generation prompt begins.
-        head: character offset at which the first message after tools and system may begin at the latest, 0 for none.
-        anchors: places where a special token stands, ascending.
-        common: characters of the text that agree with the text of the path that it goes on from.
-        taken: tokens that were taken over from that path, its answer's included.
-    """
+    """A prompt as text and, once it is encoded, as tokens."""
 
     text: str
-    generation: int
+    generation: int  # character offset at which the generation prompt begins
+    # character offset at which the first message after tools and system may begin at the latest, 0 for none
     head: int = 0
     tokens: tuple[int, ...] = ()
-    anchors: tuple[SpecialTokenPlace, ...] = ()
-    common: int = 0
-    taken: int = 0
+    anchors: tuple[SpecialTokenPlace, ...] = ()  # places where a special token stands, ascending
+    common: int = 0  # characters of the text that agree with the text of the path that it goes on from
+    taken: int = 0  # tokens that were taken over from that path, its answer's included
 
     @property
     def in_reasoning(self) -> bool:
@@ -126,44 +119,29 @@ class RenderDelta:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An answer of this server, and what came since the answer before it (`parent`: None if there is none).
-
-    Attributes:
-        key: the chain's key behind the answer.
-        owner, session: who asked, and the client's own name for the conversation.
-        nonce: what a note's tag carries in this conversation.
-        length: links of the chain, the answer included.
-        spoken: tokens of visible text and calls that the model generated on the path.
-        difference: the greatest one between what the model was shown on the path and what the requests said, its own
-            thoughts and moved blocks left out: these are compared anew.
-        noted: characters and tokens of all notes on the path.
-        digests: of what the messages since the parent's answer say, this answer included.
-        results: digest of each tool result among them, by the id of its call.
-        shown: those messages as shown, transient ones left out; the answer is not among them.
-        told: values that they, the tools and the notes told; None: told as withdrawn.
-        tools: as rendered in the prompt's head, None if they are the parent's.
-        clock: local time at which the template's own date stands.
-        answer: as the client got it, and its tokens as generated (none if they say something else).
-    """
+    """An answer of this server, and what came since the answer before it (`parent`: None if there is none)."""
 
     id: int
     parent: int | None
-    key: bytes
+    key: bytes  # the chain's key behind the answer
+    # `owner`, `session`: who asked, and the client's own name for the conversation
     owner: str | None
     session: str | None
-    nonce: str
-    length: int
-    spoken: int
+    nonce: str  # what a note's tag carries in this conversation
+    length: int  # links of the chain, the answer included
+    spoken: int  # tokens of visible text and calls that the model generated on the path
+    # the greatest one between what the model was shown on the path and what the requests said, its own thoughts and
+    # moved blocks left out: these are compared anew
     difference: Difference
-    noted: tuple[int, int]
-    digests: tuple[bytes, ...]
-    results: tuple[tuple[str, bytes], ...]
-    shown: tuple[ShownMessage, ...]
-    told: tuple[tuple[Slot, str | None], ...]
-    tools: tuple[Tool, ...] | None
-    clock: datetime | None
+    noted: tuple[int, int]  # characters and tokens of all notes on the path
+    digests: tuple[bytes, ...]  # of what the messages since the parent's answer say, this answer included
+    results: tuple[tuple[str, bytes], ...]  # digest of each tool result among them, by the id of its call
+    shown: tuple[ShownMessage, ...]  # those messages as shown, transient ones left out; the answer is not among them
+    told: tuple[tuple[Slot, str | None], ...]  # values that they, the tools and the notes told; None: told as withdrawn
+    tools: tuple[Tool, ...] | None  # as rendered in the prompt's head, None if they are the parent's
+    clock: datetime | None  # local time at which the template's own date stands
     grown: RenderDelta
-    answer: Message
+    answer: Message  # as the client got it, and its tokens as generated (none if they say something else)
     answer_tokens: tuple[int, ...]
 
     @property
@@ -177,23 +155,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Path:
-    """A node with all before it.
-
-    Attributes:
-        shown: every message as the model saw it, the answer last, transient ones left out.
-        told: what the model was told last for every slot.
-        rendering: of the node's prompt, without the answer.
-        generated: places of the answers that this server generated.
-        chars: of the contents of `shown`.
-    """
+    """A node with all before it."""
 
     node: Node
-    shown: tuple[ShownMessage, ...]
-    told: Mapping[Slot, str | None]
+    shown: tuple[ShownMessage, ...]  # every message as the model saw it, the answer last, transient ones left out
+    told: Mapping[Slot, str | None]  # what the model was told last for every slot
     tools: tuple[Tool, ...]
-    rendering: Rendering
-    generated: frozenset[int]
-    chars: int
+    rendering: Rendering  # of the node's prompt, without the answer
+    generated: frozenset[int]  # places of the answers that this server generated
+    chars: int  # of the contents of `shown`
 
     @property
     def tokens(self) -> tuple[int, ...]:

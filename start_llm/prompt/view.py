@@ -24,25 +24,17 @@ _SLACK = 16  # tokens: white space that clients take off answers
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What to render.
+    """What to render."""
 
-    Attributes:
-        base: what it goes on from, or None: then all is as sent.
-        new: the messages behind the base's answer; of a client's transient message, `transient` is the last.
-        told: what they and the note tell, by slot.
-        notes: the note's lines.
-        noted: characters and tokens of all notes on the way, this one included.
-        difference: what it shows beyond the request's own words.
-    """
-
-    base: Path | None
+    base: Path | None  # what it goes on from, or None: then all is as sent
+    # the messages behind the base's answer; of a client's transient message, `transient` is the last
     new: tuple[ShownMessage, ...]
     tools: tuple[Tool, ...]
-    told: tuple[tuple[Slot, str | None], ...] = ()
-    notes: tuple[str, ...] = ()
-    noted: tuple[int, int] = (0, 0)
+    told: tuple[tuple[Slot, str | None], ...] = ()  # what they and the note tell, by slot
+    notes: tuple[str, ...] = ()  # the note's lines
+    noted: tuple[int, int] = (0, 0)  # characters and tokens of all notes on the way, this one included
     transient: bool = False
-    difference: Difference = Difference.NONE
+    difference: Difference = Difference.NONE  # what it shows beyond the request's own words
 
     @property
     def shown(self) -> tuple[ShownMessage, ...]:

@@ -28,17 +28,12 @@ _PREFIXES = ("litellm_", "_litellm", "langfuse_", "langsmith_", "user_api_key", 
 
 @dataclass(frozen=True)
 class LiteLLMNames:
-    """Names that mean something to LiteLLM itself.
+    """Names that mean something to LiteLLM itself."""
 
-    Attributes:
-        parameters: its own parameters, which no client may set.
-        nested: those that it also takes from inside `metadata`.
-        arguments: of its functions that get a body's fields as keywords. A field of that name would be given twice.
-            The server ignores fields that it does not know, so these can go.
-    """
-
-    parameters: frozenset[str]
-    nested: frozenset[str]
+    parameters: frozenset[str]  # its own parameters, which no client may set
+    nested: frozenset[str]  # those that it also takes from inside `metadata`
+    # of its functions that get a body's fields as keywords. A field of that name would be given twice. The server
+    # ignores fields that it does not know, so these can go.
     arguments: frozenset[str]
 
     def check(self, body: Mapping[str, Any]) -> None:

@@ -25,19 +25,12 @@ _WORD = re.compile(r"[a-z_]{1,40}")
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """How LiteLLM's handling of one request ended.
+    """How LiteLLM's handling of one request ended."""
 
-    Attributes:
-        of_fallback: it is FALLBACK_MODEL that is asked.
-        failed: it ended with an error.
-        reason: the server's `REFUSAL_HEADER`.
-        error: the server's own error object; ``None`` where the error is LiteLLM's.
-    """
-
-    of_fallback: bool = False
-    failed: bool = False
-    reason: str | None = None
-    error: dict[str, Any] | None = None
+    of_fallback: bool = False  # it is FALLBACK_MODEL that is asked
+    failed: bool = False  # it ended with an error
+    reason: str | None = None  # the server's `REFUSAL_HEADER`
+    error: dict[str, Any] | None = None  # the server's own error object; ``None`` where the error is LiteLLM's
 
 
 current: ContextVar[RequestOutcome | None] = ContextVar("start_llm_outcome", default=None)

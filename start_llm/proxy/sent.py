@@ -17,16 +17,11 @@ RECORD = "fallbacks.json"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent to FALLBACK_MODEL.
+    """What was sent to FALLBACK_MODEL."""
 
-    Attributes:
-        counts: by the reason.
-        failed: of them, those that were not answered there either.
-        reason, ok, time: of the last one; time in unix seconds, 0.0 where there is none.
-    """
-
-    counts: Mapping[str, int] = field(default_factory=dict)
-    failed: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)  # by the reason
+    failed: int = 0  # of them, those that were not answered there either
+    # `reason`, `ok`, `time`: of the last one; time in unix seconds, 0.0 where there is none
     reason: str = ""
     ok: bool = True
     time: float = 0.0

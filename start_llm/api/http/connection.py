@@ -94,23 +94,17 @@ class Connection:
     """It waits at the front for a request or for its client to take an answer, or a worker has it.
 
     Belongs to the front thread, and to a worker from the complete request until `Front.take_back`.
-
-    Attributes:
-        reader: of the request that arrives, or of the one that is being answered.
-        deadline: when it is given up, on the monotonic clock; that of an answer does not move beyond `latest`.
-        outgoing: of an answer, not yet taken by the client.
-        keep: after that it may send its next request; else it is drained.
-        draining: answered, but its client may still be sending. Closing at once would send a reset, which can overtake
-            the answer.
     """
 
     socket: socket.socket
     address: tuple[str, int]
-    reader: RequestReader
-    deadline: float
+    reader: RequestReader  # of the request that arrives, or of the one that is being answered
+    deadline: float  # when it is given up, on the monotonic clock; that of an answer does not move beyond `latest`
     latest: float = 0.0
-    outgoing: bytes = b""
-    keep: bool = True
+    outgoing: bytes = b""  # of an answer, not yet taken by the client
+    keep: bool = True  # after that it may send its next request; else it is drained
+    # answered, but its client may still be sending. Closing at once would send a reset, which can overtake the
+    # answer.
     draining: bool = False
 
     @property

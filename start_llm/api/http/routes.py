@@ -18,30 +18,20 @@ Lane = Literal["work", "quick", "feed"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request whose head was read and let in.
-
-    Attributes:
-        path: without query and without slashes at its end. `query`: what follows ``?``, as it was sent.
-        headers: case-insensitive.
-        body: empty until all of it has arrived.
-        params: what the route's path holds, e.g. a response's id.
-        received: ``time.monotonic()`` when it was complete, in seconds.
-        handler: ``None`` for OPTIONS, which is answered with the `methods` that the path takes.
-        origin: of the web page that asks, if one asks and may.
-        most_bytes: of the body; ``None``: no body is read, the connection closes behind the answer if one comes.
-    """
+    """A request whose head was read and let in."""
 
     method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-    params: tuple[str, ...] = ()
-    received: float = 0.0
+    path: str  # without query and without slashes at its end. `query`: what follows ``?``, as it was sent
+    headers: Mapping[str, str]  # case-insensitive
+    body: bytes = b""  # empty until all of it has arrived
+    params: tuple[str, ...] = ()  # what the route's path holds, e.g. a response's id
+    received: float = 0.0  # ``time.monotonic()`` when it was complete, in seconds
     visitor: Visitor = NOBODY
-    handler: Handler | None = None
+    handler: Handler | None = None  # ``None`` for OPTIONS, which is answered with the `methods` that the path takes
     methods: tuple[str, ...] = ()
-    origin: str | None = None
+    origin: str | None = None  # of the web page that asks, if one asks and may
     lane: Lane = "work"
+    # of the body; ``None``: no body is read, the connection closes behind the answer if one comes
     most_bytes: int | None = None
     query: str = ""
 

@@ -56,22 +56,15 @@ class Headers(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request without its body.
-
-    Attributes:
-        target: as it was sent; visible ASCII only. `path`: without its query and slashes at its end.
-        length: bytes of the body, 0 if there is none; ``None`` if it comes in chunks.
-        keep_alive: the client can take another answer on this connection.
-        expects: it waits for ``100 Continue`` before it sends the body.
-    """
+    """A request without its body."""
 
     method: str
-    target: str
+    target: str  # as it was sent; visible ASCII only. `path`: without its query and slashes at its end
     path: str
     headers: Headers
-    length: int | None
-    keep_alive: bool
-    expects: bool
+    length: int | None  # bytes of the body, 0 if there is none; ``None`` if it comes in chunks
+    keep_alive: bool  # the client can take another answer on this connection
+    expects: bool  # it waits for ``100 Continue`` before it sends the body
 
 
 def find_head(received: bytearray, searched: int) -> int:

@@ -46,25 +46,17 @@ SUMMARY = TextKind(
 
 @dataclass(frozen=True, slots=True)
 class ResponsesExchange(Exchange):
-    """A response that is being made.
+    """A response that is being made."""
 
-    Attributes:
-        echo: the fields that repeat the request.
-        items: the whole input, that of earlier responses included.
-        thinking: how reasoning is shown, `REASONING` or `SUMMARY`; `sealed`: also as only this server reads it.
-        created: unix seconds.
-        store: where the response is kept, ``None`` if it is not; `must_store`: if that fails, so does the answer.
-        origin: the client's tool by the name that the model calls.
-    """
-
-    echo: dict[str, Any]
-    items: list[Any]
-    thinking: TextKind
+    echo: dict[str, Any]  # the fields that repeat the request
+    items: list[Any]  # the whole input, that of earlier responses included
+    thinking: TextKind  # how reasoning is shown, `REASONING` or `SUMMARY`; `sealed`: also as only this server reads it
     sealed: bool
-    created: float
+    created: float  # unix seconds
+    # where the response is kept, ``None`` if it is not; `must_store`: if that fails, so does the answer
     store: OwnResponses | None
     must_store: bool
-    origin: Callable[[str], Named]
+    origin: Callable[[str], Named]  # the client's tool by the name that the model calls
 
     def body(self, result: Collected) -> dict[str, Any]:
         choice = result.choices[0]

@@ -23,27 +23,16 @@ _CDATA = "<![CDATA["
 
 @dataclass(frozen=True)
 class Tags:
-    """A family's markup, and the reader of calls that are written in it.
+    """A family's markup, and the reader of calls that are written in it."""
 
-    Attributes:
-        outer: (start, end) around all calls, ``("", "")`` if there is none.
-        call: (start of the head, end of the call); ``("", "")`` where `outer` stands around each call.
-        param: (start of the head, end of the value).
-        head_end: what ends a head.
-        value_start: what stands between a head that is a key alone and its value; ``""``: heads are tags.
-        trim_end: one line break before a value's end is always markup.
-        json_block: head of a block that holds all arguments as JSON, and its end.
-        cdata: values may be wrapped as in XML.
-    """
-
-    outer: tuple[str, str]
-    call: tuple[str, str]
-    param: tuple[str, str]
-    head_end: str = ">"
-    value_start: str = ""
-    trim_end: bool = False
-    json_block: tuple[str, str] | None = None
-    cdata: bool = False
+    outer: tuple[str, str]  # (start, end) around all calls, ``("", "")`` if there is none
+    call: tuple[str, str]  # (start of the head, end of the call); ``("", "")`` where `outer` stands around each call
+    param: tuple[str, str]  # (start of the head, end of the value)
+    head_end: str = ">"  # what ends a head
+    value_start: str = ""  # what stands between a head that is a key alone and its value; ``""``: heads are tags
+    trim_end: bool = False  # one line break before a value's end is always markup
+    json_block: tuple[str, str] | None = None  # head of a block that holds all arguments as JSON, and its end
+    cdata: bool = False  # values may be wrapped as in XML
 
     def read_block(self, calls: Calls) -> Step[None]:
         """Reads calls from after `outer`'s start to its end."""
