@@ -113,7 +113,16 @@ def _read(path: Path) -> Features | None:
     if not path.is_file():
         return None
     try:
-        found = _opened(path)
+        content = path.read_bytes()
+        data = content[_DIGEST_BYTES:]
+        if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
+            raise ValueError("wrong checksum")
+        loaded = mx.load(io.BytesIO(data), format="safetensors", return_metadata=True)
+        arrays, about = cast(tuple[dict[str, mx.array], dict[str, str]], loaded)
+        rows, *deep = [arrays[str(index)] for index in range(len(arrays))]
+        mx.eval(rows, *deep)
+        grid = json.loads(about["grid"])
+        found = Features(rows, tuple(deep), None if grid is None else (grid[0], grid[1]))
         os.utime(path)
     except _DAMAGE as error:
         log.warning("a file of image features is damaged and is removed: %s: %s", path.name, error)
@@ -129,17 +138,3 @@ def _packed(features: Features) -> bytes:
     mx.save_safetensors(buffer, arrays, {"grid": json.dumps(features.grid)})
     data = buffer.getvalue()
     return hashlib.sha256(data).digest() + data
-
-
-def _opened(path: Path) -> Features:
-    """Raises one of `_DAMAGE`."""
-    content = path.read_bytes()
-    data = content[_DIGEST_BYTES:]
-    if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
-        raise ValueError("wrong checksum")
-    loaded = mx.load(io.BytesIO(data), format="safetensors", return_metadata=True)
-    arrays, about = cast(tuple[dict[str, mx.array], dict[str, str]], loaded)
-    rows, *deep = [arrays[str(index)] for index in range(len(arrays))]
-    mx.eval(rows, *deep)
-    grid = json.loads(about["grid"])
-    return Features(rows, tuple(deep), None if grid is None else (grid[0], grid[1]))

@@ -166,23 +166,16 @@ class Drafts:
         same = [answer for answer in self._answers if answer.conversation == work.conversation]
         others = [list(a.said) for a in same if common_prefix(prompt, a.prompt) == len(a.prompt)]
         answer = _Answer(work.conversation or "", prompt, list(generated))
-        if work.conversation is not None:
+        acceptance = Acceptance(self.gate.acceptance)
+        if work.conversation is not None:  # a session that copies does not pay for one that does not
             self._answers.append(answer)
+            acceptance = self._acceptances.get(work.conversation) or acceptance
+            self._acceptances.put(work.conversation, acceptance)
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
-        acceptance = self._acceptance(work.conversation)
         return RowDrafts(lambda: index.result() if index.done() else None, acceptance, answer.said)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)
-
-    def _acceptance(self, conversation: str | None) -> Acceptance:
-        """A session that copies does not pay for one that does not."""
-        if conversation is None:
-            return Acceptance(self.gate.acceptance)
-        found = self._acceptances.get(conversation)
-        if found is None:
-            self._acceptances.put(conversation, found := Acceptance(self.gate.acceptance))
-        return found
 
 
 def make_drafts(

@@ -22,12 +22,9 @@ _HOPELESS = 0.02  # a token that is right less often ends a draft
 
 
 class DraftGate:
-    """
-    Args:
-        carries: after a rejection the accepted tokens have to be computed again, with the next pass.
+    """`carries`: after a rejection the accepted tokens have to be computed again, with the next pass.
 
-    Attributes:
-        acceptance: of all conversations.
+    `acceptance`: of all conversations.
     """
 
     def __init__(self, costs: PassCosts, carries: bool = False) -> None:

@@ -25,14 +25,9 @@ _FROM_LETTERS = dict.fromkeys(range(256), _NO_BYTE) | {k: chr(byte) for k, byte 
 
 
 def make_vocabulary(backend: Any, eos: Sequence[int]) -> LLTokenizer:
-    """Any thread.
+    """Any thread. Raises ValueError: llguidance cannot read a tokenizer of this kind.
 
-    Args:
-        backend: a `tokenizers.Tokenizer`.
-        eos: every token that ends a generation.
-
-    Raises:
-        ValueError: llguidance cannot read a tokenizer of this kind.
+    `backend`: a `tokenizers.Tokenizer`. `eos`: every token that ends a generation.
     """
     words = _words(backend) if eos else None
     if words is None:
@@ -47,20 +42,17 @@ class _Known:
     def __init__(self, backend: Any, tokens: list[bytes], eos: int) -> None:
         self._backend = backend
         self.tokens = tokens
-        self.special_token_ids = sorted(_special(backend))
+        added = backend.get_added_tokens_decoder().items()
+        # The tokens that never match as text: as llguidance would tell by itself.
+        self.special_token_ids = sorted(
+            index
+            for index, token in added
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        )
         self.eos_token_id, self.bos_token_id = eos, None
 
     def __call__(self, text: str) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
-
-
-def _special(backend: Any) -> dict[int, str]:
-    """The tokens that never match as text: as llguidance would tell by itself."""
-    return {
-        index: token.content
-        for index, token in backend.get_added_tokens_decoder().items()
-        if token.special or (token.content.startswith("<") and token.content.endswith(">"))
-    }
 
 
 def _words(backend: Any) -> list[bytes] | None:

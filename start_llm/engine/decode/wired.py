@@ -40,10 +40,9 @@ def no_wired_limit() -> Iterator[None]:
 
 
 def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> bool:
-    """To be called once, when the weights are loaded and nothing else is. Raises what `wired_bytes` raises.
+    """To be called once, when the weights are loaded and nothing else is. True: something is wired now.
 
-    Returns:
-        Whether anything is wired now.
+    Raises what `wired_bytes` raises.
     """
     mx.clear_cache()  # buffers left over from loading must not take the weights' place
     nbytes = wired_bytes(setting, device, mx.get_active_memory())

@@ -94,11 +94,7 @@ def _whole_images(job: Job, before: int, end: int) -> int:
 class IdlePrefill:
     """At most one piece of idle work at a time. Whatever goes wrong with it ends it and nothing else.
 
-    Args:
-        step: prompt tokens a chunk; small, so that a request never waits for long.
-
-    Attributes:
-        tokens: prompt tokens that were computed in idle gaps.
+    `step`: prompt tokens a chunk; small, so that a request never waits for long. `tokens`: those that were computed.
     """
 
     def __init__(self, prefill: Prefill, store: GuardedStore, step: int, clock: Callable[[], float]) -> None:
@@ -162,12 +158,9 @@ class IdlePrefill:
 
 
 class Prompts:
-    """
-    Args:
-        least_shared: a shared beginning that is shorter than this is computed again rather than waited for.
+    """`least_shared`: a shared beginning that is shorter than this is computed again rather than waited for.
 
-    Attributes:
-        trim_misses: restores that were shorter than what is stored, for want of a checkpoint.
+    `trim_misses`: restores that were shorter than what is stored, for want of a checkpoint.
     """
 
     def __init__(

@@ -95,7 +95,9 @@ class Rows:
 
 
 class Requests:
-    """`decoded`: what decoding those took that have ended. `waiting`: not admitted, or put back after they had run; the
+    """A job on trial has ``alone > 0``: the tokens that it has to decode alone yet.
+
+    `decoded`: what decoding those took that have ended. `waiting`: not admitted, or put back after they had run; the
     first one is next.
     """
 
@@ -186,6 +188,30 @@ class Requests:
         for job in reversed([*self._rows.clear(), *self._prompts]):
             self.put_back(job)
 
+    def try_alone(self, jobs: Sequence[Job]) -> None:
+        """A step of these jobs failed, and their rows are gone."""
+        for job in reversed(jobs):
+            job.failures += 1
+            job.alone = TRIAL_TOKENS if job.failures == 1 else math.inf
+            self.put_back(job)
+
+    def may_start(self, job: Job) -> bool:
+        """Whether a waiting job may be admitted: those on trial one after the other."""
+        return not job.alone or not any(other.alone for other in self if other.stage is not Stage.WAITING)
+
+    def may_decode(self, job: Job) -> bool:
+        """Whether a job whose prompt is done may decode now: one on trial alone, the others after all trials."""
+        return not len(self._rows) if job.alone else not any(other.alone for other in self)
+
+    def tried(self, job: Job) -> None:
+        """The job has decoded a token. Once it is cleared it makes room for the next trial, if there is one."""
+        if not job.alone:
+            return
+        job.alone -= 1
+        untried = [other for other in self.waiting if other.alone]
+        if not job.alone and untried:
+            self.put_back(job, self.waiting.index(untried[-1]) + 1)
+
     def _to_waiting(self, job: Job, place: int, pending: int | None = None) -> None:
         self._prompts.discard(job)
         job.pause(self._clock(), pending)
@@ -221,36 +247,3 @@ def _as_error(error: Exception) -> StartLLMError:
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return OutOfMemory("The request does not fit in this machine's memory.")
     return Internal(f"The model failed on this request: {type(error).__name__}: {error}")
-
-
-class Trials:
-    """A job on trial has ``alone > 0``: the tokens that it has to decode alone yet."""
-
-    def __init__(self, requests: Requests, rows: Rows) -> None:
-        self._requests, self._rows = requests, rows
-
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """A step of these jobs failed, and their rows are gone."""
-        for job in reversed(jobs):
-            job.failures += 1
-            job.alone = TRIAL_TOKENS if job.failures == 1 else math.inf
-            self._requests.put_back(job)
-
-    def may_start(self, job: Job) -> bool:
-        """Whether a waiting job may be admitted: those on trial one after the other."""
-        return not job.alone or not any(other.alone for other in self._requests if other.stage is not Stage.WAITING)
-
-    def may_decode(self, job: Job) -> bool:
-        """Whether a job whose prompt is done may decode now: one on trial alone, the others after all trials."""
-        if job.alone:
-            return not len(self._rows)
-        return not any(other.alone for other in self._requests)
-
-    def decoded(self, job: Job) -> None:
-        """The job has decoded a token. Once it is cleared it makes room for the next trial, if there is one."""
-        if not job.alone:
-            return
-        job.alone -= 1
-        untried = [other for other in self._requests.waiting if other.alone]
-        if not job.alone and untried:
-            self._requests.put_back(job, self._requests.waiting.index(untried[-1]) + 1)
