@@ -63,8 +63,7 @@ class ChatService:
         model.check(request)
         request = replace(request, sampling=request.sampling.with_defaults(model.sampling))
         # 1. messages -> tokens
-        request = self._read(model, request)
-        prepared = self._prepare(model, request)
+        request, prepared = self._prepare(model, request)
         prompt = prepared.prompt
         if self._on_prompt is not None:
             self._on_prompt(request.id, _text(request, prepared))
@@ -80,28 +79,26 @@ class ChatService:
         # 4. tokens come back as events
         return stream
 
-    def _read(self, model: ModelHandle, request: ChatRequest) -> ChatRequest:
-        """The request with its images read."""
+    def _prepare(self, model: ModelHandle, request: ChatRequest) -> tuple[ChatRequest, Prepared]:
+        """The request with its images read, and its prompt."""
         appended = self._images.appended(request.messages, fetched=model.eyes is not None)
-        request = replace(request, appended=appended)
         if model.eyes is None:
-            return replace(request, messages=self._images.told(request.messages))
-        messages, pictures = self._images.shown(request.messages, model.eyes.problem)
-        return replace(request, messages=messages, pictures=pictures)
-
-    def _prepare(self, model: ModelHandle, request: ChatRequest) -> Prepared:
+            messages, pictures = self._images.told(request.messages), request.pictures
+        else:
+            messages, pictures = self._images.shown(request.messages, model.eyes.problem)
+        request = replace(request, appended=appended, messages=messages, pictures=pictures)
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
-        return model.pipeline.prepare(request, thinking=thinking)
+        return request, model.pipeline.prepare(request, thinking=thinking)
 
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
         with loaded(self._models.open(request.model), request.model) as model:
-            return len(self._prepare(model, self._read(model, request)).prompt.tokens)
+            return len(self._prepare(model, request)[1].prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
         with loaded(self._models.open(request.model), request.model) as model:
-            prepared = self._prepare(model, self._read(model, request))
+            _, prepared = self._prepare(model, request)
             return model.pipeline.explain(self._engine.plan(prepared.prompt, model.model), prepared)
 
     def stored(self) -> StoredTree:

@@ -356,24 +356,16 @@ class WaitingStream:
         return self
 
     def __next__(self) -> Event:
-        if self._stream is None and (waited := self._wait()) is not None:
-            return waited
-        assert self._stream is not None
+        while self._stream is None:
+            if not (self._over.is_set() or self._lease.wait(self._poll)):
+                return Progress(0, 0)
+            if self._over.is_set():
+                raise StopIteration
+            try:
+                self.begin()
+            except StartLLMError as error:
+                return Failed(error)
         return next(self._stream)
-
-    def _wait(self) -> Event | None:
-        """A sign of life, or why the request ends; ``None``: it has begun."""
-        if self._over.is_set():
-            raise StopIteration
-        if not self._lease.wait(self._poll):
-            return Progress(0, 0)
-        if self._over.is_set():
-            raise StopIteration
-        try:
-            self.begin()
-        except StartLLMError as error:
-            return Failed(error)
-        return None
 
     def close(self) -> None:
         with self._lock:

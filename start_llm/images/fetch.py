@@ -15,7 +15,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from start_llm.images.pixels import Unreadable
@@ -61,12 +60,6 @@ def is_public(address: str) -> bool:
     return ip.is_global and not special and not ip.is_multicast and not ip.is_reserved
 
 
-class _Target(NamedTuple):
-    parts: SplitResult
-    host: str
-    port: int
-
-
 class Fetcher:
     """Thread-safe.
 
@@ -91,15 +84,16 @@ class Fetcher:
 
     def fetch(self, url: str) -> bytes:
         """Raises FetchRefused; its message says what is wrong, in words that fit behind an image's place."""
-        target = self._target(url)
+        parts, host, port = self._checked(url)
         if not self._slots.acquire(timeout=self._seconds):
             raise FetchRefused("too many images are being fetched")
         try:
-            return self._get(target, self._address(target))
+            return self._get(parts, host, port)
         finally:
             self._slots.release()
 
-    def _target(self, url: str) -> _Target:
+    def _checked(self, url: str) -> tuple[SplitResult, str, int]:
+        """The address with its host and port, if the user named them."""
         try:
             parts = urlsplit(url)
             host = (parts.hostname or "").lower().rstrip(".")
@@ -111,40 +105,41 @@ class Fetcher:
         usual = _PORTS.get(parts.scheme.lower()) == port
         if not host or not port or not (f"{host}:{port}" in self._hosts or (usual and host in self._hosts)):
             raise FetchRefused(f"{host or 'this'} is not among IMAGE_URL_HOSTS; send the image itself as a data URL")
-        return _Target(parts, host, port)
+        return parts, host, port
 
-    def _address(self, target: _Target) -> str:
+    def _address(self, host: str, port: int) -> str:
         """The address to connect to. One that is not public among them condemns the name."""
         try:
-            addresses = self._resolve(target.host, target.port)
+            addresses = self._resolve(host, port)
         except (OSError, UnicodeError):
-            raise FetchRefused(f"{target.host} is not known") from None
+            raise FetchRefused(f"{host} is not known") from None
         if not addresses or not all(map(self._public, addresses)):
-            raise FetchRefused(f"{target.host} leads to an address that is not public")
+            raise FetchRefused(f"{host} leads to an address that is not public")
         return addresses[0]
 
-    def _get(self, target: _Target, address: str) -> bytes:
+    def _get(self, parts: SplitResult, host: str, port: int) -> bytes:
+        address = self._address(host, port)
         ends = time.monotonic() + self._seconds
-        connection = http.client.HTTPConnection(target.host, target.port, timeout=self._seconds)
+        connection = http.client.HTTPConnection(host, port, timeout=self._seconds)
         cut: threading.Timer | None = None
         try:
-            connection.sock = socket.create_connection((address, target.port), timeout=self._seconds)
+            connection.sock = socket.create_connection((address, port), timeout=self._seconds)
             # Each read ends in time, but bytes that trickle have no end: the socket is closed under it.
             cut = threading.Timer(max(0.0, ends - time.monotonic()), _shut, (connection,))
             cut.daemon = True
             cut.start()
-            if target.parts.scheme.lower() == "https":
+            if parts.scheme.lower() == "https":
                 context, plain = ssl.create_default_context(), connection.sock
-                secure = context.wrap_socket(plain, server_hostname=target.host, do_handshake_on_connect=False)
+                secure = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
                 connection.sock = secure
                 secure.do_handshake()
-            path = target.parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+            path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
             connection.request("GET", path, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
             return self._body(connection.getresponse(), ends)
         except (OSError, http.client.HTTPException, ValueError) as error:
             late = time.monotonic() >= ends
             why = f"took more than {self._seconds:g} seconds" if late else f"failed ({type(error).__name__})"
-            raise FetchRefused(f"fetching it from {target.host} {why}") from None
+            raise FetchRefused(f"fetching it from {host} {why}") from None
         finally:
             if cut is not None:
                 cut.cancel()

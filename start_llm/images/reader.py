@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, takewhile
@@ -67,15 +67,7 @@ class ImageReader:
         first = next((image for message in messages for image in message.attachments), None)
         if first is not None and self._settings.images_on_text_model == "reject":
             raise NotSupported(f"{first.path}: this model reads text only; send no images.", param=first.path)
-        known = self._read(messages)
-        numbers, shorts = _numbers(messages, known)
-
-        def place(image: Attachment) -> str:
-            seen = known[id(image)]
-            name, number = _name(image, seen), numbers[seen.identity]
-            return f"[Image {number}: {name}, {seen.description}, not shown: this model reads text only]"
-
-        return tuple(_placed(message, known, shorts, place) for message in messages)
+        return tuple(_placed(messages, self._read(messages), {}, "not shown: this model reads text only"))
 
     def shown(
         self, messages: Sequence[Message], problem: Callable[[int, int], str] = lambda width, height: ""
@@ -94,21 +86,13 @@ class ImageReader:
         for index, image in enumerate(fresh):
             if known[id(image)].problem:
                 raise _refusal(image, index, known[id(image)])
-        numbers, shorts = _numbers(messages, known)
         pictures: dict[str, Picture] = {}
         for image in (image for message in messages for image in message.attachments):
             seen = known[id(image)]
             if not seen.problem and seen.identity not in pictures:
                 load = partial(self._load, image, seen)
                 pictures[seen.identity] = Picture(seen.identity, seen.width, seen.height, load)
-
-        def place(image: Attachment) -> str:
-            seen = known[id(image)]
-            if not seen.problem:
-                return pictures[seen.identity].mark
-            return f"[Image {numbers[seen.identity]}: {_name(image, seen)}, {seen.problem}, not shown]"
-
-        placed = [_placed(message, known, shorts, place) for message in messages]
+        placed = _placed(messages, known, pictures, "not shown")
         if self._settings.vision_history == "last":
             placed = _last_turn(placed)
         return tuple(placed), pictures
@@ -121,7 +105,7 @@ class ImageReader:
         if self._settings.image_map == "off" or not any(message.attachments for message in messages):
             return ""
         known = self._read(messages, fetched=fetched)
-        numbers, _ = _numbers(messages, known)
+        numbers = _numbers(messages, known)
         names = {numbers[seen.identity]: _short_name(seen) for seen in known.values()}
         return f"\n\n{table(names)}"
 
@@ -230,30 +214,36 @@ def _refusal(image: Attachment, index: int, known: KnownImage) -> StartLLMError:
     return kind(f"{image.path}: image {index + 1} of the request: {known.problem}.", param=image.path, code=code)
 
 
-def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> tuple[dict[str, int], set[str]]:
-    """The number of each identity, and the first digits of all identities."""
+def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> dict[str, int]:
+    """The number of each identity."""
     identities = [known[id(image)].identity for message in messages for image in message.attachments]
-    answers = [message.content for message in messages if message.role == "assistant"]
-    told = identities or any(map(_may_tell, answers))
-    return (numbered(identities, answers) if told else {}), {identity[:SHORT] for identity in identities}
+    return numbered(identities, [message.content for message in messages if message.role == "assistant"])
 
 
 def _placed(
-    message: Message, known: dict[int, KnownImage], shorts: set[str], place: Callable[[Attachment], str]
-) -> Message:
-    """The message with what stands for its images in their places."""
-    content = message.content
-    if not message.attachments:
-        told = message.role == "assistant" and _may_tell(content)
-        return replace(message, content=without_table(content, shorts)) if told else message
-    pieces: list[str] = []
-    at = 0
-    for image in message.attachments:
-        pieces += [content[at : image.at], place(image)]
-        at = image.at
-    pieces.append(content[at:])
-    identities = tuple(known[id(image)].identity for image in message.attachments)
-    return replace(message, content=_joined(pieces), images=identities, attachments=())
+    messages: Sequence[Message], known: dict[int, KnownImage], pictures: Mapping[str, Picture], why: str
+) -> list[Message]:
+    """The messages with marks in the places of `pictures`; a line stands for another image, and tells `why`."""
+    numbers = _numbers(messages, known)
+    shorts = {identity[:SHORT] for identity in numbers}
+    placed: list[Message] = []
+    for message in messages:
+        content = message.content
+        if not message.attachments:
+            text = without_table(content, shorts) if message.role == "assistant" else content
+            placed.append(message if text == content else replace(message, content=text))
+            continue
+        pieces: list[str] = []
+        at = 0
+        for image in message.attachments:
+            seen = known[id(image)]
+            line = f"[Image {numbers[seen.identity]}: {_name(image, seen)}, {seen.description}, {why}]"
+            pieces += [content[at : image.at], pictures[seen.identity].mark if seen.identity in pictures else line]
+            at = image.at
+        pieces.append(content[at:])
+        identities = tuple(known[id(image)].identity for image in message.attachments)
+        placed.append(replace(message, content=_joined(pieces), images=identities, attachments=()))
+    return placed
 
 
 def _name(image: Attachment, known: KnownImage) -> str:
@@ -291,10 +281,6 @@ def _address(image: Attachment) -> str:
 def _unread(image: Attachment) -> KnownImage:
     problem = "not fetched" if image.kind == "url" else "not an address that is read; send it as a data URL"
     return KnownImage(_digest(image.source.encode("utf-8", "replace")), problem=problem)
-
-
-def _may_tell(text: str) -> bool:
-    return "<!-- start_llm:images -->" in text
 
 
 def _key(image: Attachment) -> bytes:
