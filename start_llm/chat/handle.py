@@ -65,16 +65,13 @@ class Lease[Handle](Protocol):
 
     def wait(self, seconds: float) -> bool:
         """True once the model is loaded, cannot be loaded, or the lease is closed; False: not within `seconds`."""
-        ...
 
     @property
     def handle(self) -> Handle:
         """What the request may use. Raises StartLLMError: why the model could not be loaded."""
-        ...
 
     def close(self) -> None:
         """May be called twice."""
-        ...
 
 
 @contextmanager
@@ -94,20 +91,16 @@ class Models(Protocol):
 
         Raises NotFound, OutOfMemory, QueueFull, Unavailable, or what its last loading failed with, if not long ago.
         """
-        ...
 
     def open_any(self, name: str) -> Lease[object]:
         """As `open`, of models of every kind: to have it loaded."""
-        ...
 
     @property
     def main(self) -> ModelCard | None:
         """The default model, loaded or not; ``None`` before it was loaded once."""
-        ...
 
     def card(self, name: str) -> ModelCard:
         """Raises NotFound."""
-        ...
 
     def cards(self) -> tuple[ModelCard, ...]: ...
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, takewhile
@@ -20,7 +20,6 @@ from start_llm.core.messages import MARK, Attachment, Message, Picture
 from start_llm.core.settings import Settings
 from start_llm.files.lru import Lru
 from start_llm.images.fetch import Fetcher
-from start_llm.images.numbers import SHORT, numbered, table, without_table
 from start_llm.images.pixels import DECODING, ImageFile, ImageTooLarge, Unreadable
 
 MOST_IMAGES = 1000
@@ -32,6 +31,13 @@ _EXTENSIONS = {"PNG": ".png", "JPEG": ".jpeg", "GIF": ".gif", "WebP": ".webp"}
 _NOT_IN_NAMES = re.compile(r"[^\w .()+@,#&~'-]")
 _NAME_CHARS = 80
 _URL_CHARS = 200
+_SHORT = 8
+"""Hexadecimal digits of an identity that a made-up file name carries."""
+
+# The table that IMAGE_MAP=on appends to answers keeps the numbers when a client has dropped the images themselves.
+HEAD = "<!-- start_llm:images -->\n| Image | Filename |\n|-------|----------|\n"
+_TABLE = re.compile(re.escape(HEAD) + r"((?:\|[^\n]*\|(?:\n|$))+)")
+_ROW = re.compile(r"\| ([1-9]\d{0,5}) \| image_([0-9a-f]{8})(?:\.\w{1,8})? \|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +221,49 @@ def _refusal(image: Attachment, index: int, known: KnownImage) -> StartLLMError:
 
 
 def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> dict[str, int]:
-    """The number of each identity."""
-    identities = [known[id(image)].identity for message in messages for image in message.attachments]
-    return numbered(identities, [message.content for message in messages if message.role == "assistant"])
+    """The number of each identity, in the conversation's order; the same image has the same number in every request."""
+    given = _numbers_told(message.content for message in messages if message.role == "assistant")
+    numbers: dict[str, int] = {}
+    last = max(given.values(), default=0)
+    for image in (image for message in messages for image in message.attachments):
+        identity = known[id(image)].identity
+        if identity not in numbers:
+            numbers[identity] = given.get(identity[:_SHORT]) or last + 1
+            last = max(last, numbers[identity])
+    return numbers
+
+
+def _numbers_told(answers: Iterable[str]) -> dict[str, int]:
+    """By the first digits of their identities: what tables in the `answers` say. No number is two images'."""
+    given: dict[str, int] = {}
+    taken: set[int] = set()
+    for found in (found for text in answers for found in _TABLE.finditer(text)):
+        for row in filter(None, map(_ROW.fullmatch, found[1].splitlines())):
+            short, number = row[2], int(row[1])
+            if short not in given and number not in taken:
+                given[short] = number
+                taken.add(number)
+    return given
+
+
+def table(numbers: Mapping[int, str]) -> str:
+    """The table of `numbers` (number: file name), to stand at the end of an answer."""
+    return HEAD + "\n".join(f"| {number} | {name} |" for number, name in sorted(numbers.items()))
+
+
+def without_table(text: str, known: Iterable[str]) -> str:
+    """`text` without a table at its end whose images are all among `known` (first digits of identities).
+
+    A table with anything else in it stays: the model is shown all that was sent.
+    """
+    tables = list(_TABLE.finditer(text))
+    if not tables or text[tables[-1].end() :].strip():
+        return text
+    found = tables[-1]
+    rows = [_ROW.fullmatch(line) for line in found[1].splitlines()]
+    images = set(known)
+    ours = all(row is not None and row[2] in images for row in rows)
+    return text[: found.start()].rstrip() if ours else text
 
 
 def _placed(
@@ -225,7 +271,7 @@ def _placed(
 ) -> list[Message]:
     """The messages with marks in the places of `pictures`; a line stands for another image, and tells `why`."""
     numbers = _numbers(messages, known)
-    shorts = {identity[:SHORT] for identity in numbers}
+    shorts = {identity[:_SHORT] for identity in numbers}
     placed: list[Message] = []
     for message in messages:
         content = message.content
@@ -252,7 +298,7 @@ def _name(image: Attachment, known: KnownImage) -> str:
 
 def _short_name(known: KnownImage) -> str:
     """A file name for an image whose client tells none."""
-    return f"image_{known.identity[:SHORT]}{_EXTENSIONS.get(known.format, '')}"
+    return f"image_{known.identity[:_SHORT]}{_EXTENSIONS.get(known.format, '')}"
 
 
 def _joined(pieces: Sequence[str]) -> str:

@@ -29,11 +29,7 @@ SECRET_BYTES = 24
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """Runs a client and returns its exit code; 1 where it cannot be launched, 127 if it is missing.
-
-    Args:
-        options: ``client``, ``print``, ``via_proxy``, ``my_config``, and ``arguments``, which are the client's own.
-    """
+    """Runs a client and returns its exit code; 1 where it cannot be launched, 127 if it is missing."""
     client = CLIENTS[options.client]
     executable = shutil.which(client.name)
     if executable is None and not options.print:

@@ -130,7 +130,7 @@ class Place:
         """The server stays, also when nobody uses it: somebody has started it by name."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            os.close(os.open(self._keep_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            self._keep_path.touch(0o600, exist_ok=False)
 
     def forget_keep(self) -> None:
         """Nobody has started it by name after all."""

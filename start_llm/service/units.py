@@ -28,12 +28,7 @@ RESTART_SECONDS = 10
 
 @dataclass(frozen=True)
 class ServiceUnit:
-    """A service's description for the system.
-
-    Attributes:
-        files: where they belong, and what stands in them.
-        load, unload: commands that tell the system of it, and that it goes.
-    """
+    """A service for the system: its files by their paths, and the commands that tell of it, and that it goes."""
 
     files: dict[Path, str]
     load: tuple[tuple[str, ...], ...]
@@ -42,17 +37,16 @@ class ServiceUnit:
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
     """Shows the unit, asks, writes it and has the system start it; 1 where that fails."""
-    flags = {name: str(value) for name, value in options.overrides.items()}
     installed = installed_on_demand()
     if options.what == "uninstall":
-        return _uninstall(unit_for(sys.platform, settings, flags, os.environ, on_demand=bool(installed)))
+        return _uninstall(unit_for(sys.platform, settings, options.overrides, os.environ, on_demand=bool(installed)))
     if options.on_demand and not settings.mlx_port:
         print("service: --on-demand needs a port of its own, not MLX_PORT=0.", file=sys.stderr)
         return ExitCode.BAD_SETTING
     if installed is not None and installed != options.on_demand:
         print("A service of the other kind is installed; `service uninstall` first.", file=sys.stderr)
         return 1
-    unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
+    unit = unit_for(sys.platform, settings, options.overrides, os.environ, on_demand=options.on_demand)
     for path, text in unit.files.items():
         print(f"{path}:\n\n{text}")
     asked = "Write it and start the server? [y/N] "

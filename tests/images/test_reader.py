@@ -14,8 +14,7 @@ from start_llm.core.messages import MARK, Attachment, Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
 from start_llm.images.fetch import FetchRefused
-from start_llm.images.numbers import HEAD, table
-from start_llm.images.reader import ImageReader
+from start_llm.images.reader import HEAD, ImageReader, table
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
 from tests.images.pictures import b64, encoded, noise, png
 
