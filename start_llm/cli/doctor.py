@@ -25,7 +25,7 @@ from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
 from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import address, bind_error, get_json, who_listens
+from start_llm.host.ports import address, ask_json, bind_error, who_listens
 from start_llm.models.catalog import snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
@@ -230,7 +230,7 @@ def port(subject: str, variable: str, host: str, number: int, runs: str | None =
 
 def answers(host: str, number: int, path: str, name: str) -> bool:
     """Whether somebody listens there who answers with a JSON object that has this field."""
-    _, body = get_json(f"{address(host, number)}{path}", seconds=ANSWER_SECONDS)
+    _, body = ask_json(f"{address(host, number)}{path}", seconds=ANSWER_SECONDS)
     return isinstance(body, dict) and name in body
 
 

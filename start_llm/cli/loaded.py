@@ -19,7 +19,7 @@ from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import LINE_SECONDS
 from start_llm.host.home import command as program
-from start_llm.host.ports import model_cards, post_json, server_state
+from start_llm.host.ports import ask_json, model_cards, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
 from start_llm.service.commands import NOT_RUNNING
@@ -59,7 +59,7 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
     began = time.monotonic()
     status, answer = _with_life(
         f"{_DOING[what]} {name}",
-        lambda: post_json(f"{place.url}/v1/models/{what}", body, settings.api_key, _CHANGE_SECONDS),
+        lambda: ask_json(f"{place.url}/v1/models/{what}", settings.api_key, _CHANGE_SECONDS, body),
     )
     if status != 200 or not isinstance(answer, dict):
         print(_refusal(settings, name, status, answer), file=sys.stderr)

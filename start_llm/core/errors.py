@@ -13,9 +13,9 @@ class StartLLMError(Exception):
     """Base. `param` names the field of the request; `code` is a stable machine-readable word.
 
     `refusal`: the request is sound, and it is this server that cannot answer it now: the word for why. Another model
-    could, see FALLBACK_MODEL.
+    could, see FALLBACK_MODEL. `retry_after`: seconds.
 
-    A subclass gives its status, type, code and refusal in the line of its name.
+    A subclass gives its status, type, code, refusal and `retry_after` in the line of its name.
     """
 
     status = 500
@@ -24,12 +24,16 @@ class StartLLMError(Exception):
     retry_after: float | None = None
     refusal: str | None = None
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         if code is not None:
             self.code = code
+        if retry_after is not None:
+            self.retry_after = retry_after
 
     def __init_subclass__(cls, **attributes: Any) -> None:
         for name, value in attributes.items():
@@ -89,10 +93,7 @@ class TooLarge(StartLLMError, status=413, type="request_too_large"): ...
 class UnsupportedMediaType(StartLLMError, status=415, type="invalid_request_error"): ...
 
 
-class QueueFull(StartLLMError, status=429, type="rate_limit_error", code="queue_full", refusal="queue_full"):
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+class QueueFull(StartLLMError, status=429, type="rate_limit_error", code="queue_full", refusal="queue_full"): ...
 
 
 class ClientGone(StartLLMError, status=499, type="client_closed_request"):
@@ -106,14 +107,8 @@ class NotSupported(StartLLMError, status=501, type="not_supported_error", code="
     """Not by this model, or not yet by this server."""
 
 
-class Unavailable(StartLLMError, status=503, type="overloaded_error", code="unavailable"):
+class Unavailable(StartLLMError, status=503, type="overloaded_error", code="unavailable", retry_after=2.0):
     """Loading, wedged or shutting down."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float = 2.0
-    ) -> None:
-        super().__init__(message, param=param, code=code)
-        self.retry_after = retry_after
 
 
 class TimedOut(StartLLMError, status=504, type="timeout_error", code="watchdog"):

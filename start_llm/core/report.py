@@ -42,6 +42,12 @@ class Miss:
         where = f" in {self.place}" if self.place else ""
         return f"{self.reason}{where}: {self.remedy}" if self.remedy else f"{self.reason}{where}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        data = asdict(self)
+        del data["stored"]
+        return data
+
 
 @dataclass(frozen=True, slots=True)
 class Background:
@@ -52,16 +58,10 @@ class Background:
 
     def as_dict(self, *, everything: bool) -> dict[str, Any]:
         """Plain JSON types; the words that are stored only for who may see `everything`."""
-        parted = self.parted
+        parted = None if self.parted is None else self.parted.as_dict()
         if parted is not None and not everything:
-            parted = replace(parted, expected="")
-        return {"note": list(self.note), "parted": None if parted is None else _plain(parted)}
-
-
-def _plain(miss: Miss) -> dict[str, Any]:
-    data = asdict(miss)
-    del data["stored"]
-    return data
+            parted["expected"] = ""
+        return {"note": list(self.note), "parted": parted}
 
 
 _COUNTS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", "copied_bytes", "generated")
@@ -98,7 +98,7 @@ class CacheReport:
             if not data[name]:
                 del data[name]
         if self.miss is not None:
-            data["miss"] = _plain(self.miss)
+            data["miss"] = self.miss.as_dict()
         return data
 
     def plus(self, other: CacheReport) -> CacheReport:
@@ -141,13 +141,10 @@ class StoredTree:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, one list a field: a tree of 10,000 segments is half as long as with their names."""
-        rows = zip(*self.segments, strict=True) if self.segments else ((),) * len(StoredSegment._fields)
-        columns: dict[str, list[Any]] = {
-            name: list(column) for name, column in zip(StoredSegment._fields, rows, strict=True)
-        }
-        columns["disk"] = [int(there) for there in columns["disk"]]
+        columns = {name: [getattr(segment, name) for segment in self.segments] for name in StoredSegment._fields}
         return {
             **columns,
+            "disk": [int(segment.disk) for segment in self.segments],
             "conversations": [list(named) for named in self.conversations],
             "left_out": self.left_out,
             "token_bytes": round(self.token_bytes, 1),

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = PACKAGE.parent
+SOURCES = Path(__file__).resolve().parents[2]
 """The folder that this package is imported from: a clone, or site-packages."""
 COMMAND_VARIABLE = "START_LLM_COMMAND"
 NAME = "start-llm"

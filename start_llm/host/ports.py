@@ -86,17 +86,9 @@ def ask(url: str, key: str | None = None, seconds: float = 5, given: Any = None)
         connection.close()
 
 
-def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
+def ask_json(url: str, key: str | None = None, seconds: float = 5, given: Any = None) -> tuple[int, Any]:
     """As `ask`; the body is ``None`` where it is no JSON."""
-    return _parsed(*ask(url, key, seconds))
-
-
-def post_json(url: str, given: Any, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
-    """(status, body) of a POST of JSON, as `get_json`."""
-    return _parsed(*ask(url, key, seconds, given))
-
-
-def _parsed(status: int, text: bytes) -> tuple[int, Any]:
+    status, text = ask(url, key, seconds, given)
     try:
         return status, json.loads(text)
     except ValueError:
@@ -105,7 +97,7 @@ def _parsed(status: int, text: bytes) -> tuple[int, Any]:
 
 def server_state(host: str, port: int, seconds: float = 2) -> str | None:
     """The ``state`` that a start_llm server on that port tells; ``None`` if none answers there."""
-    _, body = get_json(f"{address(host, port)}/health", seconds=seconds)
+    _, body = ask_json(f"{address(host, port)}/health", seconds=seconds)
     state = body.get("state") if isinstance(body, dict) else None
     return state if isinstance(state, str) else None
 
@@ -118,7 +110,7 @@ def served_model(host: str, port: int, key: str | None = None, seconds: float = 
 
 def model_cards(url: str, key: str | None = None, seconds: float = 2) -> list[dict[str, Any]] | None:
     """What a server at `url` tells of its models, the main one first; ``None`` if none answers there."""
-    _, body = get_json(f"{url}/v1/models", key, seconds)
+    _, body = ask_json(f"{url}/v1/models", key, seconds)
     cards = body.get("data") if isinstance(body, dict) else None
     return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else None
 

@@ -82,10 +82,6 @@ class LayerKit:
 
     # --- stored pieces ------------------------------------------------------
 
-    def cut(self, slices: Slices, at: int) -> tuple[Slices, Slices]:
-        """Divides a run of tokens in two, each with its own buffers."""
-        return self.part(slices, 0, at), self.part(slices, at, slices.length)
-
     def part(self, slices: Slices, start: int, stop: int) -> Slices:
         """The rows [start, stop) of a run, with their own buffers."""
         arrays = [tuple(mx.contiguous(a[..., start:stop, :]) for a in layer) for layer in slices.arrays]

@@ -24,7 +24,7 @@ class ResidentKV:
     """
 
     def __init__(self, kit: LayerKit) -> None:
-        self.tree = SegmentTree(kit.cut)
+        self.tree = SegmentTree(kit.part)
         self.nbytes = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)

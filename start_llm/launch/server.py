@@ -13,7 +13,7 @@ from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import address, free_port, get_json
+from start_llm.host.ports import address, ask_json, free_port
 from start_llm.host.processes import wait_until
 from start_llm.models.catalog import expected_model
 from start_llm.models.recommended import full_name
@@ -64,7 +64,7 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
 def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
     """The running server's endpoint, or what a server with these settings would be; starts nothing."""
     url = address(settings.mlx_host, settings.mlx_port)
-    if settings.mlx_port and get_json(f"{url}/health")[0] == 200:
+    if settings.mlx_port and ask_json(f"{url}/health")[0] == 200:
         return _connect(settings, {}, url, settings.proxy_port if via_proxy else None)
     print(f"# No server answers at {url}; this is what one would be. Start it: {program()} start")
     name, own = expected_model(settings.model_path)
@@ -86,7 +86,7 @@ def _connect(settings: Settings, flags: Mapping[str, str], server_url: str, prox
     url, key = server_url, settings.api_key or "none"
     if proxy_port is not None:
         url = address(settings.mlx_host, proxy_port)
-        if not wait_until(lambda: get_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
+        if not wait_until(lambda: ask_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")
     sees = bool((card.get("capabilities") or {}).get("vision"))
@@ -97,7 +97,7 @@ def _connect(settings: Settings, flags: Mapping[str, str], server_url: str, prox
 
 def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the server tells of the model that `flags` ask for (the main one where they name none), and of all."""
-    status, body = get_json(f"{url}/v1/models", settings.api_key)
+    status, body = ask_json(f"{url}/v1/models", settings.api_key)
     cards = body.get("data") if isinstance(body, dict) else None
     if status != 200 or not cards:
         raise LaunchError(f"{url}/v1/models answered {status}: {body}")
@@ -114,7 +114,7 @@ def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tupl
 
 def _small(settings: Settings, server_url: str, large: list[dict[str, Any]]) -> str:
     """`SMALL_NAME` where the server's MODEL_MAP has a model for it that is none of `large`, else nothing."""
-    status, small = get_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
+    status, small = ask_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
     served = _served(small) if status == 200 and isinstance(small, dict) else (None, None)
     return SMALL_NAME if served[0] and served not in map(_served, large) else ""
 

@@ -22,7 +22,7 @@ from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import ask, free_port, get_json, model_cards
+from start_llm.host.ports import ask, ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, family, stop
@@ -112,7 +112,7 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
     """What can be known of a server: its state on disk, /health, /metrics, its processes."""
     running, state = place.is_running, place.read()
     waiting = is_waiting(place)
-    answer = None if waiting else get_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
+    answer = None if waiting else ask_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
     health = answer if isinstance(answer, dict) else {}
     phase = "on demand" if waiting else "not running"
     if state is not None:

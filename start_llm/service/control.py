@@ -17,7 +17,7 @@ import psutil
 from start_llm.core.settings import Settings
 from start_llm.files.logs import last_lines
 from start_llm.host.home import home, made_home, module_command, python_path
-from start_llm.host.ports import get_json, is_free, who_listens
+from start_llm.host.ports import ask_json, is_free, who_listens
 from start_llm.host.processes import POLL_SECONDS, running, wait_until
 from start_llm.service.place import Place, is_waiting
 from start_llm.service.supervisor import STOP_SECONDS, how
@@ -36,7 +36,7 @@ class ServiceError(RuntimeError):
 
 def answers(place: Place) -> bool:
     """Whether a server on this port is ready for requests."""
-    return get_json(f"{place.url}/health", seconds=ASK_SECONDS)[0] == 200
+    return ask_json(f"{place.url}/health", seconds=ASK_SECONDS)[0] == 200
 
 
 def spawn(settings: Settings, place: Place, flags: dict[str, str], words: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -69,7 +69,7 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say) 
                 return False
         elif is_waiting(place):
             _wake(place, say)
-        elif (answer := get_json(f"{place.url}/health", seconds=ASK_SECONDS))[0]:
+        elif (answer := ask_json(f"{place.url}/health", seconds=ASK_SECONDS))[0]:
             _join_unknown(place, answer[1])
             return False
         else:
@@ -81,7 +81,7 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say) 
 def _wake(place: Place, say: Say) -> None:
     """Has the system start the server, whose port it holds. Raises ServiceError."""
     say(f"the system starts the server on port {place.port}; its log: {place.log}")
-    get_json(f"{place.url}/health", seconds=POLL_SECONDS)
+    ask_json(f"{place.url}/health", seconds=POLL_SECONDS)
     if not wait_until(lambda: place.is_running, WAKE_SECONDS):
         raise ServiceError(
             f"The system holds port {place.port}, but has not started the server; see `systemctl --user status "

@@ -119,7 +119,7 @@ def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
 
 def test_its_own_proxy_is_no_fault(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"/health/readiness": json.loads(READY_BODY)}
-    monkeypatch.setattr(doctor, "get_json", lambda url, **_: (200, told.get(url.partition("4001")[2])))
+    monkeypatch.setattr(doctor, "ask_json", lambda url, **_: (200, told.get(url.partition("4001")[2])))
     found = subjects(list(doctor.examine(settings.model_copy(update={"proxy_port": 4001}), Probe(None))))
     assert found["proxy port"] == Finding("proxy port", "ok", "4001, start_llm's LiteLLM proxy runs there now")
 

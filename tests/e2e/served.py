@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from start_llm.host.ports import free_port, get_json
+from start_llm.host.ports import ask_json, free_port
 from start_llm.host.processes import wait_until
 from tests.e2e.world import ROOT, World, end
 
@@ -58,8 +58,8 @@ def make_served(folder: Path, oracle: Path, *paths: Path) -> Iterator[tuple[dict
     url, proxy_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
     try:
         for ready in (f"{url}/health", f"{proxy_url}/health/readiness"):
-            wait_until(lambda ready=ready: process.poll() is not None or get_json(ready)[0] == 200, 120)  # type: ignore[misc]
-            assert process.poll() is None and get_json(ready)[0] == 200, (folder / "server.txt").read_text()[-3000:]
+            wait_until(lambda ready=ready: process.poll() is not None or ask_json(ready)[0] == 200, 120)  # type: ignore[misc]
+            assert process.poll() is None and ask_json(ready)[0] == 200, (folder / "server.txt").read_text()[-3000:]
         yield (
             {
                 "direct": Target(url, "none", "oracle"),

@@ -5,8 +5,8 @@ import socket
 
 from start_llm.host.ports import (
     address,
+    ask_json,
     free_port,
-    get_json,
     is_free,
     listener,
     served_model,
@@ -39,4 +39,4 @@ def test_a_server_tells_what_it_is() -> None:
     with serving() as port:
         assert server_state("127.0.0.1", port) == "ready" and served_model("127.0.0.1", port) == "served-name"
     assert server_state("127.0.0.1", port) is None and served_model("127.0.0.1", port) is None
-    assert get_json(address("127.0.0.1", port)) == (0, None)
+    assert ask_json(address("127.0.0.1", port)) == (0, None)

@@ -61,10 +61,10 @@ def test_a_peek_never_sees_half_a_change(slow_changes: None) -> None:
 def test_a_look_during_a_change_waits_for_its_end() -> None:
     inside, release = threading.Event(), threading.Event()
 
-    def slow(rows: Slices, at: int) -> tuple[Slices, Slices]:
+    def slow(rows: Slices, start: int, stop: int) -> Slices:
         inside.set()
         release.wait(60)
-        return fake_rows(at), fake_rows(rows.length - at)
+        return fake_rows(stop - start)
 
     tree = SegmentTree(slow)
     tokens = as_tokens(range(1, 101))

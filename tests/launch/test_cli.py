@@ -147,7 +147,7 @@ def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(
 def test_something_else_on_the_port_is_an_error(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "get_json", lambda *_, **__: (404, None))
+    monkeypatch.setattr(control, "ask_json", lambda *_, **__: (404, None))
     assert main(["pi"], settings(tmp_path, mlx_port=8080)) == 1
     assert "MLX_PORT=8080" in capsys.readouterr().err and not out.exists()
 
