@@ -27,37 +27,25 @@ def still_loading(name: str) -> str:
 
 @dataclass(frozen=True)
 class ModelHandle:
-    """The loaded model as the request path needs it; immutable.
+    """The loaded model as the request path needs it; immutable."""
 
-    Attributes:
-        name, source: what clients see; the folder or repository it came from.
-        created: unix seconds.
-        context: most tokens of a request, answer included.
-        check: raises BadRequest for what this model cannot do with a request's numbers.
-        constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
-        views: other forms of a request's tool results, in tokens, that drafts may be taken from.
-        eyes: of a model that is shown images; else a line of text stands for each of them.
-        model: its name for the model thread.
-        sampling: what requests that say nothing of it are drawn with.
-        think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
-    """
-
-    name: str
-    source: str
-    created: int
-    context: int
+    name: str  # what clients see
+    context: int  # most tokens of a request, answer included
     pipeline: Pipeline
     recorder: Recorder
     style: OutputStyle
     detokenizer: Callable[[], Any]
     token_text: Callable[[int], str]
-    check: Callable[[ChatRequest], None]
+    check: Callable[[ChatRequest], None]  # raises BadRequest for what this model cannot do with a request's numbers
+    # the grammar a request asks for, given whether its prompt ends inside reasoning
     constraint: Callable[[ChatRequest, bool], Constraint | None]
-    eyes: Eyes | None = None
+    eyes: Eyes | None = None  # of a model that is shown images; else a line of text stands for each of them
+    # ids of the reasoning tags, where each is one token; else budgets are not enforced
     think_tokens: tuple[int, int] | None = None
+    # other forms of a request's tool results, in tokens, that drafts may be taken from
     views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
-    model: str = ""
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    model: str = ""  # its name for the model thread
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what requests that say nothing of it are drawn with
 
 
 class Lease[Handle](Protocol):

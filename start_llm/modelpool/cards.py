@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,15 +22,15 @@ def card_of(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: 
     probe = loaded.capabilities.probe
     outcome = "open" if probe is None else probe.trial.outcome
     # Its template has room for calls, and it makes none. The embedded model's is ours: it has to be seen calling.
-    silent = outcome != "called" if is_embedded(handle.source) else outcome == "silent"
+    silent = outcome != "called" if is_embedded(loaded.source) else outcome == "silent"
     by_template = bool(traits.reasoning_key or traits.reasoning_inline or traits.switches)
     facts = {name: fact for name, fact in loaded.capabilities.facts.items() if not name.startswith("template.")}
-    details: dict[str, Any] = {"source": handle.source, "facts": {name: asdict(fact) for name, fact in facts.items()}}
+    details: dict[str, Any] = {"source": loaded.source, "facts": {name: asdict(fact) for name, fact in facts.items()}}
     if loaded.adapter is not None:
         details |= {"adapter": loaded.adapter.name} | ({"base": base} if base else {})
     return ModelCard(
         handle.name,
-        handle.created,
+        int(time.time()),
         handle.context,
         tools=traits.tools and not silent,
         reasoning=bool(handle.think_tokens) or (by_template and not silent),

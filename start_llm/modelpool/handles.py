@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from start_llm.chat.handle import ModelHandle
@@ -16,7 +16,7 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import check_tokens
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime
-from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
+from start_llm.parsing.registry import RAW_STRINGS, OutputStyle
 from start_llm.parsing.structured import is_free, make_constraint, model_text
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.drafts import Views
@@ -35,9 +35,7 @@ def make_handle(
 ) -> ModelHandle:
     """Raises NotSupported if the model's chat template cannot be used.
 
-    Args:
-        model: its name on the model thread.
-        anchor: takes a guess of a conversation's next request, and its session.
+    `model`: its name on the model thread. `anchor`: takes a guess of a conversation's next request, and its session.
     """
     loaded, capabilities = runtime.loaded, runtime.loaded.capabilities
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
@@ -58,31 +56,17 @@ def make_handle(
         )
     except TemplateError as error:
         raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
-    style = output_style(
-        tool_parser=capabilities.tool_parser,
-        reasoning_parser=capabilities.reasoning_parser,
-        external=loaded.tool_format,
-        reasoning_tags=capabilities.think_tags,
-    )
-    vocab, size = tokenizer.get_vocab(), len(tokenizer)
+    style, vocab = loaded.style, tokenizer.get_vocab()
     opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
-
-    def check(request: ChatRequest) -> None:
-        check_tokens("logit_bias", (token for token, _ in request.sampling.logit_bias), size)
-        if isinstance(request.prompt, tuple):
-            check_tokens("prompt", request.prompt, size, code="invalid_value")
-
     return ModelHandle(
         name=loaded.name,
-        source=loaded.source,
-        created=int(time.time()),
         context=context,
         pipeline=pipeline,
         recorder=Recorder(pipeline, anchor if settings.reanchor == "on" else None),
         style=style,
         detokenizer=lambda: wrapper.detokenizer,
         token_text=lambda token: str(tokenizer.decode([token])),
-        check=check,
+        check=partial(_check, len(tokenizer)),
         constraint=_constraints(settings, runtime.grammars, style, tokenizer),
         eyes=loaded.vision,
         think_tokens=None if opens is None or closes is None else (opens, closes),
@@ -90,6 +74,13 @@ def make_handle(
         model=model,
         sampling={name: fact.value for name, fact in capabilities.sampling.items()},
     )
+
+
+def _check(size: int, request: ChatRequest) -> None:
+    """Raises BadRequest for a token id that a vocabulary of this `size` does not have."""
+    check_tokens("logit_bias", (token for token, _ in request.sampling.logit_bias), size)
+    if isinstance(request.prompt, tuple):
+        check_tokens("prompt", request.prompt, size, code="invalid_value")
 
 
 def _constraints(

@@ -99,7 +99,7 @@ class LanguageModels:
             )
             card = card_of(entry.settings, handle, runtime.loaded, entry.known.base)
             if entry.known.default:
-                self._registry.names.default_loaded(handle.name, handle.source, runtime.loaded.folder)
+                self._registry.names.default_loaded(handle.name, runtime.loaded.source, runtime.loaded.folder)
             self._registry.ready(entry, handle, runtime.loaded.weights, runtime, card)
         except BaseException:
             self._take_out(entry, handle)

@@ -178,7 +178,7 @@ class Loader:
         with self._registry.lock:
             entry.move("unloaded")
             if entry.waiting:
-                self._registry.want(entry)
+                self._registry.order(entry, "wanted")
             self._registry.room.look_again()
         self.tell(f"unloaded  {entry.name}")
 

@@ -136,7 +136,7 @@ class Pool:
             if entry.users:
                 raise Conflict(f"{entry.name} has {entry.users} requests at work or waiting; end them first.")
             if entry.state == "ready":
-                self._registry.evict(entry)
+                self._registry.order(entry, "evicted")
         until = time.monotonic() + UNLOAD_SECONDS
         while entry.state == "unloading" and time.monotonic() < until and not self._loader.stopping:
             time.sleep(0.02)

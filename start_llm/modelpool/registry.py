@@ -265,7 +265,7 @@ class ModelRegistry:
             return
         renamed = entry.known.name != known.name
         if entry.state == "ready" and (renamed or known.adapter is not None) and not entry.users:
-            self.evict(entry)
+            self.order(entry, "evicted")
         if entry.state == "stored":
             entry.weights = self.names.weights(known)
         if entry.state in {"stored", "unloading"}:
@@ -291,7 +291,7 @@ class ModelRegistry:
                 elif entry.state == "stored":
                     del self._entries[entry.key]
                 elif entry.state == "ready" and (entry.name in names or entry.known.adapter):
-                    self.evict(entry)
+                    self.order(entry, "evicted")
 
     def lease(self, known: KnownModel) -> ModelLease:
         """Raises why the model could not be loaded, if that was a short while ago. QueueFull: who waits for a model
@@ -310,27 +310,23 @@ class ModelRegistry:
                 raise QueueFull(f"{why}; the others are for models that are loaded.", retry_after=BUSY_SECONDS)
             else:
                 if entry.state == "stored":
-                    self.want(entry)
+                    self.order(entry, "wanted")
                 entry.waiting.append(lease)
             entry.users += 1  # last: what was counted and goes wrong would hold the model for ever
             entry.used = time.monotonic()
             return lease
 
-    def want(self, entry: PoolEntry) -> None:
+    def order(self, entry: PoolEntry, event: Literal["wanted", "evicted"]) -> None:
+        """Has the loader bring the model in, or take it out."""
         with self.lock:
-            entry.move("wanted")
-            self.load_queue.put(entry)
-
-    def evict(self, entry: PoolEntry) -> None:
-        with self.lock:
-            entry.move("evicted")
+            entry.move(event)
             self.load_queue.put(entry)
 
     def evict_idle(self, seconds: float) -> None:
         """Those that were not used for so long; 0: none."""
         with self.lock:
             for key in outlived(self.residents(), time.monotonic(), seconds):
-                self.evict(self._entries[key])
+                self.order(self._entries[key], "evicted")
 
     def reclaim(self, need: int) -> bool:
         """Evicts idle models for `need` more bytes. False: there are not so many, and all stay."""
@@ -340,7 +336,7 @@ class ModelRegistry:
             stays = [each.weights for each in staying]
             victims = to_free(need - (together([*stays, *leaving]) - together(stays)), staying)
             for key in victims or ():
-                self.evict(self._entries[key])
+                self.order(self._entries[key], "evicted")
         return victims is not None
 
     def pinned_weights(self, key: str) -> list[Weights]:

@@ -152,10 +152,6 @@ class Capabilities:
         return str(self.facts["reasoning_parser"].value)
 
     @property
-    def think_tags(self) -> tuple[str, str] | None:
-        return None if self.hints is None else self.hints.think_tags
-
-    @property
     def decoding(self) -> DecodingCheck:
         """How its rows may be decoded. What was not checked may be used."""
         return (self.probe and self.probe.decoding) or DecodingCheck()

@@ -18,8 +18,7 @@ from start_llm.core.errors import NotSupported, OutOfMemory
 Backend = Literal["metal", "cuda", "cpu"]
 
 GIB = 2**30
-METAL_SHARE = 0.75  # of unified memory may be wired for the GPU where Metal does not say how much
-SYSTEM_SHARE = 0.75  # of memory that a model and its KV may take on other back ends
+USABLE_SHARE = 0.75  # of memory that a model and its KV may take, where Metal does not say how much
 PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python
 STORED_SHARE = 0.6  # of what is left for KV may be stored; the rest belongs to running requests
 LEAST_CACHE_BYTES = 256 * 2**20
@@ -66,8 +65,7 @@ def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
     chip = _mac_chip() if system == "macOS" else linux_chip()
     if found.backend == "cuda" and found.name:
         chip = found.name
-    share = METAL_SHARE if found.backend == "metal" else SYSTEM_SHARE
-    usable = found.memory if found.memory is not None else int(memory * share)
+    usable = found.memory if found.memory is not None else int(memory * USABLE_SHARE)
     return Device(system, chip, memory, found.backend, usable)
 
 

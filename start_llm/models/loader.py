@@ -31,7 +31,7 @@ from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, read_weights, refusing
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import VisionProcessor, has_vision, load_vision
-from start_llm.parsing.calls import ExternalFormat
+from start_llm.parsing.registry import OutputStyle, output_style
 
 READ_BYTES = 8 * 2**20
 
@@ -61,7 +61,6 @@ class LoadedModel:
     tokenizer: Any  # transformers'
     wrapper: Any  # mlx-lm's tokenizer, with its detokenizer
     capabilities: Capabilities
-    tool_format: ExternalFormat | None  # mlx-lm's parser for this model's tool calls, if it has one
     eos: frozenset[int]  # tokens that end a turn
     weight_bytes: int  # of the parameters in memory
     fingerprint: str  # identifies the KV that this model makes
@@ -76,6 +75,17 @@ class LoadedModel:
         if self.base is None:
             return Weights(self.weight_bytes)
         return Weights(self.weight_bytes - self.base.nbytes, self.base.group, self.base.nbytes)
+
+    @property
+    def style(self) -> OutputStyle:
+        """How it writes reasoning and calls of tools, as far as that is known."""
+        known, hints = self.capabilities, self.capabilities.hints
+        return output_style(
+            tool_parser=known.tool_parser,
+            reasoning_parser=known.reasoning_parser,
+            external=tool_format(self.wrapper),
+            reasoning_tags=hints.think_tags if hints is not None else None,
+        )
 
     def make_cache(self) -> list[Any]:
         return list(make_prompt_cache(self.model))
@@ -332,7 +342,6 @@ def _describe(
         tokenizer=tokenizer,
         wrapper=wrapper,
         capabilities=capabilities if found.inspected is None else capabilities.with_probe(found.inspected),
-        tool_format=tool_format(wrapper),
         eos=frozenset(wrapper.eos_token_ids),
         weight_bytes=weight_bytes,
         base=base,

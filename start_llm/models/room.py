@@ -72,21 +72,23 @@ def room_for(new: Resident, residents: Sequence[Resident], limits: PoolLimits, r
         takes = f"its weights take {_size(new.weights.all)}, with the least that a request needs {_size(least)}"
         most = f"all models together may take {_size(limits.budget)} (POOL_MEMORY_BYTES)"
         raise OutOfMemory(f"{new.name}: {takes}; {most}. Choose a smaller model or one with fewer bits.")
-    going = _leave(residents, lambda stay: _fits(new, stay, limits, running))
-    stay = [each for each in residents if each not in going]
+    going, stay = _leave(residents, lambda stay: _fits(new, stay, limits, running))
     if not _fits(new, stay, limits, running):
         raise OutOfMemory(_no_room(new, stay, limits, running))
     return [each.key for each in going]
 
 
-def _leave(residents: Sequence[Resident], enough: Callable[[list[Resident]], bool]) -> list[Resident]:
-    """Those that have to go until `enough` is true of the others, the one that was not used for longest first."""
-    stay = list(residents)
+def _leave(
+    residents: Sequence[Resident], enough: Callable[[list[Resident]], bool]
+) -> tuple[list[Resident], list[Resident]]:
+    """Those that have to go until `enough` is true of the others (used longest ago first), and these others."""
+    going, stay = [], list(residents)
     for victim in sorted((each for each in residents if each.may_go), key=lambda each: each.used):
         if enough(stay):
             break
         stay.remove(victim)
-    return sorted((each for each in residents if each not in stay), key=lambda each: each.used)
+        going.append(victim)
+    return going, stay
 
 
 def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: PoolLimits) -> bool:
@@ -101,8 +103,7 @@ def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: Poo
 def to_free(need: int, residents: Sequence[Resident]) -> list[str] | None:
     """Keys of the models that have to go for `need` more bytes of KV; ``None``: even all that may go are too small."""
     most = _bytes(residents) - need
-    going = _leave(residents, lambda stay: _bytes(stay) <= most)
-    stay = [each for each in residents if each not in going]
+    going, stay = _leave(residents, lambda stay: _bytes(stay) <= most)
     if _bytes(stay) > most:
         return None
     for victim in [each for each in residents if each in going]:

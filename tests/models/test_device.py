@@ -81,7 +81,7 @@ def test_no_recommendation_for_a_small_machine() -> None:
 
 @pytest.mark.parametrize("model", RECOMMENDED, ids=lambda model: model.repository)
 def test_every_recommended_model_leaves_room_for_kv(model: Recommendation) -> None:
-    usable = int(model.least_memory * device.METAL_SHARE)
+    usable = int(model.least_memory * device.USABLE_SHARE)
     assert device.default_cache_bytes(usable, model.weights) > LEAST_CACHE_BYTES
 
 
