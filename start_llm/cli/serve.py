@@ -103,9 +103,7 @@ def _tell_owner(app: App) -> Callable[[], None]:
 def _tell_disk(app: App, place: Place, flags: dict[str, str]) -> Callable[[], None]:
     """As `_tell_owner`, by a state beside the lock, for `status` and `stop`."""
     pid, now = os.getpid(), time.time()
-    state = ServerState(
-        app.port, pid, created(pid), app.server_url, background=False, since=now, engine=pid, flags=flags
-    )
+    state = ServerState(pid, created(pid), background=False, since=now, engine=pid, flags=flags)
     place.write(state)
     return lambda: place.write(replace(state, phase="ready", model=app.service.models()[0].id, proxy_url=app.proxy_url))
 

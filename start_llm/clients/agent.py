@@ -95,7 +95,6 @@ class AgentClient:
 
     Attributes:
         name, title: the word after ``launch``, which is its executable too, and its name in text.
-        install: the command that installs it.
         plan: what it needs to talk to an endpoint, given its private folder.
         node: the Node versions it needs, as told by its package; empty where it needs none.
         first_prompt: about how many tokens its first request has.

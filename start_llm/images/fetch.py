@@ -33,10 +33,6 @@ _SPECIAL = [
 Resolve = Callable[[str, int], Sequence[str]]
 
 
-class FetchRefused(Unreadable):
-    """This address is not to be fetched, or does not give an image."""
-
-
 def resolve(host: str, port: int) -> list[str]:
     """The addresses of a name. Raises OSError."""
     return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
@@ -83,10 +79,10 @@ class Fetcher:
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     def fetch(self, url: str) -> bytes:
-        """Raises FetchRefused; its message says what is wrong, in words that fit behind an image's place."""
+        """Raises Unreadable; its message says what is wrong, in words that fit behind an image's place."""
         parts, host, port = self._checked(url)
         if not self._slots.acquire(timeout=self._seconds):
-            raise FetchRefused("too many images are being fetched")
+            raise Unreadable("too many images are being fetched")
         try:
             return self._get(parts, host, port)
         finally:
@@ -99,12 +95,12 @@ class Fetcher:
             host = (parts.hostname or "").lower().rstrip(".")
             port = parts.port or _PORTS.get(parts.scheme.lower(), 0)
         except ValueError:
-            raise FetchRefused("not a valid address") from None
+            raise Unreadable("not a valid address") from None
         if parts.username is not None or parts.password is not None:
-            raise FetchRefused("an address must not hold a password")
+            raise Unreadable("an address must not hold a password")
         usual = _PORTS.get(parts.scheme.lower()) == port
         if not host or not port or not (f"{host}:{port}" in self._hosts or (usual and host in self._hosts)):
-            raise FetchRefused(f"{host or 'this'} is not among IMAGE_URL_HOSTS; send the image itself as a data URL")
+            raise Unreadable(f"{host or 'this'} is not among IMAGE_URL_HOSTS; send the image itself as a data URL")
         return parts, host, port
 
     def _address(self, host: str, port: int) -> str:
@@ -112,9 +108,9 @@ class Fetcher:
         try:
             addresses = self._resolve(host, port)
         except (OSError, UnicodeError):
-            raise FetchRefused(f"{host} is not known") from None
+            raise Unreadable(f"{host} is not known") from None
         if not addresses or not all(map(self._public, addresses)):
-            raise FetchRefused(f"{host} leads to an address that is not public")
+            raise Unreadable(f"{host} leads to an address that is not public")
         return addresses[0]
 
     def _get(self, parts: SplitResult, host: str, port: int) -> bytes:
@@ -139,7 +135,7 @@ class Fetcher:
         except (OSError, http.client.HTTPException, ValueError) as error:
             late = time.monotonic() >= ends
             why = f"took more than {self._seconds:g} seconds" if late else f"failed ({type(error).__name__})"
-            raise FetchRefused(f"fetching it from {host} {why}") from None
+            raise Unreadable(f"fetching it from {host} {why}") from None
         finally:
             if cut is not None:
                 cut.cancel()
@@ -148,14 +144,14 @@ class Fetcher:
     def _body(self, response: http.client.HTTPResponse, ends: float) -> bytes:
         if response.status != 200:
             word = "a redirect, which is not followed" if 300 <= response.status < 400 else f"{response.status}"
-            raise FetchRefused(f"its server answered {word}")
+            raise Unreadable(f"its server answered {word}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise FetchRefused("its server sent it compressed")
+            raise Unreadable("its server sent it compressed")
         data = bytearray()
         while chunk := response.read1(_CHUNK):
             data += chunk
             if len(data) > self._most:
-                raise FetchRefused(f"it has more than {self._most:,} bytes")
+                raise Unreadable(f"it has more than {self._most:,} bytes")
             if time.monotonic() >= ends:
                 break
         if time.monotonic() >= ends:  # a socket that was closed under a read looks like the end of the body

@@ -51,7 +51,7 @@ def main_start(settings: Settings, options: argparse.Namespace) -> int:
     place.keep()  # also where a launch began it in the same moment
     state = place.read()
     proxy = f", proxy {state.proxy_url}" if state is not None and state.proxy_url else ""
-    server = place.url if state is None else f"{state.model or 'a model'} at {state.url}{proxy}"
+    server = place.url if state is None else f"{state.model or 'a model'} at {place.url}{proxy}"
     print(f"{'ready' if begun else 'already running'}: {server}")
     print(f"{program()} launch pi    an agent;    {program()} stop    ends the server")
     return 0

@@ -51,8 +51,6 @@ class ServerState:
 
     Attributes:
         pid, created: of the holder: the supervisor, or a server in the foreground. `created` is psutil's.
-        url: where the server listens, as a client of this machine reaches it.
-        log: the file that its words go to; empty in the foreground.
         background: whether a supervisor holds the lock.
         since: unix seconds at which this server was started.
         phase: ``waiting`` is the pause before another try.
@@ -62,11 +60,8 @@ class ServerState:
         last_exit: of the engine, if it has ended before.
     """
 
-    port: int
     pid: int
     created: float
-    url: str
-    log: str = ""
     background: bool = True
     since: float = 0.0
     phase: Phase = "starting"

@@ -67,7 +67,6 @@ class Supervisor:
         command: runs the engine, in supervised mode.
         flags: settings that the user gave as flags; they are remembered.
         listener: descriptor of a socket that the system holds for the server; each engine gets it.
-        pauses: seconds before each restart in a row.
     """
 
     def __init__(
@@ -88,9 +87,8 @@ class Supervisor:
         self._ending, self._kill_at = False, math.inf
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._log_from = 0
-        pid, began = os.getpid(), time.time()
-        self._state = ServerState(place.port, pid, created(pid), place.url, str(place.log), since=began)
-        self._state = replace(self._state, flags=flags or {}, activated=listener is not None)
+        pid, activated = os.getpid(), listener is not None
+        self._state = ServerState(pid, created(pid), since=time.time(), flags=flags or {}, activated=activated)
 
     def run(self) -> int:
         """Until the server has ended for good; the exit code says how. The process's own: it takes its signals."""

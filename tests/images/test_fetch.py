@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from start_llm.images.fetch import Fetcher, FetchRefused, is_public
+from start_llm.images.fetch import Fetcher, is_public
+from start_llm.images.pixels import Unreadable
 from tests.images.pictures import png
 
 PICTURE = png()
@@ -110,21 +111,21 @@ def test_an_image_is_fetched(serve: Callable[[Answer], Server]) -> None:
 )
 def test_redirects_are_not_followed(serve: Callable[[Answer], Server], to: str) -> None:
     server = serve(reply(b"", "302 Found", f"Location: {to}"))
-    with pytest.raises(FetchRefused, match="redirect"):
+    with pytest.raises(Unreadable, match="redirect"):
         fetcher(server).fetch(url(server))
     assert len(server.heads) == 1
 
 
 def test_a_name_that_resolves_to_this_machine_is_refused(serve: Callable[[Answer], Server]) -> None:
     server = serve(reply(PICTURE))
-    with pytest.raises(FetchRefused, match="not public"):
+    with pytest.raises(Unreadable, match="not public"):
         fetcher(server, loopback=False).fetch(url(server))
     assert server.heads == []
 
 
 def test_one_private_address_condemns_the_name() -> None:
     made = Fetcher(frozenset({"x.test"}), 1, 10, resolve=lambda host, port: ["93.184.216.34", "10.0.0.1"])
-    with pytest.raises(FetchRefused, match="not public"):
+    with pytest.raises(Unreadable, match="not public"):
         made.fetch("http://x.test/")
 
 
@@ -147,19 +148,19 @@ def test_the_checked_address_is_the_one_connected_to(serve: Callable[[Answer], S
 @pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1."])
 def test_what_trickles_is_cut_in_time(serve: Callable[[Answer], Server], start: bytes) -> None:
     server = serve(trickle(start))
-    with pytest.raises(FetchRefused):
+    with pytest.raises(Unreadable):
         fetcher(server, seconds=0.3).fetch(url(server))
 
 
 def test_a_server_that_says_nothing_is_left_in_time(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda connection: server.over.wait(60) and None)
-    with pytest.raises(FetchRefused, match=r"took more than 0\.3 seconds"):
+    with pytest.raises(Unreadable, match=r"took more than 0\.3 seconds"):
         fetcher(server, seconds=0.3).fetch(url(server))
 
 
 def test_an_endless_body_is_cut(serve: Callable[[Answer], Server]) -> None:
     server = serve(endless)
-    with pytest.raises(FetchRefused, match="more than 1,000,000 bytes"):
+    with pytest.raises(Unreadable, match="more than 1,000,000 bytes"):
         fetcher(server).fetch(url(server))
 
 
@@ -175,7 +176,7 @@ def test_an_endless_body_is_cut(serve: Callable[[Answer], Server]) -> None:
 )
 def test_what_is_no_answer(serve: Callable[[Answer], Server], answer: Answer, words: str) -> None:
     server = serve(answer)
-    with pytest.raises(FetchRefused, match=words):
+    with pytest.raises(Unreadable, match=words):
         fetcher(server).fetch(url(server))
 
 
@@ -198,7 +199,7 @@ def test_what_is_no_answer(serve: Callable[[Answer], Server], answer: Answer, wo
 )
 def test_what_is_not_named_is_never_asked_for(address: str) -> None:
     made = Fetcher(frozenset({"x.test"}), 1, 10, resolve=lambda host, port: pytest.fail(f"resolved {host}"))
-    with pytest.raises(FetchRefused):
+    with pytest.raises(Unreadable):
         made.fetch(address)
 
 
@@ -206,7 +207,7 @@ def test_a_name_that_nobody_knows() -> None:
     def unknown(host: str, port: int) -> list[str]:
         raise socket.gaierror
 
-    with pytest.raises(FetchRefused, match=r"x\.test is not known"):
+    with pytest.raises(Unreadable, match=r"x\.test is not known"):
         Fetcher(frozenset({"x.test"}), 1, 10, resolve=unknown).fetch("https://x.test/")
 
 

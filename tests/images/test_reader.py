@@ -13,7 +13,7 @@ from start_llm.core.jsontext import parse_json
 from start_llm.core.messages import MARK, Attachment, Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
-from start_llm.images.fetch import FetchRefused
+from start_llm.images.pixels import Unreadable
 from start_llm.images.reader import HEAD, ImageReader, table
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
 from tests.images.pictures import b64, encoded, noise, png
@@ -216,7 +216,7 @@ class Web:
 
     def fetch(self, url: str) -> bytes:
         if not self.answers:
-            raise FetchRefused("its server answered 404")
+            raise Unreadable("its server answered 404")
         return self.answers.pop(0)
 
 

@@ -72,7 +72,7 @@ def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(tmp_path: Pat
         assert not Place(given).is_kept
         lock = Place(given).lock
         assert lock.take()  # one that runs stays as it was asked for
-        Place(given).write(ServerState(port, os.getpid(), 0.0, "", phase="ready"))
+        Place(given).write(ServerState(os.getpid(), 0.0, phase="ready"))
         Place(given).keep()
         assert main(["pi"], given) == 7 and Place(given).is_kept
         lock.drop()

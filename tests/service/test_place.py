@@ -29,12 +29,12 @@ def settings(folder: Path) -> Settings:
 def test_a_state_is_read_as_it_was_written_and_is_its_owners_only(tmp_path: Path) -> None:
     place = Place(settings(tmp_path))
     assert place.read() is None and not place.is_running
-    state = ServerState(7, 1, 2.0, "http://x", flags={"mlx_port": "7"}, last_exit=Exit(70, 3.0, "words"))
+    state = ServerState(1, 2.0, flags={"mlx_port": "7"}, last_exit=Exit(70, 3.0, "words"))
     place.write(state)
     assert place.read() == state
     (path,) = (tmp_path / "run").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
-    for text in ("", "[]", '{"port": 7}', "nonsense"):
+    for text in ("", "[]", '{"pid": 7}', "nonsense"):
         path.write_text(text)
         assert place.read() is None
     place.forget()
@@ -43,7 +43,7 @@ def test_a_state_is_read_as_it_was_written_and_is_its_owners_only(tmp_path: Path
 
 def test_a_state_of_a_newer_version_is_read(tmp_path: Path) -> None:
     place = Place(settings(tmp_path))
-    place.write(ServerState(7, 1, 2.0, "http://x"))
+    place.write(ServerState(1, 2.0))
     path = tmp_path / "run" / "server-7.json"
     path.write_text(path.read_text().replace("{", '{"invented": 1,', 1))
     assert place.read() is not None
@@ -105,7 +105,7 @@ def test_a_state_that_is_not_a_file_of_ones_own_says_nothing(
 ) -> None:
     """It names the process that `stop` ends."""
     place = Place(settings(tmp_path))
-    place.write(ServerState(place.port, os.getpid(), created(os.getpid()), place.url))
+    place.write(ServerState(os.getpid(), created(os.getpid())))
     assert place.read() is not None
     (path,) = place.folder.glob("*.json")
     if what == "other user":
