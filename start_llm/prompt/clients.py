@@ -24,6 +24,8 @@ from start_llm.clients import CLIENTS
 from start_llm.core.messages import Message
 
 Kind = Literal["drop", "stamp", "state", "transient", "cleared"]
+# One of a message's first three lines, a block at its start or end, any whole line, from a line to the end (if the
+# system text has the same words), the whole message.
 Place = Literal["head", "start", "end", "line", "rest", "whole"]
 _HEAD_LINES = 3
 _SPACE = re.compile(r"\s*")
@@ -55,11 +57,8 @@ class Rule(BaseModel):
     name: Word
     kind: Kind
     role: Literal["system", "user", "tool"] = "user"
-    # where it stands in a message: ``head`` (one of the first three lines), ``start`` or ``end`` (a block there),
-    # ``line`` (any whole line), ``rest`` (from a line to the end, if the system text has the same words), ``whole``
     place: Place
-    # regular expression for where it begins, at the beginning of a line; without `closes` it is one line
-    opens: Pattern
+    opens: Pattern  # regular expression for its beginning, at that of a line; without `closes` it is one line
     closes: Pattern | None = None  # regular expression for its end, at the end of a line
     reply: Pattern | None = None  # for ``whole``: the assistant message that the client makes up behind it
     moves: bool = False  # the client moves it from request to request: it belongs to no message

@@ -31,13 +31,7 @@ _ANSWER_SHARE = 8  # an answer gets at least this part of the context before tex
 
 
 class Composer:
-    """Makes prompts of requests. Thread-safe.
-
-    Attributes:
-        strict: nothing but the template's rendering of what was sent is ever shown.
-        length: refuses what is far too long for the context.
-        sent: what owners have sent before.
-    """
+    """Makes prompts of requests. `strict`: nothing is shown but what the template makes of them. Thread-safe."""
 
     def __init__(
         self,

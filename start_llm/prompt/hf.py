@@ -100,13 +100,7 @@ def _backend(tokenizer: Any, special: Iterable[str]) -> Any:
 
 
 class HFTokenizer:
-    """A fast tokenizer.
-
-    Attributes:
-        special_tokens: text to id of every special token.
-        eos_ids: ids that end a turn.
-        longest_token: characters of the longest token, at least 1.
-    """
+    """A fast tokenizer."""
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int] | None = None) -> None:
         """`eos_ids` are the model's own, from its configuration, where the caller knows them."""
@@ -115,12 +109,12 @@ class HFTokenizer:
         special = {token.content: int(index) for index, token in added.items() if token.special}
         unknown = [name for name in getattr(tokenizer, "all_special_tokens", []) if name not in special]
         special.update((name, int(tokenizer.convert_tokens_to_ids(name))) for name in unknown)
-        self.special_tokens: dict[str, int] = special
+        self.special_tokens: dict[str, int] = special  # text to id
         if eos_ids is None:
             own = getattr(tokenizer, "eos_token_ids", None) or getattr(tokenizer, "eos_token_id", None)
             eos_ids = [own] if isinstance(own, int) else list(own or ())
-        self.eos_ids = frozenset(int(index) for index in eos_ids)
-        # Some count bytes: never less than characters.
+        self.eos_ids = frozenset(int(index) for index in eos_ids)  # they end a turn
+        # In characters, at least 1. Some count bytes: never less than characters.
         self.longest_token: int = max(map(len, tokenizer.get_vocab()), default=1)
         self._backend = _backend(tokenizer, special)
 

@@ -19,15 +19,15 @@ from start_llm.prompt.view import View
 
 @dataclass(frozen=True)
 class Prepared:
+    """What `Composer` made of a request."""
+
     request: ChatRequest
-    # `chain`, `view`, `rendering`: the request as it was read, what is shown of it, and that as text and tokens
     chain: MessageChain
     view: View
-    rendering: Rendering
+    rendering: Rendering  # the view as text and tokens
     prompt: Prompt
-    # `variables`, `clock`: of the template; the clock is stopped, for one that prints the date by itself
-    variables: Mapping[str, Any]
-    clock: Clock | None = None
+    variables: Mapping[str, Any]  # of the template
+    clock: Clock | None = None  # stopped, for a template that prints the date by itself
     stem: Path | None = None  # the path whose text and tokens the rendering goes on from
     spoken: int = 0  # tokens of the answers of ours that the request carries
     new: int = 0  # prompt tokens that no earlier request of this owner had sent, and that were not generated for it

@@ -32,8 +32,8 @@ class Slot(NamedTuple):
     place: int = -1  # index in the chain of the message it stands in; -1 for what belongs to no message
     number: int = 0  # counts the slots of a rule in a message (of all messages, where the client moves it)
     name: str = ""  # the tool's
-    # of a message of declared places only, which is no link: how many of these stand between the last link and it,
-    # itself included; 0 in a link
+    # Of a message of declared places only, which is no link: how many of these stand between the last link and it,
+    # itself included; 0 in a link.
     before: int = 0
 
 
@@ -44,7 +44,7 @@ class Facts:
     digest: bytes  # of what it says, its declared places left out
     parts: tuple[DeclaredPlace, ...]  # its declared places; what is dropped is not among them
     shown: Message  # the message without what is dropped
-    counts: bool = True  # False if it says nothing else; it is no link of the chain then
+    counts: bool = True  # False if it has declared places only; it is no link of the chain then
     reasoning: str = ""  # of an assistant turn, in its field or inside its text
 
     def has(self, kind: str) -> bool:

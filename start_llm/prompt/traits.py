@@ -47,8 +47,7 @@ class Traits:
     repeats: bool = True  # it takes two messages of one role in a row
     assistant_first: bool = True  # it takes a conversation that begins with an assistant turn
     tools: bool = True  # it shows tool definitions
-    # how it takes a call's arguments: ``mapping``, ``string``, or None if it shows no calls
-    calls: str | None = "mapping"
+    calls: str | None = "mapping"  # how it takes arguments: ``mapping``, ``string``, or None if it shows no calls
     string_too: bool = False  # with ``mapping``, arguments as a string are shown as well
     results: bool = True  # it shows tool messages
     reasoning_key: str | None = None  # the message key it reads reasoning from, or None

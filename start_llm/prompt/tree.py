@@ -74,8 +74,7 @@ class Rendering:
 
     text: str
     generation: int  # character offset at which the generation prompt begins
-    # character offset at which the first message after tools and system may begin at the latest, 0 for none
-    head: int = 0
+    head: int = 0  # character offset at which the first message after tools and system begins at the latest, 0: none
     tokens: tuple[int, ...] = ()
     anchors: tuple[SpecialTokenPlace, ...] = ()  # places where a special token stands, ascending
     common: int = 0  # characters of the text that agree with the text of the path that it goes on from
@@ -124,14 +123,13 @@ class Node:
     id: int
     parent: int | None
     key: bytes  # the chain's key behind the answer
-    # `owner`, `session`: who asked, and the client's own name for the conversation
-    owner: str | None
-    session: str | None
+    owner: str | None  # who asked
+    session: str | None  # the client's own name for the conversation
     nonce: str  # what a note's tag carries in this conversation
     length: int  # links of the chain, the answer included
     spoken: int  # tokens of visible text and calls that the model generated on the path
-    # the greatest one between what the model was shown on the path and what the requests said, its own thoughts and
-    # moved blocks left out: these are compared anew
+    # The greatest one between what the model was shown on the path and what the requests said. Its own thoughts and
+    # moved blocks are left out: these are compared anew.
     difference: Difference
     noted: tuple[int, int]  # characters and tokens of all notes on the path
     digests: tuple[bytes, ...]  # of what the messages since the parent's answer say, this answer included
@@ -141,8 +139,8 @@ class Node:
     tools: tuple[Tool, ...] | None  # as rendered in the prompt's head, None if they are the parent's
     clock: datetime | None  # local time at which the template's own date stands
     grown: RenderDelta
-    answer: Message  # as the client got it, and its tokens as generated (none if they say something else)
-    answer_tokens: tuple[int, ...]
+    answer: Message  # as the client got it
+    answer_tokens: tuple[int, ...]  # as generated; none if they say something else
 
     @property
     def size(self) -> int:

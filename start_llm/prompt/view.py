@@ -27,13 +27,12 @@ class View:
     """What to render."""
 
     base: Path | None  # what it goes on from, or None: then all is as sent
-    # the messages behind the base's answer; of a client's transient message, `transient` is the last
-    new: tuple[ShownMessage, ...]
+    new: tuple[ShownMessage, ...]  # the messages behind the base's answer
     tools: tuple[Tool, ...]
     told: tuple[tuple[Slot, str | None], ...] = ()  # what they and the note tell, by slot
     notes: tuple[str, ...] = ()  # the note's lines
     noted: tuple[int, int] = (0, 0)  # characters and tokens of all notes on the way, this one included
-    transient: bool = False
+    transient: bool = False  # the last message is a transient one of its client
     difference: Difference = Difference.NONE  # what it shows beyond the request's own words
 
     @property
