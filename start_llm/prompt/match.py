@@ -34,14 +34,12 @@ DATE = Slot("date")
 
 
 class Proof(IntEnum):
-    """What shows that a base is the request's own conversation, the weakest first.
-
-    WORDS: the request carries 64 tokens that were generated for its owner. NAME: these, and both have the same session
-    name; or the request carries the id of a call that this server made, or of the response that it goes on from.
-    """
+    """What shows that a base is the request's own conversation, the weakest first."""
 
     NONE = 0
-    WORDS = 1
+    WORDS = 1  # the request carries 64 tokens that were generated for its owner
+    # These, and both have the same session name. Or the request carries the id of a call that this server made, or of
+    # the response that it goes on from.
     NAME = 2
 
 
@@ -56,16 +54,13 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A slot that does not say what the model was told last.
-
-    `old`: None if it was told nothing yet; `new`: None if it is gone; `repeated`: a newer message says it as well.
-    """
+    """A slot that does not say what the model was told last."""
 
     slot: Slot
-    old: str | None
-    new: str | None
+    old: str | None  # None if it was told nothing yet
+    new: str | None  # None if it is gone
     rule: Rule | None = None
-    repeated: bool = False
+    repeated: bool = False  # a newer message says it as well
 
     @property
     def difference(self) -> Difference:
@@ -123,13 +118,11 @@ class MatchQuery:
 
 @dataclass
 class BaseSearch:
-    """Iterates over the bases that may be used, the best one first: deep before shallow, equal values before changed.
-
-    `rejected`: the deepest match that is not used, for the report; the caller may put one there, too.
-    """
+    """Iterates over the bases that may be used, the best first: deep before shallow, equal values before changed."""
 
     tree: ConversationTree
     query: MatchQuery
+    # The deepest match that is not used, for the report.
     rejected: BaseMatch | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[BaseMatch]:
@@ -153,6 +146,7 @@ class BaseSearch:
             self.reject(min(others, key=lambda match: (not match.same_session, match.difference)))
 
     def reject(self, match: BaseMatch) -> None:
+        """Also called by who finds that a match cannot be used."""
         if self.rejected is None or match.behind > self.rejected.behind:
             self.rejected = match
 

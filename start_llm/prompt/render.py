@@ -12,6 +12,7 @@ from start_llm.core.messages import MARK, Message, Tool
 from start_llm.files.lru import Lru
 from start_llm.prompt.fit import Dicts, Fitter
 from start_llm.prompt.reading import digest_of, leading_systems
+from start_llm.prompt.textdiff import common_prefix
 from start_llm.prompt.traits import TemplateError, Traits
 from start_llm.prompt.tree import Rendering
 
@@ -20,22 +21,6 @@ if TYPE_CHECKING:
 
 
 _KEPT = 256
-
-
-def common_prefix(a: str, b: str, chunk: int = 65536) -> int:
-    """Length of the longest common prefix, in characters."""
-    limit = min(len(a), len(b))
-    low = 0
-    while low < limit and a[low : low + chunk] == b[low : low + chunk]:
-        low += chunk
-    low, high = min(low, limit), min(low + chunk, limit)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class Renderer:

@@ -175,11 +175,21 @@ def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
 
 def _ends(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
     """How many items `a` and `b` begin with alike, and how many of the others they end with alike."""
-    head = _common(a, b)
-    return head, _common(a[head:][::-1], b[head:][::-1])
+    head = common_prefix(a, b)
+    return head, common_prefix(a[head:][::-1], b[head:][::-1])
 
 
-def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many items `a` and `b` begin with alike."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(a), len(b)))
+def common_prefix(a: Sequence[object], b: Sequence[object], chunk: int = 65536) -> int:
+    """How many items two sequences of one type begin with alike."""
+    limit = min(len(a), len(b))
+    low = 0
+    while low < limit and a[low : low + chunk] == b[low : low + chunk]:
+        low += chunk
+    low, high = min(low, limit), min(low + chunk, limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -20,7 +20,7 @@ from start_llm.core.messages import MARK, Picture
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, image_ids
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.probe import special_pattern
-from start_llm.prompt.render import common_prefix
+from start_llm.prompt.textdiff import common_prefix
 from start_llm.prompt.traits import Traits
 from start_llm.prompt.tree import Path, Rendering, SpecialTokenPlace
 

@@ -30,6 +30,7 @@ from start_llm.core.messages import Message, Tool
 from start_llm.core.reasoning_tags import REASONING_TAGS
 from start_llm.files.lru import Lru
 from start_llm.prompt.reading import Slot, call_id
+from start_llm.prompt.textdiff import common_prefix
 
 _CHAR = itemgetter(0)
 _PATHS_KEPT = 16
@@ -37,16 +38,12 @@ _ALIKE_KEPT = 32
 
 
 class Difference(IntEnum):
-    """What a prompt shows beyond the words of its request, the least harmful first.
-
-    THOUGHTS: the model's own, which the client has left out, or a block in another place. TIMES: an older date or time,
-    and a note with the newer one. WORDS: anything else.
-    """
+    """What a prompt shows beyond the words of its request, the least harmful first."""
 
     NONE = 0
-    THOUGHTS = 1
-    TIMES = 2
-    WORDS = 3
+    THOUGHTS = 1  # the model's own, which the client has left out, or a block in another place
+    TIMES = 2  # an older date or time, and a note with the newer one
+    WORDS = 3  # anything else
 
 
 class SpecialTokenPlace(NamedTuple):
@@ -102,14 +99,11 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RenderDelta:
-    """How a prompt's rendering differs from its parent's prompt with what was generated behind it.
+    """How a prompt's rendering differs from its parent's prompt with what was generated behind it."""
 
-    `chars`, `tokens`, `anchors`: how much of that is kept in front of `text`, `new_tokens`, `new_anchors`.
-    """
-
-    chars: int
-    tokens: int
-    anchors: int
+    chars: int  # so many of that are kept in front of `text`
+    tokens: int  # so many in front of `new_tokens`
+    anchors: int  # so many in front of `new_anchors`
     text: str
     new_tokens: array[int]
     new_anchors: tuple[SpecialTokenPlace, ...]
@@ -208,8 +202,7 @@ def extended(path: Path | None, node: Node, rendering: Rendering | None = None) 
 def rendering_delta(path: Path | None, rendering: Rendering) -> RenderDelta:
     """What `rendering` adds to that of the path which it goes on from."""
     old = path.rendering.anchors if path is not None else ()
-    pairs = enumerate(zip(old, rendering.anchors, strict=False))
-    kept = next((index for index, (one, other) in pairs if one != other), min(len(old), len(rendering.anchors)))
+    kept = common_prefix(old, rendering.anchors)
     common, taken = (rendering.common, rendering.taken) if path is not None else (0, 0)
     new_tokens, new_anchors = array("i", rendering.tokens[taken:]), rendering.anchors[kept:]
     return RenderDelta(common, taken, kept, rendering.text[common:], new_tokens, new_anchors, rendering.generation)

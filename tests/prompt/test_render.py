@@ -8,7 +8,8 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
-from start_llm.prompt.render import Renderer, common_prefix
+from start_llm.prompt.render import Renderer
+from start_llm.prompt.textdiff import common_prefix
 from start_llm.prompt.traits import TemplateError
 from tests.prompt.client import READ, pipeline, request, say
 from tests.prompt.models import CHATML, TEMPLATES, fast_tokenizer, model
