@@ -147,8 +147,8 @@ def find_parts(message: Message, client: ClientRules, system: str) -> tuple[Decl
     if not rules or not text:
         return ()
     for rule in rules:
-        if rule.place == "whole" and (end := _whole(rule, text)) is not None:
-            return (DeclaredPlace(rule, 0, end, text.strip()),)
+        if rule.place == "whole" and _is_whole(rule, text):
+            return (DeclaredPlace(rule, 0, len(text), text.strip()),)
     parts = _edges(rules, text)
     for rule in rules:
         taken = sorted((part.start, part.end) for part in parts)
@@ -169,11 +169,11 @@ def space_end(text: str, start: int) -> int:
     return _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
 
 
-def _whole(rule: Rule, text: str) -> int | None:
+def _is_whole(rule: Rule, text: str) -> bool:
     opened = re.match(rule.opens, text, re.MULTILINE)
-    if opened is None or (rule.closes and not re.search(rule.closes, text[opened.end() :], re.MULTILINE)):
-        return None
-    return len(text)
+    if opened is None or rule.closes is None:
+        return opened is not None
+    return re.search(rule.closes, text[opened.end() :], re.MULTILINE) is not None
 
 
 def _edges(rules: Sequence[Rule], text: str) -> list[DeclaredPlace]:

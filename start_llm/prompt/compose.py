@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from start_llm.core.errors import ContextLengthExceeded
+from start_llm.core.messages import MARK
 from start_llm.core.prompt import ImageSpan, Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
@@ -139,9 +140,9 @@ class Composer:
         return Miss("diverged", 0, message=index, field="content", detail="no earlier turn has this message here")
 
     def _has_all_images(self, view: View, request: ChatRequest) -> bool:
-        """Whether every image of `view` came with the request: one that did not could not be computed."""
-        marks = self._image_marks
-        return marks is None or not any(marks.unknown(message.content, request.pictures) for message in view.messages)
+        """Whether every image of `view` came with the request: one that its client has cleared cannot be computed."""
+        shown = (mark[1] for message in view.messages for mark in MARK.finditer(message.content))
+        return self._image_marks is None or all(image in request.pictures for image in shown)
 
     def count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))

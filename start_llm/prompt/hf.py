@@ -58,9 +58,10 @@ class HFTemplate:
                 kwargs = {**self._stopped(clock, tools), **kwargs}
             elif self._override is not None:
                 kwargs["chat_template"] = self._override
-            written = kwargs.get("chat_template") or self._own_text(tools)
-            if isinstance(written, str):
-                read_items_first(written)
+            own = getattr(self._tokenizer, "chat_template", None)  # None for a template that is code
+            written = kwargs.get("chat_template") or (own and self._tokenizer.get_chat_template(None, tools))
+            if written:
+                read_items_first(str(written))
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
             )
@@ -68,12 +69,6 @@ class HFTemplate:
             # Templates fail in every way that Python expressions can fail.
             raise TemplateError(str(error) or type(error).__name__) from error
         return str(text)
-
-    def _own_text(self, tools: list[dict[str, Any]] | None) -> str | None:
-        """The tokenizer's own template, as its text; None for one that is code."""
-        if not getattr(self._tokenizer, "chat_template", None):
-            return None
-        return str(self._tokenizer.get_chat_template(None, tools))
 
     def _stopped(self, clock: Callable[[str], str], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Arguments that make the template print the dates of `clock`.

@@ -50,8 +50,12 @@ class Prepared:
 
     @property
     def session(self) -> str:
-        """Stable id of the conversation: the client's own, else derived from how it begins."""
-        return self.request.session or ("completion" if self.raw else _derived_session(self.chain))
+        """Stable id of the conversation: the client's own, else how it begins up to its first user message."""
+        if self.request.session or self.raw:
+            return self.request.session or "completion"
+        links = zip(self.chain.keys, self.chain.indices, strict=True)
+        users = (key for key, index in links if self.chain.entries[index].message.role == "user")
+        return f"auto-{next(users, self.chain.last_key).hex()[:24]}"
 
     def key_behind(self, answer: Message) -> bytes:
         """The key of the chain behind `answer`."""
@@ -93,10 +97,3 @@ class Prepared:
             return False
         sent = self.chain.entries[self.chain.indices[base.node.length - 1]].message
         return replace(sent, tool_calls=()) != replace(base.node.answer, tool_calls=())
-
-
-def _derived_session(chain: MessageChain) -> str:
-    """Named after how the conversation begins: up to its first user message."""
-    links = zip(chain.keys, chain.indices, strict=True)
-    users = (key for key, index in links if chain.entries[index].message.role == "user")
-    return f"auto-{next(users, chain.last_key).hex()[:24]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -99,14 +99,15 @@ class Renderer:
         lead = leading_systems(messages)
         if not lead and not tools:
             return 0
-        key = _head_key(messages[:lead], tools, variables)
+        texts = (message.content for message in messages[:lead])
+        functions = json.dumps([tool.as_function() for tool in tools])
+        key = digest_of(*texts, functions, json.dumps(variables, sort_keys=True, default=repr))
         known = self._heads.get(key)
         if known is not None and known <= len(text):
             return known
         probe = (*messages[:lead], Message("user", "\N{SECTION SIGN}"))
         try:
-            dicts, functions = self._fit(probe, tools)
-            other = self._template.render(dicts, functions, False, **variables)
+            other = self._template.render(*self._fit(probe, tools), False, **variables)
         except TemplateError:
             return 0
         head = common_prefix(text, other)
@@ -120,9 +121,3 @@ def _parts(content: Any) -> Any:
         return content
     ends = sorted({0, len(content), *(place for mark in MARK.finditer(content) for place in mark.span())})
     return [{"type": "text", "text": content[start:end]} for start, end in pairwise(ends)]
-
-
-def _head_key(systems: Iterable[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> bytes:
-    functions = json.dumps([tool.as_function() for tool in tools])
-    texts = (message.content for message in systems)
-    return digest_of(*texts, functions, json.dumps(variables, sort_keys=True, default=repr))

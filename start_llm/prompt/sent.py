@@ -30,27 +30,21 @@ class SentTexts:
 
     def add(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> None:
         """A request that was sent."""
-        digests = (entry.facts.digest for entry in chain.entries if entry.place is not None)
-        lines = (
-            line
-            for entry in chain.entries
-            if entry.message.role == "system"
-            for line in entry.message.content.split("\n")
-        )
-        self._add(hash((owner, item)) for item in (*digests, *lines, *map(definition, view.tools)))
-        self._add(hashed for hashed, _ in _pieces(owner, rendering))
+        digests = [entry.facts.digest for entry in chain.entries if entry.place is not None]
+        systems = [entry.message.content for entry in chain.entries if entry.message.role == "system"]
+        self._add(owner, (*digests, *map(definition, view.tools)), systems, rendering)
 
     def add_answer(self, node: Node) -> None:
         """An answer that was generated, and what it answers; also one that was recorded by a server before this one."""
-        values = (value for slot, value in node.told if slot.rule == "system" and value is not None)
-        lines = (line for value in values for line in value.split("\n"))
-        self._add(hash((node.owner, item)) for item in (*node.digests, *lines, *map(definition, node.tools or ())))
-        if node.parent is None:
-            text = Rendering(node.grown.text, node.grown.generation, anchors=node.grown.new_anchors)
-            self._add(hashed for hashed, _ in _pieces(node.owner, text))
+        systems = [value for slot, value in node.told if slot.rule == "system" and value is not None]
+        text = node.grown.text if node.parent is None else ""  # only a first turn has all before its pieces
+        rendering = Rendering(text, node.grown.generation, anchors=node.grown.new_anchors)
+        self._add(node.owner, (*node.digests, *map(definition, node.tools or ())), systems, rendering)
 
-    def _add(self, hashes: Iterable[int]) -> None:
-        for hashed in hashes:
+    def _add(self, owner: str | None, items: Iterable[bytes | str], systems: Iterable[str], text: Rendering) -> None:
+        lines = (line for system in systems for line in system.split("\n"))
+        hashes = (hash((owner, item)) for item in (*items, *lines))
+        for hashed in (*hashes, *(piece for piece, _ in _pieces(owner, text))):
             self._hashes.put(hashed, None)
 
     def knows(self, owner: str | None, item: bytes | str) -> bool:

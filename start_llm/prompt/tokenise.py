@@ -64,19 +64,15 @@ class Eyes(Protocol):
 
     def places(self, width: int, height: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
         """Tokens before an image of this size, how many places it has, and tokens behind it."""
-        ...
 
     def problem(self, width: int, height: int) -> str:
         """Why an image of this size cannot be shown, ``""`` if it can."""
-        ...
 
     def key(self, identity: str) -> str:
         """Names the image as this model's processor sees it."""
-        ...
 
     def prepare(self, picture: Any) -> dict[str, Any]:
         """What the processor makes of a picture (RGB, Pillow's): arrays by name."""
-        ...
 
 
 class ImageMarks:
@@ -89,10 +85,6 @@ class ImageMarks:
         """What the processor writes before an image, the ids of the image's places, and what it writes behind it."""
         before, length, behind = self._eyes.places(int(mark[2]), int(mark[3]))
         return before, image_ids(self._eyes.key(mark[1]), length), behind
-
-    def unknown(self, text: str, pictures: Mapping[str, Picture]) -> bool:
-        """Whether `text` shows an image that is not at hand (its client has cleared the message that held it)."""
-        return any(match[1] not in pictures for match in MARK.finditer(text))
 
     def spans(self, text: str, tokens: Sequence[int], pictures: Mapping[str, Picture]) -> tuple[ImageSpan, ...] | None:
         """The images of a prompt; None if its tokens are not those of its text (another processor made them).

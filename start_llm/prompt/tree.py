@@ -327,19 +327,16 @@ class ConversationTree:
         gone = []
         while self._used > self._limit and len(self._nodes) > 1:
             # Nothing goes on from the oldest: who goes on from a node uses it too.
-            gone.append(next(iter(self._nodes)))
-            self._drop(gone[-1])
+            index, node = self._nodes.popitem(last=False)
+            gone.append(index)
+            self._used -= node.size
+            self._paths.pop(index)
+            for call, _ in node.results:
+                self._results.pop((node.owner, call), None)
+            left = tuple(other for other in self._by_key.pop(node.key, ()) if other != index)
+            if left:
+                self._by_key[node.key] = left
         return gone
-
-    def _drop(self, index: int) -> None:
-        node = self._nodes.pop(index)
-        self._used -= node.size
-        self._paths.pop(index)
-        for call, _ in node.results:
-            self._results.pop((node.owner, call), None)
-        left = tuple(other for other in self._by_key.pop(node.key, ()) if other != index)
-        if left:
-            self._by_key[node.key] = left
 
 
 def _same(one: Node, other: Node) -> bool:
