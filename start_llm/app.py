@@ -30,7 +30,7 @@ from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.embeddings.service import EncoderService
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
-from start_llm.host.activation import is_held
+from start_llm.host.activation import LISTEN_FD
 from start_llm.host.home import command
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.loader import Loader
@@ -89,7 +89,7 @@ class App:
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
         lines = terminal(settings, console) if say is None else None
-        self._waits = is_held(os.environ)  # connections wait in a socket of the system until they can be answered
+        self._waits = LISTEN_FD in os.environ  # connections wait in a socket of the system until they can be answered
         self._server = ApiServer(
             settings,
             self.service,

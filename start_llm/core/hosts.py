@@ -16,12 +16,8 @@ LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
 def check_host(host: str, names: Collection[str]) -> None:
     """For the value of a ``Host`` header: a web page could have rebound another name to this machine.
 
-    Args:
-        names: that are allowed beside this machine's own and IP addresses, `Settings.host_names`; ``*`` is any.
-
-    Raises:
-        BadRequest: it holds anything else beside a name and a port.
-        Forbidden: the server may not be called by this name.
+    `names` are allowed beside this machine's own and IP addresses, see `Settings.host_names`; ``*`` is any. Raises
+    BadRequest: it holds anything else beside a name and a port; Forbidden: the server may not be called so.
     """
     found = _HOST.fullmatch(host)
     if found is None:

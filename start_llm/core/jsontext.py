@@ -91,14 +91,10 @@ def too_much_to_read(text: str) -> bool:
 
 
 def check_structure(raw: bytes, most_values: int | None = None) -> list[tuple[int, int]]:
-    """Counts what stands outside of strings. Broken JSON may pass: the parser says what is wrong with it.
+    """Counts what stands outside of strings; returns (start, end) of the chunks that lie within one string each.
 
-    Returns:
-        (start, end) of the chunks that lie within one string each.
-
-    Raises:
-        BadRequest: it is nested too deeply.
-        TooLarge: it holds too many values, names or escapes.
+    Broken JSON may pass: the parser says what is wrong with it. Raises BadRequest: it is nested too deeply; TooLarge:
+    it holds too many values, names or escapes.
     """
     most_values = VALUES.most if most_values is None else most_values
     values, keys, escapes, depth, inside, start = 1, 0, 0, 0, False, 0

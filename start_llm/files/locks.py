@@ -84,12 +84,8 @@ class FileLock:
 
 @contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
-    """Nobody else holds the lock in this block, where the file system has locks.
-
-    Raises:
-        TimeoutError: somebody held it for longer than `seconds`.
-        OSError: there is no place for the file.
-    """
+    """Nobody else holds the lock in this block, where the file system has locks. Raises TimeoutError: somebody held it
+    for longer than `seconds`; OSError: there is no place for the file."""
     lock = FileLock(path)
     try:
         if not lock.take(seconds):

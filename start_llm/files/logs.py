@@ -84,13 +84,9 @@ class DailyLogs:
 
 
 def begin_log(path: Path, *, go_on: bool = False) -> int:
-    """Opens an empty log for another program's output. What was there before is kept once, as ``NAME.1``.
+    """A descriptor of an empty log, for another program's output; where it cannot be opened, one that goes nowhere.
 
-    Args:
-        go_on: keep what is there: it is of the same run.
-
-    Returns:
-        A descriptor to append to. Where the log cannot be opened, one that goes nowhere.
+    What was there before is kept once, as ``NAME.1``. With `go_on` the log goes on: it is of the same run.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

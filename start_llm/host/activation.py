@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 LISTEN_FD = "START_LLM_LISTEN_FD"
-"""From the supervisor to the engine: the number of the descriptor."""
+"""From the supervisor to the engine: the number of the descriptor. It is set until the engine has taken the socket."""
 LAUNCHD_SOCKET = "START_LLM_LAUNCHD_SOCKET"
 """In launchd's unit: the socket's name there."""
 _FIRST_FD = 3
@@ -30,11 +30,6 @@ def take_from_system(environment: Environment) -> int | None:
         return _FIRST_FD
     name = environment.pop(LAUNCHD_SOCKET, None)
     return None if name is None else _from_launchd(name, ctypes.CDLL(None))
-
-
-def is_held(environment: Environment) -> bool:
-    """Whether this engine was handed a socket that it has not taken yet."""
-    return LISTEN_FD in environment
 
 
 def take_from_supervisor(environment: Environment) -> socket.socket | None:

@@ -116,10 +116,8 @@ def checkpoint_rank(segment: Segment, below: int, now: float) -> Rank:
 
     What losing it costs: the tokens back to the next one above, for each time that a request lands here.
     That is likely near a conversation's end, at the end of a system text, and where it happened before.
-    The first go only after all unprotected leaves, a system text's only after conversations unused for longer.
-
-    Args:
-        below: checkpoints from here to the nearest protected end.
+    The first go only after all unprotected leaves, a system text's only after conversations unused for longer. `below`:
+    checkpoints from here to the nearest protected end.
     """
     next_above = next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
     likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)

@@ -61,14 +61,8 @@ class LayerKit:
         return _slices(arrays, forms, stop - start)
 
     def checkpoint(self, cache: Sequence[Any], before: Checkpoint | None = None) -> Checkpoint:
-        """Copies the state of every state layer; rows of windows that `before` holds are shared with it.
-
-        Args:
-            before: a checkpoint of a shorter prefix of the same tokens.
-
-        Raises:
-            Unstorable: a layer has no state that could be copied.
-        """
+        """Copies the state of every state layer. Rows of windows are shared with `before`, a checkpoint of a shorter
+        prefix of the same tokens. Raises Unstorable: a layer has no state that could be copied."""
         kept = self._leaves_of(cache, cut=False)
         earlier = before.states if before is not None else (None,) * len(kept)
         states = tuple(

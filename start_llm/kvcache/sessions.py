@@ -13,19 +13,13 @@ _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A conversation.
-
-    Attributes:
-        ends: the segments where its last stored turns end, oldest first.
-        caller: name of the conversation that is taken to have begun this one, as an agent begins sub-agents.
-        called: when one that it began was used last.
-    """
+    """A conversation."""
 
     created: float
     used: float
-    ends: list[Segment] = field(default_factory=list)
-    caller: str = ""
-    called: float = -math.inf
+    ends: list[Segment] = field(default_factory=list)  # the segments where its last stored turns end, oldest first
+    caller: str = ""  # name of the conversation that is taken to have begun this one, as an agent begins sub-agents
+    called: float = -math.inf  # when one that it began was used last
 
 
 class Sessions:

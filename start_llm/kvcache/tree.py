@@ -30,38 +30,24 @@ _PEEK_PAUSE = 0.0005  # seconds between two tries to look at a tree that is bein
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A run of tokens behind its parent's. Changed by `SegmentTree` and `KVStore` only.
+    """A run of tokens behind its parent's. Changed by `SegmentTree` and `KVStore` only."""
 
-    Attributes:
-        raw: the tokens, int32 in native order, at least one (none in the root).
-        start: offset of the first token in every sequence through here.
-        rows: KV of exactly these tokens, ``None`` in a ghost.
-        checkpoint: state of the layers that cannot be cut, at the segment's end.
-        file, checkpoint_file: where the disk tier has copies, else ``None``.
-        seconds_per_token: measured cost of computing these tokens.
-        uses: times that a request restored or stored through here.
-        used: clock of the last time.
-        landed: restores that ended exactly here.
-        head: a tools+system block ends here.
-        one_shot: only side requests went through here.
-        chain: hash chain of the whole path up to the segment's end, where it was asked for.
-    """
-
-    raw: bytes
-    start: int
+    raw: bytes  # the tokens, int32 in native order, at least one (none in the root)
+    start: int  # offset of the first token in every sequence through here
     parent: Segment | None
-    children: dict[int, Segment]
-    rows: Slices | None = None
-    checkpoint: Checkpoint | None = None
+    children: dict[int, Segment]  # by their first token
+    rows: Slices | None = None  # KV of exactly these tokens, ``None`` in a ghost
+    checkpoint: Checkpoint | None = None  # state of the layers that cannot be cut, at the segment's end
+    # where the disk tier has copies
     file: FilePart | None = None
     checkpoint_file: str | None = None
-    seconds_per_token: float = 0.0
-    uses: int = 0
-    used: float = 0.0
-    landed: int = 0
-    head: bool = False
-    one_shot: bool = False
-    chain: hashlib._Hash | None = None
+    seconds_per_token: float = 0.0  # measured cost of computing these tokens
+    uses: int = 0  # times that a request restored or stored through here
+    used: float = 0.0  # clock of the last time
+    landed: int = 0  # restores that ended exactly here
+    head: bool = False  # a tools+system block ends here
+    one_shot: bool = False  # only side requests went through here
+    chain: hashlib._Hash | None = None  # of the whole path up to the segment's end, where it was asked for
 
     @property
     def tokens(self) -> Tokens:
@@ -108,15 +94,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How far a sequence follows the tree.
+    """How far a sequence follows the tree."""
 
-    Attributes:
-        path: segments from the top; the last may match in part.
-        length: tokens that match.
-    """
-
-    path: tuple[Segment, ...]
-    length: int
+    path: tuple[Segment, ...]  # segments from the top; the last may match in part
+    length: int  # tokens that match
 
     @property
     def parted(self) -> bool:
@@ -208,11 +189,8 @@ class SegmentTree:
         return []
 
     def extend(self, tokens: Tokens) -> list[Segment]:
-        """The path of exactly `tokens`: what is missing is added as ghosts, a segment that it leaves is divided.
-
-        Returns:
-            All segments of the path, top first; the last one ends where `tokens` ends.
-        """
+        """The path of exactly `tokens`, top first: what is missing is added as ghosts, a segment that it leaves is
+        divided."""
         match = self.walk(tokens)
         path: list[Segment] = []
         for segment in match.path:
@@ -230,11 +208,8 @@ class SegmentTree:
         return path
 
     def split(self, segment: Segment, at: int) -> Segment:
-        """Divides after `at` of the segment's tokens (0 < at < its length). `segment` stays the lower part.
-
-        Returns:
-            The new upper part.
-        """
+        """Divides after `at` of the segment's tokens (0 < at < its length). `segment` stays the lower part; returns the
+        new upper one."""
         above = segment.parent
         if above is None or not 0 < at < segment.length:
             raise ValueError(f"cannot split {segment.length} tokens at {at}")

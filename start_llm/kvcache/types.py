@@ -16,34 +16,24 @@ class Unstorable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The rows of a run of tokens, one tuple of arrays a cut layer. Every array is evaluated and owns its buffer.
+    """The rows of a run of tokens, one tuple of arrays a cut layer. Every array is evaluated and owns its buffer."""
 
-    Attributes:
-        arrays: per cut layer (keys, values), each [1, heads, length, dim], or for quantised rows
-            (keys, scales, biases, values, scales, biases).
-        forms: per cut layer.
-    """
-
+    # (keys, values), each [1, heads, length, dim], or for quantised rows (keys, scales, biases, values, scales, biases)
     arrays: tuple[tuple[Any, ...], ...]
-    forms: tuple[Form, ...]
+    forms: tuple[Form, ...]  # per cut layer
     length: int
     nbytes: int
 
 
 @dataclass(slots=True, eq=False)
 class WindowPiece:
-    """Rows [start, stop) of one windowed layer. Checkpoints whose windows overlap share it.
-
-    Attributes:
-        arrays: keys and values, each [1, heads, stop - start, dim].
-        holders: checkpoints in the store that need it.
-    """
+    """Rows [start, stop) of one windowed layer. Checkpoints whose windows overlap share it."""
 
     start: int
     stop: int
-    arrays: tuple[Any, Any]
+    arrays: tuple[Any, Any]  # keys and values, each [1, heads, stop - start, dim]
     nbytes: int
-    holders: int = 0
+    holders: int = 0  # checkpoints in the store that need it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +48,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of every state layer at one place.
+    """The state of every state layer at one place."""
 
-    Attributes:
-        states: per state layer a `Window`, or nested lists of arrays and plain values.
-        own_bytes: of the arrays that no other checkpoint shares.
-    """
-
-    states: tuple[Any, ...]
-    own_bytes: int
+    states: tuple[Any, ...]  # per state layer a `Window`, or nested lists of arrays and plain values
+    own_bytes: int  # of the arrays that no other checkpoint shares
 
     def pieces(self) -> Iterator[WindowPiece]:
         for state in self.states:
@@ -105,21 +90,13 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What `KVStore.lookup` found; changes nothing.
+    """What `KVStore.lookup` found; changes nothing."""
 
-    Attributes:
-        length: tokens that can be restored, at most the caller's limit.
-        matched: tokens that equal a stored path with KV, restorable or not.
-        seen: tokens that equal anything this store ever held, evicted or not.
-        reason: why `length` < `seen`: ``""``, ``limit``, ``no_checkpoint`` or ``evicted``.
-        behind: the first tokens that are stored behind `seen`; empty: nothing is.
-    """
-
-    length: int
-    matched: int
-    seen: int
-    reason: str = ""
-    behind: tuple[int, ...] = ()
+    length: int  # tokens that can be restored, at most the caller's limit
+    matched: int  # tokens that equal a stored path with KV, restorable or not
+    seen: int  # tokens that equal anything this store ever held, evicted or not
+    reason: str = ""  # why `length` < `seen`: ``""``, ``limit``, ``no_checkpoint`` or ``evicted``
+    behind: tuple[int, ...] = ()  # the first tokens that are stored behind `seen`; empty: nothing is
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +110,15 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """
-    Attributes:
-        budget_bytes: most bytes of KV in memory, at first (`KVStore.set_budget` changes it).
-        checkpoints_recent, checkpoint_grid: CACHE_CHECKPOINTS_RECENT, CACHE_CHECKPOINT_GRID.
-        ttl_seconds, session_idle_seconds, sessions_keep, max_leaves: PROMPT_CACHE_... settings; 0: no limit.
-        ghost_tokens: most tokens remembered after their KV was evicted.
-    """
+    """What a store may keep."""
 
-    budget_bytes: int
+    budget_bytes: int  # most bytes of KV in memory, at first (`KVStore.set_budget` changes it)
+    # CACHE_CHECKPOINTS_RECENT, CACHE_CHECKPOINT_GRID
     checkpoints_recent: int = 8
     checkpoint_grid: int = 1024
+    # PROMPT_CACHE_... settings; 0: no limit
     ttl_seconds: float = 0
     session_idle_seconds: float = 1800
     sessions_keep: int = 2
     max_leaves: int = 0
-    ghost_tokens: int = 4_000_000
+    ghost_tokens: int = 4_000_000  # most tokens remembered after their KV was evicted

@@ -39,13 +39,11 @@ _HEAD_BYTES = 1 << 14  # read at once: more than most heads have
 
 @dataclass(slots=True)
 class _File:
-    """`used`: its time, in nanoseconds. `standing`: names of the files that stand on it."""
-
     nbytes: int
     start: int
     above: str
-    used: int
-    standing: set[str] = field(default_factory=set)
+    used: int  # its time, in nanoseconds
+    standing: set[str] = field(default_factory=set)  # names of the files that stand on it
 
     @property
     def is_end(self) -> bool:
@@ -99,12 +97,8 @@ class DiskFolder:
         self._gone.clear()
 
     def read(self, name: str) -> tuple[str, bytes] | None:
-        """A file's layout and arrays; ``None`` if it is not there.
-
-        Raises:
-            ValueError: it is not what was written.
-            OSError: it cannot be read.
-        """
+        """A file's layout and arrays; ``None`` if it is not there. Raises ValueError: it is not what was written;
+        OSError."""
         if name not in self.files:
             return None
         with _open(self._root / name) as stream:

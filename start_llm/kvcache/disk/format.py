@@ -33,21 +33,13 @@ FILE_NAME = re.compile(r"[rc][0-9]{1,12}-[0-9a-f]{64}\.kv")
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """What a file holds: the rows of a run of tokens, or (without tokens) a checkpoint.
+    """What a file holds: the rows of a run of tokens, or (without tokens) a checkpoint."""
 
-    Attributes:
-        digest: hash chain (`hash_on`) of all tokens up to its end.
-        above: name of the file with the token before `start`, which may go on behind it; ``""`` for none.
-        start: offset of the first token; of a checkpoint: tokens before it.
-        tokens: int32, little endian.
-        seconds: measured cost of computing one token.
-    """
-
-    digest: bytes
-    above: str
-    start: int
-    tokens: bytes = b""
-    seconds: float = 0.0
+    digest: bytes  # hash chain (`hash_on`) of all tokens up to its end
+    above: str  # name of the file with the token before `start`, which may go on behind it; ``""`` for none
+    start: int  # offset of the first token; of a checkpoint: tokens before it
+    tokens: bytes = b""  # int32, little endian
+    seconds: float = 0.0  # measured cost of computing one token
 
     @property
     def name(self) -> str:
