@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from start_llm.core.errors import BadRequest, StartLLMError
 from start_llm.core.jsontext import LARGE, parse_object
-from start_llm.proxy.asgi import JSON, App, Receive, Scope, Send, read_body, replay, send_error, with_body
+from start_llm.proxy.asgi import JSON, error_answer, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
 
 _CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
@@ -64,7 +66,7 @@ class RequestBodies:
         most_bytes: of a body.
     """
 
-    def __init__(self, app: App, *, litellm_names: LiteLLMNames, names: Mapping[str, str], most_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, litellm_names: LiteLLMNames, names: Mapping[str, str], most_bytes: int) -> None:
         self._app = app
         self._litellm_names, self._names, self._most_bytes = litellm_names, names, most_bytes
 
@@ -83,7 +85,7 @@ class RequestBodies:
             elif is_json:
                 raw = self._checked(dialect, raw)
         except StartLLMError as error:
-            await send_error(send, scope["path"], error)
+            await error_answer(scope["path"], error)(scope, receive, send)
             return
         # Without `-H` curl says that it sends a form, and LiteLLM believes it.
         await self._app(with_body(scope, raw, JSON if is_json else None), replay(raw, receive), send)

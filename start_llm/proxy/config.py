@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
+from dotenv import dotenv_values, set_key
 
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
@@ -200,41 +200,22 @@ def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str
 def master_key(settings: Settings, env_file: Path) -> str:
     """The proxy's key; made if there is none.
 
-    A key that is made is kept in `env_file`: that one line is added or replaced, the rest stays as it is. Where it
-    cannot be kept, it is good for this run.
+    A key that is made is kept in `env_file`, which is 0600 afterwards: that one line is added or replaced, the rest
+    stays as it is. Where it cannot be kept, it is good for this run.
     """
-    if known := settings.litellm_master_key or _stored_key(env_file):
-        return known
+    if settings.litellm_master_key:
+        return settings.litellm_master_key
     key = f"sk-{secrets.token_urlsafe(24)}"
     try:
-        set_line(env_file, KEY_NAME, key)
+        stored = dotenv_values(env_file, interpolate=False).get(KEY_NAME) or ""
+        if stored.lower() not in {"", "off", "none"}:
+            return stored
+        if env_file.exists():
+            env_file.chmod(0o600)  # it is given to the file that takes its place
+        set_key(env_file, KEY_NAME, key, quote_mode="never", follow_symlinks=True)
     except (OSError, UnicodeDecodeError) as error:
         log.warning("the proxy's key is good for this run only, set %s: %s", KEY_NAME, error)
     return key
-
-
-def _stored_key(env_file: Path) -> str | None:
-    try:
-        stored = dotenv_values(env_file, interpolate=False).get(KEY_NAME) or ""
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if stored.lower() in {"", "off", "none"} else stored
-
-
-def set_line(env_file: Path, name: str, value: str) -> None:
-    """Sets ``name=value`` in `env_file` by an atomic rename; the file is 0600 afterwards."""
-    env_file = env_file.resolve()  # a link stays a link
-    text = env_file.read_text(encoding="utf-8") if env_file.exists() else ""
-    lines = [line for line in text.splitlines(keepends=True) if not _names(line, name)]
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    lines.append(f"{name}={value}\n")
-    write_atomic(env_file, "".join(lines), sync=True)
-
-
-def _names(line: str, name: str) -> bool:
-    head, equals, _ = line.partition("=")
-    return bool(equals) and head.strip().removeprefix("export ").strip() == name
 
 
 # --- FALLBACK_MODEL: its entry, and what is said of it at the start -----------------------------

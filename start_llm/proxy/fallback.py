@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from start_llm.core.protocol import responses_code
-from start_llm.proxy.asgi import BODY, START, App, Message, Receive, Scope, Send, dialect_of, replay, with_body
+from start_llm.proxy.asgi import BODY, START, dialect_of, replay, with_body
 from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.sent import SentRecord
@@ -33,7 +35,7 @@ class Fallback:
         record: file that tells what was sent, see `sent.SentRecord`.
     """
 
-    def __init__(self, app: App, *, model: str, name: str, record: str) -> None:
+    def __init__(self, app: ASGIApp, *, model: str, name: str, record: str) -> None:
         self._app = app
         self._model, self._name = model, name
         self._record = SentRecord(Path(record))

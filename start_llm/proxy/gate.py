@@ -11,20 +11,13 @@ import hmac
 import re
 from collections.abc import Collection
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError, Unauthorized
 from start_llm.core.hosts import check_host, check_origin
-from start_llm.proxy.asgi import (
-    START,
-    App,
-    Header,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    header_values,
-    send_answer,
-    send_error,
-)
+from start_llm.proxy.asgi import JSON, START, error_answer
 
 READY_BODY = b'{"status":"healthy","proxy_of":"start_llm"}'
 _READY = re.compile(r"/health/(readiness|liveliness|liveness)")
@@ -39,7 +32,7 @@ _ROUTES = {
     "DELETE": re.compile(r"(/v1)?/responses/[^/]+"),
 }
 _VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
-_KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key")
+_KEY_HEADERS = {b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key"}
 
 
 class ProxyGate:
@@ -50,7 +43,7 @@ class ProxyGate:
         names: by which it may be called, beside this machine's own and IP addresses, see `hosts.check_host`.
     """
 
-    def __init__(self, app: App, *, key: str, names: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, *, key: str, names: Collection[str]) -> None:
         self._app = app
         self._key = key.encode()
         self._names = names
@@ -62,47 +55,49 @@ class ProxyGate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        origin: bytes | None = None
-        method, path = scope["method"], scope["path"]
+        origin: str | None = None
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        answer: Response | None = None
         try:
-            self._check_host(header_values(scope, b"host"))
-            origin = _checked_origin(header_values(scope, b"origin"))
+            self._check_host(headers.getlist("host"))
+            origin = _checked_origin(headers.getlist("origin"))
             if method == "OPTIONS":
-                await send_answer(send, 204, headers=_preflight(scope, origin))
-                return
-            if method in {"GET", "HEAD"} and _READY.fullmatch(path):
-                await send_answer(send, 200, READY_BODY, _cors(origin))
-                return
-            _check_route(method, path)
-            self._check_key(scope)
+                answer = Response(status_code=204, headers=_preflight(path, headers, origin))
+            elif method in {"GET", "HEAD"} and _READY.fullmatch(path):
+                answer = Response(READY_BODY, 200, _cors(origin), JSON)
+            else:
+                _check_route(method, path)
+                self._check_key(headers)
         except StartLLMError as error:
-            await send_error(send, path, error, [*_headers_of(error, path), *_cors(origin)])
+            answer = error_answer(path, error, _headers_of(error, path) | _cors(origin))
+        if answer is not None:
+            await answer(scope, receive, send)
             return
         known = [header for header in scope["headers"] if header[0] not in _KEY_HEADERS]
         scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key)]}
         await self._app(scope, receive, _with_cors(send, origin))
 
-    def _check_host(self, values: list[bytes]) -> None:
+    def _check_host(self, values: list[str]) -> None:
         if len(values) > 1:
             raise BadRequest("There is more than one Host header.")
-        check_host(values[0].decode("latin-1") if values else "", self._names)
+        check_host(values[0] if values else "", self._names)
 
-    def _check_key(self, scope: Scope) -> None:
-        offered = [value.strip() for name in _KEY_HEADERS[1:3] for value in header_values(scope, name)]
-        for value in header_values(scope, b"authorization"):
-            scheme, _, token = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                offered.append(token.strip())
-        if not any(hmac.compare_digest(key, self._key) for key in offered):
+    def _check_key(self, headers: Headers) -> None:
+        offered = headers.getlist("x-api-key") + headers.getlist("api-key")
+        for value in headers.getlist("authorization"):
+            scheme, _, token = value.partition(" ")
+            if scheme.lower() == "bearer":
+                offered.append(token)
+        if not any(hmac.compare_digest(key.strip().encode("latin-1"), self._key) for key in offered):
             raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 
-def _checked_origin(values: list[bytes]) -> bytes | None:
+def _checked_origin(values: list[str]) -> str | None:
     if not values:
         return None
     if len(values) > 1:
         raise Forbidden("There is more than one Origin header.")
-    check_origin(values[0].decode("latin-1"))
+    check_origin(values[0])
     return values[0]
 
 
@@ -118,17 +113,18 @@ def _check_route(method: str, path: str) -> None:
         raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(known)} is.")
 
 
-def _headers_of(error: StartLLMError, path: str) -> list[Header]:
+def _headers_of(error: StartLLMError, path: str) -> dict[str, str]:
     if error.status == 401:
-        return [(b"www-authenticate", b"Bearer")]
-    return [(b"allow", ", ".join(_methods(path)).encode())] if error.status == 405 else []
+        return {"www-authenticate": "Bearer"}
+    return {"allow": ", ".join(_methods(path))} if error.status == 405 else {}
 
 
-def _with_cors(send: Send, origin: bytes | None) -> Send:
+def _with_cors(send: Send, origin: str | None) -> Send:
     """LiteLLM lets every page read its answers; here only the page that asked may, and only if it is a local one.
 
     It also puts words of the client into headers (the model's name). A line break there would end the connection.
     """
+    added = Headers(_cors(origin)).raw
 
     async def restricted(message: Message) -> None:
         if message["type"] == START:
@@ -137,25 +133,24 @@ def _with_cors(send: Send, origin: bytes | None) -> Send:
                 for name, value in message.get("headers", [])
                 if not name.startswith(b"access-control-") and _VALUE.fullmatch(value)
             ]
-            message = dict(message) | {"headers": [*kept, *_cors(origin)]}
+            message = dict(message) | {"headers": [*kept, *added]}
         await send(message)
 
     return restricted
 
 
-def _cors(origin: bytes | None) -> list[Header]:
+def _cors(origin: str | None) -> dict[str, str]:
     if origin is None:
-        return []
-    names = [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", b"*")]
-    return [*names, (b"vary", b"Origin")]
+        return {}
+    return {"access-control-allow-origin": origin, "access-control-expose-headers": "*", "vary": "Origin"}
 
 
-def _preflight(scope: Scope, origin: bytes | None) -> list[Header]:
-    methods = ", ".join(_methods(scope["path"])).encode()
+def _preflight(path: str, headers: Headers, origin: str | None) -> dict[str, str]:
+    methods = ", ".join(_methods(path))
     if not methods:
         raise NotFound("There is nothing at this path.")
     if origin is None:
-        return [(b"allow", methods)]
-    asked = header_values(scope, b"access-control-request-headers") or [b"authorization, content-type, x-api-key"]
-    allowed = [(b"access-control-allow-methods", methods), (b"access-control-allow-headers", asked[0])]
-    return [(b"allow", methods), *allowed, (b"access-control-max-age", b"600"), *_cors(origin)]
+        return {"allow": methods}
+    asked = headers.get("access-control-request-headers", "authorization, content-type, x-api-key")
+    allowed = {"access-control-allow-methods": methods, "access-control-allow-headers": asked}
+    return {"allow": methods, **allowed, "access-control-max-age": "600", **_cors(origin)}

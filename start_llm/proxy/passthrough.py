@@ -15,9 +15,10 @@ import httpx
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.proxy.asgi import START, App, Message, Receive, Scope, Send, dialect_of, replay
+from start_llm.proxy.asgi import JSON, START, dialect_of, replay
 from start_llm.proxy.config import abilities, name_behind, names_behind
 from start_llm.proxy.outcome import RequestOutcome, current
 
@@ -25,7 +26,6 @@ COUNTS = ("messages/count_tokens", "responses/input_tokens")
 FORWARDED = (*COUNTS, "completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
 """LiteLLM leaves out or refuses much of what these may ask for, and nothing of them can be answered elsewhere."""
 LIST_SECONDS = 120.0
-JSON = "application/json"
 
 
 async def _read_whole(request: Request) -> None:
@@ -143,7 +143,7 @@ class Direct:
     request is put to the server, which answers it, or says in a sentence what is wrong, as it does at its own port.
     """
 
-    def __init__(self, app: App, *, server: ServerRoutes) -> None:
+    def __init__(self, app: ASGIApp, *, server: ServerRoutes) -> None:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,7 +16,6 @@ from start_llm.proxy.config import (
     proxy_config,
     proxy_environment,
     proxy_model_names,
-    set_line,
     write_config,
 )
 from tests.proxy.stub import CARD
@@ -107,14 +106,19 @@ def test_a_set_key_wins_and_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["A=1\nLITELLM_MASTER_KEY=\n# note\nB=2", "export LITELLM_MASTER_KEY=off\nA=1\n# note\nB=2\n"]
+    ("before", "after"),
+    [
+        ("A=1\nLITELLM_MASTER_KEY=\n# note\nB=2", "A=1\nLITELLM_MASTER_KEY={}\n# note\nB=2"),
+        ("export LITELLM_MASTER_KEY=off\nA=1\n# note\nB=2\n", "LITELLM_MASTER_KEY={}\nA=1\n# note\nB=2\n"),
+        ("A=1\n# note\nB=2", "A=1\n# note\nB=2\nLITELLM_MASTER_KEY={}\n"),
+    ],
 )
-def test_only_that_line_changes(tmp_path: Path, before: str) -> None:
+def test_only_that_line_changes(tmp_path: Path, before: str, after: str) -> None:
     env = tmp_path / ".env"
     env.write_text(before)
     env.chmod(0o644)
     key = master_key(settings(), env)
-    assert env.read_text() == f"A=1\n# note\nB=2\nLITELLM_MASTER_KEY={key}\n"
+    assert env.read_text() == after.format(key)
     assert stat.S_IMODE(env.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [".env"]
 
@@ -124,8 +128,8 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
     real.write_text("A=1\n")
     link = tmp_path / ".env"
     link.symlink_to(real)
-    set_line(link, "B", "2")
-    assert link.is_symlink() and real.read_text() == "A=1\nB=2\n"
+    key = master_key(settings(), link)
+    assert link.is_symlink() and real.read_text() == f"A=1\nLITELLM_MASTER_KEY={key}\n"
 
 
 def test_a_key_that_cannot_be_kept_is_good_for_this_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
