@@ -32,19 +32,15 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     wanted = Wanted(since, options.client, options.of_model, options.outcome)
     path = home() / settings.cache_dir / AUDIT_FILE
     try:
-        if options.by:
-            added = sums(path, wanted, options.by)
-            found, rows = [asdict(each) for each in added], [sum_row(each) for each in added]
-        else:
-            last = entries(path, wanted, max(options.lines, 0))
-            found, rows = [asdict(each) for each in last], [entry_row(each) for each in last]
+        by = options.by
+        found = sums(path, wanted, by) if by else entries(path, wanted, max(options.lines, 0))
     except FileUnavailable as error:
         print(f"audit: {error}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(found, indent=1))
-    elif rows:
-        print_table(SUM_HEADINGS if options.by else ENTRY_HEADINGS, rows, words=_WORDS, width=140)
+        print(json.dumps([asdict(each) for each in found], indent=1))
+    elif found:
+        print_table(SUM_HEADINGS if by else ENTRY_HEADINGS, map(row, found), words=_WORDS, width=140)
     else:
         off = " AUDIT_DAYS=0: nothing is written." if not settings.audit_days else ""
         print(f"No request is known since then (--since {options.since}).{off}")
@@ -67,8 +63,10 @@ SUM_HEADINGS = ("", "REQUESTS", "ANSWERED", *_FIGURES)
 _WORDS = {"", "TIME", "ID", "CLIENT", "MODEL", "END"}
 
 
-def entry_row(entry: AuditEntry) -> Row:
-    """The id is shortened as the terminal shows it; ``/v1/cache/requests/{id}`` takes that."""
+def row(entry: AuditEntry | Sum) -> Row:
+    """The id is shortened as the terminal shows it, which ``/v1/cache/requests/{id}`` takes. Seconds of sums are means."""
+    if isinstance(entry, Sum):
+        return entry.name or "-", f"{entry.requests:,}", f"{entry.answered:,}", *figures(entry)
     how = entry.outcome if entry.status < 400 else f"{entry.outcome} ({entry.status})"
     return (
         datetime.fromtimestamp(entry.time).strftime("%m-%d %H:%M:%S"),
@@ -78,11 +76,6 @@ def entry_row(entry: AuditEntry) -> Row:
         *figures(entry),
         f"{how}; {entry.miss}" if entry.miss else how,
     )
-
-
-def sum_row(added: Sum) -> Row:
-    """Seconds are means."""
-    return added.name or "-", f"{added.requests:,}", f"{added.answered:,}", *figures(added)
 
 
 def figures(counted: AuditEntry | Sum) -> Row:

@@ -100,7 +100,8 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
 
 def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     """All findings, in the order they are printed."""
-    yield _python()
+    right = sys.version_info[:2] == (3, 12)
+    yield Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
     yield packages(REQUIREMENTS)
     if probe.accelerator is None:
         yield Finding("back end", "bad", f"MLX does not work: {probe.error}")
@@ -138,11 +139,6 @@ def probe_mlx() -> Probe:
 
 
 # --- software -------------------------------------------------------------------------------
-
-
-def _python() -> Finding:
-    right = sys.version_info[:2] == (3, 12)
-    return Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
 
 
 def packages(requirements: Path) -> Finding:

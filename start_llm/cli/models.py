@@ -121,17 +121,10 @@ def main_rm(settings: Settings, options: argparse.Namespace) -> int:
         print(f"{repository} is being fetched by another process; end that first.", file=sys.stderr)
         return 1
     try:
-        return _remove(repository, folder)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        shutil.rmtree(folder)
     finally:
         lock.drop()
-
-
-def _remove(repository: str, folder: Path) -> int:
-    if folder.is_symlink():  # a disk of one's own, say: what is behind it is not ours to remove
-        print(f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to.", file=sys.stderr)
-        return 1
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    shutil.rmtree(folder)
     print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
     return 0
 
@@ -149,6 +142,9 @@ def _not_removable(settings: Settings, repository: str) -> str | None:
     for port in running_ports(settings):
         if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
             return f"{repository} is served on port {port}; {program()} stop --port {port} first."
+    folder = hub_folder(repository)
+    if folder.is_symlink():  # to a disk of the user's, say: what is behind it is not ours to remove
+        return f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to."
     return None
 
 

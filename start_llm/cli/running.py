@@ -162,18 +162,14 @@ def check_port(settings: Settings) -> None:
     if error is None:
         return
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        raise PreflightError(taken(settings))
+        other = f"{program()} serve --port {free_port()}"
+        if server_state(host, port, _ASK_SECONDS) is None:
+            raise PreflightError(f"MLX_PORT={port} is in use by {who_listens(port)}; take another: `{other}`.")
+        model = served_model(host, port, settings.api_key, _ASK_SECONDS)
+        what = f"start_llm serves {model} there" if model else "a start_llm server is there"
+        raise PreflightError(
+            f"MLX_PORT={port} is in use: {what}; join it with `{program()} launch pi`, or take another: `{other}`."
+        )
     if isinstance(error, OSError) and error.errno == errno.EACCES:
         raise PreflightError(f"MLX_PORT={port}: this user may not listen there; take a port from 1024 on: --port 8080.")
     raise PreflightError(f"MLX_HOST={host!r} is no address of this machine ({error}); 127.0.0.1 is the usual one.")
-
-
-def taken(settings: Settings) -> str:
-    """Who has the server's port, and what to do."""
-    host, port = settings.mlx_host, settings.mlx_port
-    other = f"{program()} serve --port {free_port()}"
-    if server_state(host, port, _ASK_SECONDS) is not None:
-        model = served_model(host, port, settings.api_key, _ASK_SECONDS)
-        what = f"start_llm serves {model} there" if model else "a start_llm server is there"
-        return f"MLX_PORT={port} is in use: {what}; join it with `{program()} launch pi`, or take another: `{other}`."
-    return f"MLX_PORT={port} is in use by {who_listens(port)}; take another: `{other}`."

@@ -24,8 +24,9 @@ from litellm.proxy.auth import auth_utils
 from litellm.types.router import CredentialLiteLLMParams, GenericLiteLLMParams
 from litellm.types.utils import StandardCallbackDynamicParams, all_litellm_params
 
+from start_llm.core.modelmap import PROXIED
 from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
-from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind, wildcard_prefix
+from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind
 from start_llm.proxy.fallback import Fallback
 from start_llm.proxy.gate import ProxyGate
 from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
@@ -55,7 +56,7 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
         config: LiteLLM's configuration.
         additions: the arguments of the layers, see `config.additions`.
     """
-    _leave_alone(wildcard_prefix(config))
+    _leave_alone()
     server, fallback = ServerRoutes(config), additions["fallback"]
     server.add_to(app, proxy_server.user_api_key_auth)
     litellm.logging_callback_manager.add_litellm_callback(Hooks(fallback and fallback["name"]))
@@ -68,13 +69,13 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     app.add_middleware(ProxyGate, **additions["gate"])
 
 
-def _leave_alone(prefix: str) -> None:
+def _leave_alone() -> None:
     """LiteLLM leaves `thinking` and the like out of messages to models that it knows nothing of, and goes by what
-    Anthropic's models can do where a name is like theirs. What a name behind `prefix` can do is the server's to judge.
+    Anthropic's models can do where a name is like theirs. What a name behind `PROXIED` can do is the server's to judge.
     """
     able = abilities(context=0, reasoning=True, tools=True, vision=True)
     info = {name: value for name, value in able.items() if not name.startswith("max_")}
-    rule = {"name": "start_llm", "pattern": f"^[a-z_]+/{re.escape(prefix)}", "model_info": info}
+    rule = {"name": "start_llm", "pattern": f"^[a-z_]+/{re.escape(PROXIED)}", "model_info": info}
     rules = fallback_generalizations.get_fallback_generalization_rules()
     fallback_generalizations.set_fallback_generalizations([*rules, rule])  # the last one that fits has the last word
 

@@ -64,30 +64,22 @@ def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     return list(dict.fromkeys([*served, model_id, named, MAIN_NAME]))
 
 
+_LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
+_THINKING = ("supports_reasoning", "supports_adaptive_thinking", "supports_legacy_thinking")
+_CALLS = ("supports_function_calling", "supports_tool_choice", "supports_parallel_function_calling")
+_ALWAYS = ("supports_output_config", "supports_response_schema", "supports_system_messages")
+_NEVER = ("supports_pdf_input", "supports_audio_input")
+
+
 def abilities(*, context: int, reasoning: bool, tools: bool, vision: bool) -> dict[str, Any]:
     """What LiteLLM is told of a model. Without that it leaves `thinking` and `output_config` out of messages.
 
-    Args:
-        context: most tokens of a request, answer included.
+    `context`: most tokens of a request, answer included.
     """
-    return {
-        "mode": "chat",
-        "max_tokens": context,
-        "max_input_tokens": context,
-        "max_output_tokens": context,
-        "supports_reasoning": reasoning,
-        "supports_adaptive_thinking": reasoning,
-        "supports_legacy_thinking": reasoning,
-        "supports_output_config": True,
-        "supports_response_schema": True,
-        "supports_system_messages": True,
-        "supports_function_calling": tools,
-        "supports_tool_choice": tools,
-        "supports_parallel_function_calling": tools,
-        "supports_vision": vision,
-        "supports_pdf_input": False,
-        "supports_audio_input": False,
-    }
+    info: dict[str, Any] = {"mode": "chat", "supports_vision": vision}
+    for names, value in ((_LIMITS, context), (_THINKING, reasoning), (_CALLS, tools), (_ALWAYS, True), (_NEVER, False)):
+        info |= dict.fromkeys(names, value)
+    return info
 
 
 def name_behind(entry: Mapping[str, Any]) -> str:
@@ -100,12 +92,6 @@ def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     base = config["model_list"][0]["litellm_params"]["api_base"]
     ours = [entry for entry in config["model_list"] if entry["litellm_params"].get("api_base") == base]
     return {entry["model_name"]: name_behind(entry) for entry in ours if entry["model_name"] != ANY_NAME}
-
-
-def wildcard_prefix(config: Mapping[str, Any]) -> str:
-    """What stands before names that have no entry of their own."""
-    entry = next(entry for entry in config["model_list"] if entry["model_name"] == ANY_NAME)
-    return name_behind(entry).removesuffix(ANY_NAME)
 
 
 def proxy_config(
@@ -134,7 +120,9 @@ def proxy_config(
     if settings.fallback_model:  # this server is still never left alone, and refuses by a status what it cannot answer
         parameters["extra_headers"] = {HEAD_HEADER: WHEN_PLANNED}
         info["cooldown_time"] = 0
-        router |= {"disable_cooldowns": False, "model_group_retry_policy": retry_policy(settings)}
+        # Who is told to come back later is not waited for: LiteLLM would, up to a minute a time.
+        policy = {entry_name(settings): {"RateLimitErrorRetries": 0}}
+        router |= {"disable_cooldowns": False, "model_group_retry_policy": policy}
     behind = dict.fromkeys(proxy_model_names(settings, model_id), served_name(settings, model_id))
     entries: list[dict[str, Any]] = [
         {
@@ -225,11 +213,6 @@ def entry_name(settings: Settings) -> str:
     return f"{PREFIX}{settings.fallback_model}"
 
 
-def retry_policy(settings: Settings) -> dict[str, Any]:
-    """For LiteLLM's router. Who is told to come back later is not waited for: LiteLLM would, up to a minute a time."""
-    return {entry_name(settings): {"RateLimitErrorRetries": 0}}
-
-
 def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
     """LiteLLM's entry. Without FALLBACK_API_KEY and FALLBACK_API_BASE it looks for the provider's own variables."""
     parameters: dict[str, Any] = {
@@ -251,24 +234,34 @@ def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
 
 def usable(settings: Settings, environment: Mapping[str, str], say: Callable[[str], None]) -> Settings:
     """Says at the start what FALLBACK_MODEL is going to do. Returns the settings, without it where it cannot work."""
-    if not settings.fallback_model:
+    model = settings.fallback_model
+    if not model:
         return settings
-    wrong = _problem(settings)
-    say(f"fallback  off: {wrong}" if wrong else f"fallback  {_announced(settings, environment)}")
-    return settings.model_copy(update={"fallback_model": None}) if wrong else settings
+    if wrong := _problem(settings.proxy, model):
+        say(f"fallback  off: {wrong}")
+        return settings.model_copy(update={"fallback_model": None})
+    where = f" at {settings.fallback_api_base}" if settings.fallback_api_base else ""
+    variable = f"{model.partition('/')[0].upper()}_API_KEY"
+    has_access = settings.fallback_api_key or settings.fallback_api_base or variable in environment
+    doubt = "" if has_access else f". {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"
+    say(
+        f"fallback  ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, "
+        f"context too long) is sent, whole, to {model}{where}{doubt}"
+    )
+    return settings
 
 
-def _problem(settings: Settings) -> str:
+def _problem(proxy: str, model: str) -> str:
     """Why nothing can be sent to FALLBACK_MODEL, in a sentence; empty where nothing is known against it."""
-    if settings.proxy == "off":
+    if proxy == "off":
         return "FALLBACK_MODEL works through the proxy only, and PROXY=off."
-    provider = (settings.fallback_model or "").partition("/")[0]
+    provider = model.partition("/")[0]
     known = providers()
     if not known or provider in known:
         return ""
     near = difflib.get_close_matches(provider, known, 1)
     meant = f"; the nearest one is {near[0]!r}" if near else ""
-    return f"FALLBACK_MODEL={settings.fallback_model!r}: LiteLLM knows no provider {provider!r}{meant}."
+    return f"FALLBACK_MODEL={model!r}: LiteLLM knows no provider {provider!r}{meant}."
 
 
 def providers() -> list[str]:
@@ -279,16 +272,3 @@ def providers() -> list[str]:
         return list(json.loads(table.read_text(encoding="utf-8"))["providers"])
     except (OSError, ValueError, KeyError):
         return []
-
-
-def _announced(settings: Settings, environment: Mapping[str, str]) -> str:
-    model = settings.fallback_model or ""
-    where = f" at {settings.fallback_api_base}" if settings.fallback_api_base else ""
-    sentence = (
-        f"ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, context too "
-        f"long) is sent, whole, to {model}{where}"
-    )
-    variable = f"{model.partition('/')[0].upper()}_API_KEY"
-    if settings.fallback_api_key or settings.fallback_api_base or variable in environment:
-        return sentence
-    return f"{sentence}. {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"

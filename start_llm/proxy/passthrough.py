@@ -55,12 +55,9 @@ class ServerRoutes:
             app: LiteLLM's application.
             key_check: LiteLLM's dependency that refuses a wrong key.
         """
-        lists: list[tuple[str, Any]] = [
-            ("model/info", self.info),
-            ("models", self.models),
-            ("models/{name:path}", self.model),
-        ]
-        routes = [(path, self.forward, "POST") for path in FORWARDED] + [(path, ask, "GET") for path, ask in lists]
+        routes: list[tuple[str, Any, str]] = [(path, self.forward, "POST") for path in FORWARDED]
+        routes += [("model/info", self.info, "GET"), ("models", self.models, "GET")]
+        routes += [("models/{name:path}", self.model, "GET")]
         checks = [Depends(_read_whole), Depends(key_check)]
         for path, handler, method in routes:
             for prefix in ("", "/v1"):
@@ -115,15 +112,15 @@ class ServerRoutes:
             return _response(answer)
         cards = {card["id"]: card for card in answer.json()["data"]}
         cards[MAIN_NAME] = next(iter(cards.values()), {})
-        infos = []
-        for entry in self._entries:
-            behind, info = name_behind(entry), entry["model_info"]
-            if behind in cards:
-                infos.append(_info(entry["model_name"], behind, info | _abilities_of(cards[behind])))
-        new = cards.keys() - {entry["model_name"] for entry in infos}
-        infos += [_info(name, name, {"id": name} | _abilities_of(cards[name])) for name in sorted(new)]
+        known = [(entry["model_name"], name_behind(entry), entry["model_info"]) for entry in self._entries]
+        known = [(name, behind, info) for name, behind, info in known if behind in cards]
+        known += [(name, name, {"id": name}) for name in sorted(cards.keys() - {name for name, _, _ in known})]
         wanted = request.query_params.get("litellm_model_id")
-        data = [entry for entry in infos if wanted in {None, entry["model_info"]["id"]}]
+        data = [
+            {"model_name": name, "litellm_params": {"model": behind}, "model_info": info | _abilities_of(cards[behind])}
+            for name, behind, info in known
+            if wanted in {None, info["id"]}
+        ]
         return Response(json.dumps({"data": data}), media_type=JSON)
 
     async def model(self, name: str) -> Response:
@@ -179,10 +176,6 @@ def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
         return {}
     able = {name: bool(card["capabilities"].get(name)) for name in ("reasoning", "tools", "vision")}
     return abilities(context=card["context_length"], **able)
-
-
-def _info(name: str, behind: str, info: dict[str, Any]) -> dict[str, Any]:
-    return {"model_name": name, "litellm_params": {"model": behind}, "model_info": info}
 
 
 async def _disconnected(request: Request) -> None:
