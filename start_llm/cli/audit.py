@@ -64,7 +64,7 @@ _WORDS = {"", "TIME", "ID", "CLIENT", "MODEL", "END"}
 
 
 def row(entry: AuditEntry | Sum) -> Row:
-    """The id is shortened as the terminal shows it, which ``/v1/cache/requests/{id}`` takes. Seconds of sums are means."""
+    """Ids are shortened as the terminal shows them, which ``/v1/cache/requests/{id}`` takes. Sums have mean seconds."""
     if isinstance(entry, Sum):
         return entry.name or "-", f"{entry.requests:,}", f"{entry.answered:,}", *figures(entry)
     how = entry.outcome if entry.status < 400 else f"{entry.outcome} ({entry.status})"
