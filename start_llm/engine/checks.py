@@ -64,12 +64,9 @@ def greedy(
 ) -> Iterator[int | None]:
     """The tokens that `model` answers to `tokens`, without the end token; ``None`` after each chunk of the prompt.
 
-    Args:
-        model: mlx-lm's, or of that shape.
-        most: it ends after so many tokens.
+    `model`: mlx-lm's, or of that shape. It ends after `most` tokens.
 
-    Raises:
-        TooSlow: it takes longer than `seconds`, or the prompt would; the tokens up to then have been given.
+    Raises TooSlow: it takes longer than `seconds`, or the prompt would; the tokens up to then have been given.
     """
     began = clock()
     cache = make_prompt_cache(model)

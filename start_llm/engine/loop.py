@@ -123,15 +123,16 @@ class LoadedModels:
         running, there = scheduler.running, len(scheduler.requests)
         try:
             scheduler.step()
+            moved = running or scheduler.running or len(scheduler.requests) != there
         except Exception as error:
             log.warning("a scheduler step failed", exc_info=True)
             scheduler.recover(error)
-        finally:
-            model.seconds += self._clock() - began
-            if running or scheduler.running or len(scheduler.requests) != there:
-                self.look_again()
-            else:
-                model.blocked = scheduler.busy
+            moved = True
+        model.seconds += self._clock() - began
+        if moved:
+            self.look_again()
+        else:
+            model.blocked = scheduler.busy
 
     def tidy(self, seconds: float = 0.0) -> None:
         """Tidies up those that have no work, and were not tidied up in the last `seconds`."""
@@ -207,15 +208,10 @@ class Chores:
 
 
 class Loop:
-    """
-    Args:
-        commands: what other threads send.
-        idle_seconds: how often it shows a sign of life with nothing to do.
+    """`idle_seconds`: how often it shows a sign of life with nothing to do.
 
-    Attributes:
-        models, chores: what takes turns.
-        status: swapped whole; any thread may read it. It knows nothing of requests, nor of being wedged. It is
-            ``loading`` until the first model is loaded, and ``failed`` if that one cannot be.
+    `status`: swapped whole; any thread may read it. It knows nothing of requests, nor of being wedged. It is
+    ``loading`` until the first model is loaded, and ``failed`` if that one cannot be.
     """
 
     def __init__(self, commands: SimpleQueue[Command], idle_seconds: float) -> None:

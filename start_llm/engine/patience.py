@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from start_llm.core.errors import BadRequest, Unavailable
+from start_llm.models.background import on_thread
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +32,8 @@ class Patience:
         until = time.monotonic() + self._seconds
         if not self._places.acquire(timeout=self._seconds):
             raise Unavailable(f"No {self._name} could be made within {self._seconds:g} s: others are being made.")
-        answer: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                answer.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits
-                answer.set_exception(error)
-            finally:
-                self._places.release()
-
-        threading.Thread(target=work, name=self._name, daemon=True).start()
+        answer = on_thread(lambda: call(*args, **kwargs), self._name)
+        answer.add_done_callback(lambda _: self._places.release())
         try:
             return answer.result(timeout=max(until - time.monotonic(), self._seconds / 10))
         except TimeoutError:

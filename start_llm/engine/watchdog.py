@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from start_llm.core.errors import QueueFull, StartLLMError
 from start_llm.core.events import EngineDone, EngineEvent, Failed
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 TICK = 0.25  # seconds between two looks, at most
 
 
+@dataclass(frozen=True, slots=True)
 class _TrackedSink:
     """Lets exactly one final event through, whichever thread sends it."""
 
-    def __init__(self, work: Submit, end: Callable[[str], bool]) -> None:
-        self._id, self._sink, self._end = work.id, work.sink, end
+    work: Submit
+    end: Callable[[str], bool]
 
     def put(self, event: EngineEvent, /) -> None:
-        if isinstance(event, EngineDone | Failed) and not self._end(self._id):
-            return
-        self._sink.put(event)
+        if not isinstance(event, EngineDone | Failed) or self.end(self.work.id):
+            self.work.sink.put(event)
 
 
 class InflightRequests:

@@ -17,6 +17,20 @@ Say = Callable[[str], None]
 """Shows people a line."""
 
 
+def on_thread[T](function: Callable[[], T], name: str) -> Future[T]:
+    """Runs `function` on a thread of its own, which does not keep the process alive."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
 def in_background[T](
     function: Callable[[], T], unwanted: Callable[[T], object] | None = None
 ) -> Generator[float, None, T]:
@@ -27,15 +41,7 @@ def in_background[T](
     Args:
         unwanted: gets what came of it after all in that case; on any thread.
     """
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - the thread's edge: raised below, where it is waited for
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="background", daemon=True).start()
+    done = on_thread(function, "background")
     try:
         yield 0.0  # however quick it is: what comes before and after it makes no single step
         while not done.done():

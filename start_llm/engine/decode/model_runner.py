@@ -85,11 +85,8 @@ class ModelRunner:
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
         """Runs `tokens` through the model and evaluates the cache.
 
-        Args:
-            images: those among the tokens, each of them whole; their starts count from the first token.
-
-        Returns:
-            The most bytes that were allocated meanwhile, less what was allocated before.
+        Returns the most bytes that were allocated meanwhile, less what was allocated before. `images`: those among the
+        tokens, each of them whole; their starts count from the first token.
         """
         held, began = held_tokens(cache), time.perf_counter()
         taken = self._batches[0].prefill(cache, tokens, images)

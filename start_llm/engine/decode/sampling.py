@@ -101,18 +101,14 @@ class SeededSampler(Remembering):
 
 
 def candidates(logprobs: mx.array, *, top_p: float, top_k: int, min_p: float) -> tuple[mx.array, mx.array | None]:
-    """The tokens that may be drawn.
+    """The tokens that may be drawn, of `logprobs` ``[rows, vocab]``, which are normalised.
 
     The same set as mlx-lm's sampler chain (top-p of the whole distribution, then min-p, then top-k). Cutting to the
     top-k first gives it too, because the mass above a candidate is the same in both; then only `top_k` values need
     sorting, where sorting a vocabulary costs milliseconds on a CPU.
 
-    Args:
-        logprobs: ``[rows, vocab]``, normalised.
-
-    Returns:
-        float32 values ``[rows, k]``, minus infinity where cut, and token ids ``[rows, k]``; ids are ``None`` where
-        the columns are the whole vocabulary in order.
+    Returns float32 values ``[rows, k]``, minus infinity where cut, and token ids ``[rows, k]``; ids are ``None`` where
+    the columns are the whole vocabulary in order.
     """
     logprobs = logprobs.astype(mx.float32)
     vocab = logprobs.shape[-1]

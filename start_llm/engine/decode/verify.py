@@ -220,8 +220,7 @@ class SingleRow:
     def _draw_all(self, newest: Sequence[int], logits: mx.array) -> tuple[list[int], list[list[Any]]]:
         """Draws every position of a block, as if each draft token were right.
 
-        Returns:
-            The tokens, and for each position but the first the state of `_stateful` before it was drawn.
+        Returns the tokens, and for each position but the first the state of `_stateful` before it was drawn.
         """
         sampler, processors = self.state.sampler, self.state.processors
         if processors:
