@@ -118,7 +118,7 @@ class LoadedModels:
         return chosen
 
     def step(self, model: EngineModel) -> None:
-        """What the scheduler raises ends the requests that cause it, see `Scheduler.recover`."""
+        """What the scheduler raises is logged, and what was running starts again."""
         began, scheduler = self._clock(), model.scheduler
         running, there = scheduler.running, len(scheduler.requests)
         try:

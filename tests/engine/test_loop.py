@@ -107,6 +107,30 @@ def test_all_wait_for_memory_only_if_none_got_on_and_until_something_happens() -
     assert not models.stuck, "there is nothing that could wait"
 
 
+def test_a_step_that_fails_may_have_made_room_and_its_time_counts() -> None:
+    class Broken(Worker):
+        recovered = 0
+
+        def step(self) -> None:
+            super().step()
+            self.running = 0
+            raise ValueError("broken")
+
+        def recover(self, error: Exception) -> None:
+            self.recovered += str(error) == "broken"
+
+    clock = Clock()
+    broken, one = Broken(clock, 0.1), Worker(clock, 0.01)
+    broken.running = one.running = 0
+    models = models_of(clock, broken=broken, one=one)
+    work(models, 2)
+    assert [model.blocked for model in models] == [False, True]
+    work(models, 1)
+    assert [model.blocked for model in models] == [False, False]
+    assert [model.seconds for model in models] == [0.2, 0.01]
+    assert broken.recovered == broken.steps == 2 and one.steps == 1
+
+
 def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
     clock = Clock()
     models = models_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
