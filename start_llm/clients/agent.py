@@ -14,26 +14,16 @@ Declared = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the client connects: the server or the proxy.
+    """Where the client connects: the server or the proxy."""
 
-    Attributes:
-        url: without ``/v1``.
-        key: sent as bearer token; any text where the server asks for none.
-        model: the served name.
-        context, answer: most tokens of a request with its answer, and of an answer.
-        sees: the model is shown images.
-        scale: what the counts that the Anthropic API tells are multiplied by (CONTEXT_SCALE).
-        small: the name of Claude's small model, where the server has another model for it (MODEL_MAP); else empty.
-    """
-
-    url: str
-    key: str
-    model: str
-    context: int
-    answer: int
-    sees: bool = False
-    scale: float = 1.0
-    small: str = ""
+    url: str  # without ``/v1``
+    key: str  # sent as bearer token; any text where the server asks for none
+    model: str  # the served name
+    context: int  # most tokens of a request with its answer
+    answer: int  # most tokens of an answer
+    sees: bool = False  # the model is shown images
+    scale: float = 1.0  # what the counts that the Anthropic API tells are multiplied by (CONTEXT_SCALE)
+    small: str = ""  # the name of Claude's small model, where the server has another model for it (MODEL_MAP)
 
     @property
     def v1(self) -> str:
@@ -47,24 +37,15 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """How to run a client once.
+    """How to run a client once. All files lie in the client's private folder and are their owner's only (0600)."""
 
-    Attributes:
-        env, defaults: variables to set, and those to set where the user has not set them.
-        unset: variables to take away: they would lead the client to another server.
-        files: files to write (0600), path to text; all inside the client's private folder.
-        initial: the same, but of files that the client goes on with itself: written where there is none yet.
-        secrets: variables to set to a random text that nobody else knows, and the file (0600) that keeps it.
-        arguments: what stands before the user's own arguments.
-    """
-
-    env: dict[str, str] = field(default_factory=dict)
-    defaults: dict[str, str] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()
-    files: dict[Path, str] = field(default_factory=dict)
-    initial: dict[Path, str] = field(default_factory=dict)
-    secrets: dict[str, Path] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)  # variables to set
+    defaults: dict[str, str] = field(default_factory=dict)  # variables to set where the user has not set them
+    unset: tuple[str, ...] = ()  # variables to take away: they would lead the client to another server
+    files: dict[Path, str] = field(default_factory=dict)  # path to text
+    initial: dict[Path, str] = field(default_factory=dict)  # written where there is none yet: the client changes them
+    secrets: dict[str, Path] = field(default_factory=dict)  # variables with a random text, and the file that keeps it
+    arguments: tuple[str, ...] = ()  # what stands before the user's own arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +53,30 @@ class Own:
     """The user's own set-up of an agent, as far as it makes sense beside another server.
 
     Not in it: accounts and keys of models, the choice of models, sessions, remembered permissions, hooks.
-
-    Attributes:
-        folder: where the agent keeps it, from the user's home; empty: nothing is hidden that could be brought.
-        variable: that names another place.
-        copied: names of files and folders in it.
-        fields: what is taken out of settings files, as dotted keys. The name of a file tells whether it is JSON or
-            TOML. A hidden one may lie beside the folder, too.
-        anyway: what the agent reads of the user's own without being told, in a sentence.
     """
 
-    folder: str = ""
-    variable: str = ""
-    copied: tuple[str, ...] = ()
+    folder: str = ""  # where the agent keeps it, from the user's home; empty: nothing is hidden that could be brought
+    variable: str = ""  # that names another place
+    copied: tuple[str, ...] = ()  # names of files and folders in it
+    # What is taken out of settings files, as dotted keys. The name of a file tells whether it is JSON or TOML. A hidden
+    # one may lie beside the folder, too.
     fields: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    anyway: str = ""
+    anyway: str = ""  # what the agent reads of the user's own without being told, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class AgentClient:
-    """A coding agent.
+    """A coding agent."""
 
-    Attributes:
-        name, title: the word after ``launch``, which is its executable too, and its name in text.
-        plan: what it needs to talk to an endpoint, given its private folder.
-        node: the Node versions it needs, as told by its package; empty where it needs none.
-        first_prompt: about how many tokens its first request has.
-        own: what ``--my-config`` brings along.
-        requests: how its requests are known, and what it changes in text that was answered already: the fields of
-            `prompt.clients.ClientRules`, as in CACHE_RULES_FILE. Empty: nothing in them tells.
-    """
-
-    name: str
-    title: str
-    install: str
-    plan: Callable[[Endpoint, Path], LaunchPlan]
-    node: str = ""
-    first_prompt: int = 0
-    own: Own = Own()
+    name: str  # the word after ``launch``, which is its executable too
+    title: str  # its name in text
+    install: str  # the command that installs it
+    plan: Callable[[Endpoint, Path], LaunchPlan]  # what it needs to talk to an endpoint, given its private folder
+    node: str = ""  # the Node versions it needs, as told by its package; empty where it needs none
+    first_prompt: int = 0  # about how many tokens its first request has
+    own: Own = Own()  # what ``--my-config`` brings along
+    # How its requests are known, and what it changes in text that was answered already: the fields of
+    # `prompt.clients.ClientRules`, as in CACHE_RULES_FILE. Empty: nothing in them tells.
     requests: Declared = field(default_factory=dict)
 
 

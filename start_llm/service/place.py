@@ -47,31 +47,20 @@ class Exit:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the holder of the lock tells of itself.
-
-    Attributes:
-        pid, created: of the holder: the supervisor, or a server in the foreground. `created` is psutil's.
-        background: whether a supervisor holds the lock.
-        since: unix seconds at which this server was started.
-        phase: ``waiting`` is the pause before another try.
-        engine: process id of the server proper.
-        flags: settings that were given as flags, for `restart`.
-        activated: the system holds the port, and starts a server again at the next request.
-        last_exit: of the engine, if it has ended before.
-    """
+    """What the holder of the lock tells of itself: the supervisor, or a server in the foreground."""
 
     pid: int
-    created: float
-    background: bool = True
-    since: float = 0.0
-    phase: Phase = "starting"
-    engine: int | None = None
+    created: float  # as psutil tells it
+    background: bool = True  # whether a supervisor holds the lock
+    since: float = 0.0  # unix seconds at which this server was started
+    phase: Phase = "starting"  # ``waiting`` is the pause before another try
+    engine: int | None = None  # process id of the server proper
     model: str = ""
     proxy_url: str | None = None
-    flags: dict[str, str] = field(default_factory=dict)
-    activated: bool = False
+    flags: dict[str, str] = field(default_factory=dict)  # settings that were given as flags, for `restart`
+    activated: bool = False  # the system holds the port, and starts a server again at the next request
     restarts: int = 0
-    last_exit: Exit | None = None
+    last_exit: Exit | None = None  # of the engine, if it has ended before
 
 
 _STATE = TypeAdapter(ServerState)  # leaves out fields that it does not know, of a newer version
