@@ -114,8 +114,11 @@ class Fitter:
     def _arguments(self, arguments: str) -> Any:
         if self.traits.calls == "string":
             return arguments or "{}"
-        value = _parsed(arguments)
-        if value is not None:
+        try:
+            value = whole_characters(json.loads(arguments or "{}"))  # what they escape is text: no mark of an image
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
             return value
         # A model or client wrote what is no JSON object; it is shown as it is.
         return arguments if self.traits.string_too else {"arguments": arguments}
@@ -124,15 +127,6 @@ class Fitter:
 def _call_as_text(call: ToolCall) -> str:
     block = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}'
     return f"<tool_call>\n{block}\n</tool_call>"
-
-
-def _parsed(arguments: str) -> Any:
-    """The arguments as an object, or None where they are not one. What they escape is text: no mark of an image."""
-    try:
-        value = whole_characters(json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _add_system(dicts: Dicts, text: str) -> None:

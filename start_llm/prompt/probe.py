@@ -210,7 +210,14 @@ def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
     ends = {name for name, index in specials.items() if index in prober.tokenizer.eos_ids}
     structure: set[str] = set()
     starts = _leading(prober, pattern)
-    for messages, words in _talks():
+    first, call, system = _user(_A), _assistant(_B, tool_calls=[_call(_ARGUMENTS["mapping"])]), _system(_D)
+    talks = (  # messages of every role follow each other; the words that are said in turn
+        ([first, _assistant(_B), _user(_C)], (_A, _B, _C)),
+        ([first, call, _result(_D)], (_A, _B, _D)),
+        ([system, first], (_D, _A)),
+        ([first, _assistant(_B), system, _user(_C)], (_B, _D, _C)),
+    )
+    for messages, words in talks:
         text = prober.render(messages, agp=True) or ""
         structure.update(pattern.findall(text))
         for before, after in pairwise(words):
@@ -225,17 +232,6 @@ def _leading(prober: _Prober, pattern: re.Pattern[str]) -> set[str]:
     closed, opened = prober.render([_user(_A)]) or "", prober.render([_user(_A)], agp=True) or ""
     lead = pattern.match(opened[len(closed) :]) if opened.startswith(closed) else None
     return {lead.group()} if lead is not None else set()
-
-
-def _talks() -> list[tuple[list[dict[str, Any]], tuple[str, ...]]]:
-    """Conversations in which messages of every role follow each other, and the words that are said in turn."""
-    first, call, system = _user(_A), _assistant(_B, tool_calls=[_call(_ARGUMENTS["mapping"])]), _system(_D)
-    return [
-        ([first, _assistant(_B), _user(_C)], (_A, _B, _C)),
-        ([first, call, _result(_D)], (_A, _B, _D)),
-        ([system, first], (_D, _A)),
-        ([first, _assistant(_B), system, _user(_C)], (_B, _D, _C)),
-    ]
 
 
 def _between(text: str, before: str, after: str) -> str:

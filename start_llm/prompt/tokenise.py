@@ -125,13 +125,11 @@ class Coder:
         self._tokenizer, self._image_marks = tokenizer, image_marks
         self._length = length or LengthCheck(tokenizer, 0)
         special = tokenizer.special_tokens
-        self._eos = tokenizer.eos_ids
         self.cuts = frozenset(name for name in special if name in traits.structure and self._cuts_at(name))
         self.starts = traits.starts & self.cuts
         self._start_ids = frozenset(special[name] for name in self.starts)
         self._pattern = special_pattern(self.cuts)
         self._ids = frozenset(special[name] for name in self.cuts)
-        self._special = special
 
     def _cuts_at(self, name: str) -> bool:
         encode = self._tokenizer.encode
@@ -198,8 +196,8 @@ class Coder:
         if answered and (coded := self._continue(rendering, path, common)) is not None:
             return coded
         index = bisect_right(old.anchors, common, key=_CHAR)
-        while index and not self._stands(text, old.anchors[index - 1]):
-            index -= 1
+        while index and not (self._pattern and self._pattern.match(text, old.anchors[index - 1].char)):
+            index -= 1  # the common prefix may end right before the anchor's special token
         return self._coded(rendering, old, index, common)
 
     def _coded(self, rendering: Rendering, old: Rendering | None, anchors: int, common: int) -> Rendering:
@@ -209,10 +207,6 @@ class Coder:
         kept = old.anchors[: anchors - 1] if old is not None and anchors else ()
         taken = old.tokens[:token] if old is not None else ()
         return replace(rendering, tokens=taken + tuple(tokens), anchors=(*kept, *places), common=common, taken=token)
-
-    def _stands(self, text: str, anchor: SpecialTokenPlace) -> bool:
-        """The special token of an anchor stands in `text` too (the common prefix may end right before it)."""
-        return self._pattern is not None and self._pattern.match(text, anchor[0]) is not None
 
     def _continue(self, rendering: Rendering, path: Path, common: int) -> Rendering | None:
         """The path's prompt, what was generated, and the rest; None if the text does not show it."""
@@ -239,7 +233,7 @@ class Coder:
         header = [one for one in old.tokens[token:] if one in self._ids] if char == old.generation else []
         inside = frozenset(self.without_end(path.node.answer_tokens))
         for match in self._pattern.finditer(text, old.generation):
-            token = self._special[match.group()]
+            token = self._tokenizer.special_tokens[match.group()]
             if header and header[0] == token:
                 header.pop(0)
             elif token not in inside:
@@ -248,7 +242,7 @@ class Coder:
 
     def without_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """What was generated, without the token that ended it."""
-        return tokens[:-1] if tokens and tokens[-1] in self._eos else tokens
+        return tokens[:-1] if tokens and tokens[-1] in self._tokenizer.eos_ids else tokens
 
     def says(self, tokens: tuple[int, ...], content: str, calls: bool) -> bool:
         """The tokens say what the client was told, and nothing behind it (a stop string cuts what was generated)."""

@@ -271,7 +271,6 @@ class ConversationTree:
             self._insert(node)
             if path is not None:
                 self._paths.put(node.id, replace(path, node=node))
-            self._touch(node)
             return node, self._evict()
 
     def restore(self, nodes: Iterable[Node]) -> None:
@@ -280,7 +279,6 @@ class ConversationTree:
             for node in nodes:
                 if node.id not in self._nodes and (node.parent is None or node.parent in self._nodes):
                     self._insert(node)
-                    self._touch(node)
             self._evict()
 
     # --- under the lock ---------------------------------------------------------
@@ -311,6 +309,7 @@ class ConversationTree:
 
     def _insert(self, node: Node) -> None:
         self._nodes[node.id] = node
+        self._touch(node)
         self._used += node.size
         alike = (*self._by_key.get(node.key, ()), node.id)
         self._by_key[node.key] = alike[-_ALIKE_KEPT:]

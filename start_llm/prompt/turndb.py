@@ -33,7 +33,6 @@ CREATE INDEX nodes_root ON nodes (root)
 """
 _VERSION = 3
 _GATHER_SECONDS = 0.2
-_Write = tuple[int, Node]
 _SUM = 32  # bytes of the checksum
 
 
@@ -104,7 +103,7 @@ class TurnDB:
 
     # --- the writer thread --------------------------------------------------
 
-    def _write(self, waiting: list[_Write]) -> None:
+    def _write(self, waiting: list[tuple[int, Node]]) -> None:
         def write(connection: sqlite3.Connection) -> None:
             rows = ((node.id, root, self._fingerprint, encode(node)) for root, node in waiting)
             connection.executemany(
