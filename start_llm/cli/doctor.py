@@ -196,11 +196,7 @@ def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Findi
 
 
 def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_count() or 1) -> str:
-    """What most likely keeps the CPU back end slow, and what to do.
-
-    Args:
-        load: how many processes wanted to compute, over the last minute.
-    """
+    """What most likely keeps the CPU back end slow, and what to do. `load`: how many processes wanted to compute."""
     if "blas" not in environment.get("LD_PRELOAD", ""):
         return (
             "MLX computes with its reference BLAS; a bridge to OpenBLAS is some 30 times faster, and is made by itself "

@@ -49,13 +49,7 @@ def run(folder: Path, arguments: list[str]) -> None:
 
 
 def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> None:
-    """The layer that is added last is the outermost.
-
-    Args:
-        app: LiteLLM's application.
-        config: LiteLLM's configuration.
-        additions: the arguments of the layers, see `config.additions`.
-    """
+    """The layer that is added last is the outermost. `app` and `config` are LiteLLM's; see `config.additions`."""
     _leave_alone()
     server, fallback = ServerRoutes(config), additions["fallback"]
     server.add_to(app, proxy_server.user_api_key_auth)

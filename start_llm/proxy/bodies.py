@@ -59,11 +59,9 @@ def _refused(path: str) -> BadRequest:
 
 
 class RequestBodies:
-    """ASGI middleware within the gate. What it passes on has its whole body in one message.
+    """ASGI middleware within the gate. What it passes on has its whole body, of `most_bytes`, in one message.
 
-    Args:
-        names: the server's names of models, by those that it does not know (PROXY_MODEL_ID).
-        most_bytes: of a body.
+    `names`: the server's names of models, by those that it does not know (PROXY_MODEL_ID).
     """
 
     def __init__(self, app: ASGIApp, *, litellm_names: LiteLLMNames, names: Mapping[str, str], most_bytes: int) -> None:

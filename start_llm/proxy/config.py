@@ -99,9 +99,7 @@ def proxy_config(
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
-    Args:
-        model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
-        card: of the served model.
+    `model_id`: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
     """
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
     parameters: dict[str, Any] = {

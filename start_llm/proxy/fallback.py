@@ -29,10 +29,7 @@ _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 class Fallback:
     """ASGI middleware around LiteLLM, within `bodies.RequestBodies`: a body comes in one message.
 
-    Args:
-        model: FALLBACK_MODEL.
-        name: of its entry in LiteLLM's configuration.
-        record: file that tells what was sent, see `sent.SentRecord`.
+    `model`: FALLBACK_MODEL; `name`: of its entry in LiteLLM's configuration; `record`: the file of `sent.SentRecord`.
     """
 
     def __init__(self, app: ASGIApp, *, model: str, name: str, record: str) -> None:
@@ -99,17 +96,13 @@ class _FirstAnswer:
 
     So is an error of any kind that comes when the head of a stream and signs of life are out: LiteLLM writes it
     without the server's words, and in one form for all dialects.
-
-    Attributes:
-        send: to the client.
-        head_sent: the client has the head of a stream, and signs of life.
-        kept: messages of the answer that were kept back.
     """
 
     def __init__(self, dialect: str, send: Send, outcome: RequestOutcome) -> None:
         self._dialect, self.send, self._outcome = dialect, send, outcome
-        self.head_sent = self._final = False
-        self.kept: list[Message] = []
+        self.head_sent = False  # the client has the head of a stream, and signs of life
+        self._final = False  # what was passed on cannot be taken back
+        self.kept: list[Message] = []  # of the answer
 
     async def __call__(self, message: Message) -> None:
         refused = self._outcome.failed and (self.head_sent or self._outcome.reason is not None)
@@ -138,15 +131,12 @@ class _FirstAnswer:
 
 
 class _SecondAnswer:
-    """A `Send` for the answer of FALLBACK_MODEL. It passes nothing on of an error: the server's own is better.
-
-    Attributes:
-        arrived: the answer has gone to the client.
-    """
+    """A `Send` for the answer of FALLBACK_MODEL. It passes nothing on of an error: the server's own is better."""
 
     def __init__(self, first: _FirstAnswer, outcome: RequestOutcome, label: str) -> None:
         self._first, self._outcome, self._label = first, outcome, label
-        self.arrived = self._is_answer = False
+        self._is_answer = False
+        self.arrived = False  # the answer has gone to the client
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == START:

@@ -38,9 +38,7 @@ _KEY_HEADERS = {b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key"
 class ProxyGate:
     """ASGI middleware, the outermost.
 
-    Args:
-        key: what every client must send, as a bearer token or ``x-api-key``.
-        names: by which it may be called, beside this machine's own and IP addresses, see `hosts.check_host`.
+    `key`: what every client must send, as a bearer token or ``x-api-key``. `names`: see `hosts.check_host`.
     """
 
     def __init__(self, app: ASGIApp, *, key: str, names: Collection[str]) -> None:

@@ -55,9 +55,7 @@ class LiteLLMProxy:
         """Starts nothing.
 
         Args:
-            server_url: where the server listens, e.g. ``http://127.0.0.1:8080``.
             model_id: the name under which the server serves its model.
-            card: of the model; LiteLLM tells clients what it can do.
             log_path: file that gets LiteLLM's output of this run (0600); that of the run before is kept beside it.
             env_file: where a made master key is kept.
         """

@@ -38,11 +38,7 @@ current: ContextVar[RequestOutcome | None] = ContextVar("start_llm_outcome", def
 
 
 class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
-    """LiteLLM calls them while a request passes.
-
-    Args:
-        fallback_name: of the entry of FALLBACK_MODEL, which nobody may ask for by name.
-    """
+    """LiteLLM calls them while a request passes. Nobody may ask for FALLBACK_MODEL by the name of its entry."""
 
     def __init__(self, fallback_name: str | None) -> None:
         super().__init__()

@@ -29,9 +29,7 @@ _NOT_OPENAIS = OWN_FIELDS | {"top_k"}
 def fold(dialect: str, body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """`body` with its own fields in places that LiteLLM passes on; `body` itself where there is nothing to move.
 
-    Args:
-        dialect: the path behind ``/v1/``.
-        names: the server's names of models, by those that it does not know (PROXY_MODEL_ID).
+    `dialect`: the path behind ``/v1/``. `names`: as for `bodies.RequestBodies`.
     """
     body = _with_adapter(body, names)
     moved = {name: body[name] for name in body if name in _NOT_OPENAIS}

@@ -49,12 +49,7 @@ class ServerRoutes:
         self._answer_seconds = float(parameters["timeout"])
 
     def add_to(self, app: FastAPI, key_check: Any) -> None:
-        """Puts these routes before LiteLLM's own.
-
-        Args:
-            app: LiteLLM's application.
-            key_check: LiteLLM's dependency that refuses a wrong key.
-        """
+        """Puts these routes before LiteLLM's own. `key_check`: LiteLLM's dependency that refuses a wrong key."""
         routes: list[tuple[str, Any, str]] = [(path, self.forward, "POST") for path in FORWARDED]
         routes += [("model/info", self.info, "GET"), ("models", self.models, "GET")]
         routes += [("models/{name:path}", self.model, "GET")]
