@@ -82,7 +82,7 @@ class App:
         self.pool = Pool(registry, self.engine, self._builder, loader)
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, self.pool, None if dumps is None else dumps.prompt)
-        self.encoders = EncoderService(settings, self.pool, self.engine)
+        self.encoders = EncoderService(settings, self.pool.open_encoder, self.engine)
         self.audio = AudioService(settings, self.pool, self.engine)
         self.activity, metrics = Activity(), Metrics()
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None

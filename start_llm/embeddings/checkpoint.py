@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 from start_llm.core.errors import NotSupported
 from start_llm.models.capabilities import context_length
 from start_llm.models.catalog import snapshot
-from start_llm.models.checkpoint import read_config, safetensors_header
+from start_llm.models.checkpoint import read_config, read_json, safetensors_header
 
 Pooling = Literal["cls", "mean", "max", "last"]
 
@@ -133,6 +132,6 @@ def _pooling(source: str, folder: Path, architecture: str) -> Pooling | None:
 def _json(path: Path) -> Any:
     """A small file that need not be there."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        return read_json(path)
     except (OSError, ValueError):
         return {}

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +35,13 @@ CHARACTERS = 64
 _FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
 
 
-class EncoderPool(Protocol):
-    """See `modelpool.pool.Pool`."""
-
-    def open_encoder(self, name: str, folder: Path) -> Lease[Encoder]: ...
-
-
 class EncoderService:
-    """Thread-safe; called on HTTP threads."""
+    """Thread-safe; called on HTTP threads. `open_encoder`: see `modelpool.pool.Pool`."""
 
-    def __init__(self, settings: Settings, pool: EncoderPool, thread: EngineThread) -> None:
-        self._source, self._pool, self._thread = settings.embedding_model, pool, thread
+    def __init__(
+        self, settings: Settings, open_encoder: Callable[[str, Path], Lease[Encoder]], thread: EngineThread
+    ) -> None:
+        self._source, self._open_encoder, self._thread = settings.embedding_model, open_encoder, thread
         self._files: EncoderFiles | None = None
         self._created = int(time.time())
         self._dimensions: int | None = None  # known once it is loaded
@@ -88,9 +84,8 @@ class EncoderService:
     ) -> Computation[Encoded]:
         """Checks the texts; the iteration computes. Raises BadRequest, NotSupported, Unavailable, OutOfMemory.
 
-        Args:
-            param: the request's field that holds the texts, for errors.
-            dimensions: the first so many of the model's, brought to length 1 again; ``None``: all.
+        `param`: the request's field that holds the texts, for errors. `dimensions`: the first so many of the model's,
+        brought to length 1 again; ``None``: all.
         """
         files = self._known()
         rows, cut, total = [], 0, 0
@@ -102,7 +97,7 @@ class EncoderService:
                 first = f"the first {index + 1} of {len(texts)} texts have {total}; send fewer texts at a time."
                 allowed = f"{param}: at most {EMBEDDED_TOKENS.most} tokens are allowed in one request"
                 raise BadRequest(f"{allowed}, and {first}", param=param, code="limit_exceeded")
-        with loaded(self._pool.open_encoder(files.name, files.folder), files.name) as encoder:
+        with loaded(self._open_encoder(files.name, files.folder), files.name) as encoder:
             self._dimensions = encoder.dimensions
         if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
             allowed = f"{files.name} makes vectors of {encoder.dimensions}; give 1 to {encoder.dimensions}."

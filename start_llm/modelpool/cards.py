@@ -76,9 +76,9 @@ class ModelCards:
         stored, most, adapter = known.stored, self._settings.max_kv_size, known.adapter
         context = min(most, stored.context or most)
         details: dict[str, Any] = {"source": known.source}
-        if stored.audio is not None:
+        if known.task is not None:
             context = 0
-            details |= {"kind": "audio", "task": stored.audio}
+            details |= {"kind": "audio", "task": known.task}
         if adapter is not None:
             details |= {"base": known.base, "adapter": adapter.name}
         sees = "images" in stored.can and adapter is None
@@ -89,7 +89,7 @@ class ModelCards:
             tools="tools" in stored.can,
             reasoning="reasoning" in stored.can,
             vision=sees and self._settings.vision == "auto",
-            images="reject" if stored.audio else "shown" if sees else self._settings.images_on_text_model,
+            images="reject" if known.task else "shown" if sees else self._settings.images_on_text_model,
             state="stored",
             pinned=self._registry.names.is_pinned(*known.aliases),
             weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,

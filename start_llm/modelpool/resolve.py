@@ -36,7 +36,7 @@ _FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
     "speech": re.compile(r"tts-\d(-hd)?|gpt-4o(-mini)?-tts([-.].*)?"),
 }
 """OpenAI's names, which mean what the settings name."""
-PATHS: dict[AudioTask, str] = {"transcription": "transcriptions", "speech": "speech"}
+PATHS: dict[SideTask, str] = {"transcription": "transcriptions", "speech": "speech"}
 _SHOWN = 12
 
 LISTING_SECONDS = 10.0
@@ -276,9 +276,9 @@ class NameResolver:
     def find_chat(self, name: str) -> KnownModel:
         """As `find`, of models that can be asked to write. Raises BadRequest for others."""
         known = self.find(name)
-        if known.stored.audio is not None:
-            what = f"{known.name} is an audio model ({known.stored.audio}) and writes no answers"
-            route = f"it is for /v1/audio/{PATHS[known.stored.audio]}."
+        if known.task is not None:
+            what = f"{known.name} is an audio model ({known.task}) and writes no answers"
+            route = f"it is for /v1/audio/{PATHS[known.task]}."
             raise BadRequest(f"model={name[:100]!r}: {what}; {route}", param="model", code="wrong_kind")
         return known
 
@@ -293,8 +293,8 @@ class NameResolver:
                 raise NotSupported(f"{what}: set {SETTINGS[task]} to a repository or folder.")
             meant = full_name(setting) or setting
         known = self._model(meant, name)
-        if known.stored.audio != task:
-            kind = "a language model" if known.stored.audio is None else f"an audio model ({known.stored.audio})"
+        if known.task != task:
+            kind = "a language model" if known.task is None else f"an audio model ({known.task})"
             what = f"{known.name} is {kind}; /v1/audio/{PATHS[task]} needs a model for {task}."
             raise BadRequest(f"model={name[:100]!r}: {what}", param="model", code="wrong_kind")
         return known
@@ -325,7 +325,7 @@ class NameResolver:
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
         for model in (self.default, *self._listing.all()):
-            fitting = [each for each in adapters if model.stored.audio is None and each.fits(*_names_of(model))]
+            fitting = [each for each in adapters if model.task is None and each.fits(*_names_of(model))]
             found += [] if model.default else [model]
             found += [model.with_adapter(each) for each in fitting if not self._is_own(model, each)]
         return tuple(found)

@@ -36,10 +36,8 @@ def in_background[T](
 ) -> Generator[float, None, T]:
     """Runs `function`, which computes nothing with MLX, on a thread of its own; waits until it is done.
 
-    Raises what it raises. If the steps are given up meanwhile, it goes on to its end, and nobody hears of it.
-
-    Args:
-        unwanted: gets what came of it after all in that case; on any thread.
+    Raises what it raises. If the steps are given up meanwhile, it goes on to its end, and nobody hears of it but
+    `unwanted`: that gets what came of it after all, on any thread.
     """
     done = on_thread(function, "background")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from start_llm.core.media import AudioTask
 from start_llm.models.capabilities import context_length
 from start_llm.models.checkpoint import (
     MOST_JSON_BYTES,
@@ -42,7 +41,6 @@ class StoredModel:
     context: int | None
     can: tuple[str, ...]  # tools, reasoning, images, transcription, speech
     problem: str = ""  # why it cannot be served, in a sentence; empty if it can
-    audio: AudioTask | None = None  # what an audio model does; ``None``: it is none
     weight_bytes: int = 0  # of the files that are read: its folder may hold the same weights for other libraries, too
 
 
@@ -127,29 +125,25 @@ def seen(cache_dir: Path) -> frozenset[tuple[str, int, int]]:
 def describe(name: str, folder: Path) -> StoredModel:
     """Reads the config and headers of one."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    audio: AudioTask | None = None
-    weight_bytes = 0
-    can: tuple[str, ...] = ()
-    context: int | None = None
+    stored = StoredModel(name, folder, size, None, ())
     try:
         check_files(str(folder), folder)
         config = read_config(folder)
-        audio = task_of(config)
-        whole = audio is not None or "vision_config" in config  # mlx-lm reads fewer of them than mlx-vlm
+        task = task_of(config)
+        whole = task is not None or "vision_config" in config  # mlx-lm reads fewer of them than mlx-vlm
         weights = folder.glob("*.safetensors" if whole else "model*.safetensors")
-        weight_bytes = sum(path.stat().st_size for path in weights)
-        if audio is not None:
-            can = (audio,)
+        stored = replace(stored, weight_bytes=sum(path.stat().st_size for path in weights))
+        if task is not None:
+            stored = replace(stored, can=(task,))
             check_audio(str(folder), folder)
         else:
-            context, can = context_length(config), abilities(config, folder)
+            stored = replace(stored, context=context_length(config), can=abilities(config, folder))
             check_source(str(folder), command="", trust_code=True)
-        problem = ""
     except CheckpointError as error:
-        problem = str(error).partition(": ")[2] or str(error)
+        return replace(stored, problem=str(error).partition(": ")[2] or str(error))
     except (OSError, ValueError) as error:
-        context, can, problem = None, (), str(error)
-    return StoredModel(name, folder, size, context, can, problem, audio, weight_bytes)
+        return replace(stored, context=None, can=(), problem=str(error))
+    return stored
 
 
 def is_embedded(source: str) -> bool:

@@ -116,11 +116,8 @@ def check_vision_fit(name: str, weights: int, device: Device) -> None:
 def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: int) -> int | None:
     """Bytes to wire for the GPU (see `engine.decode.wired`), or ``None`` where MLX is not to be asked.
 
-    Args:
-        setting: ``auto`` wires the weights alone, and only large ones that leave room.
-        weights: bytes that are allocated once the model is loaded.
-
-    Raises NotSupported: more than Metal allows.
+    `setting`: ``auto`` wires the weights alone, and only large ones that leave room. `weights`: bytes that are
+    allocated once the model is loaded. Raises NotSupported: more than Metal allows.
     """
     if device.backend != "metal" or setting in ("off", 0):
         return None

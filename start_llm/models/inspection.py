@@ -41,13 +41,10 @@ LOOK_SECONDS = 0.05
 
 
 def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult | None:
-    """Raises NotSupported with the reason if the folder cannot be served. Any thread but the model thread.
+    """What the child found out; ``None``: the folder is trusted, or its template is to be tried where it is used.
 
-    Args:
-        source: what the model is called in errors.
-
-    Returns:
-        What the child found out; ``None``: the folder is trusted, or its template is to be tried where it is used.
+    `source`: what the model is called in errors. Any thread but the model thread. Raises NotSupported with the reason
+    if the folder cannot be served.
     """
     try:
         check_source(str(folder), command="", trust_code=settings.trust_remote_code)

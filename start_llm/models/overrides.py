@@ -35,10 +35,6 @@ TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in 
 _TABLE, _SAMPLING = "template", "sampling"
 
 
-class OverrideError(NotSupported):
-    """The file cannot be used. One sentence: the file, the key, the value and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Overrides:
     """Keys of ``[template]`` and ``[sampling]`` begin with that word and a point."""
@@ -58,7 +54,10 @@ class Overrides:
 
 
 def read_overrides(folder: Path, source: str) -> Overrides:
-    """The file of the model `source` (a repository, a folder, a name). Raises OverrideError."""
+    """The file of the model `source` (a repository, a folder, a name).
+
+    Raises NotSupported: one sentence with the file, the key, the value and what is allowed.
+    """
     for name in dict.fromkeys((source.strip("/").replace("/", "--"), source.rstrip("/").rsplit("/", 1)[-1])):
         path = folder / f"{name}.toml"
         try:
@@ -66,7 +65,7 @@ def read_overrides(folder: Path, source: str) -> Overrides:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, UnicodeDecodeError) as error:
-            raise OverrideError(f"{path} cannot be read: {error}.") from error
+            raise NotSupported(f"{path} cannot be read: {error}.") from error
         return Overrides(path, _values(path, text))
     return Overrides()
 
@@ -75,20 +74,20 @@ def _values(path: Path, text: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise OverrideError(f"{path} is no TOML: {error}.") from error
+        raise NotSupported(f"{path} is no TOML: {error}.") from error
     found: dict[str, Any] = {}
     for key, value in data.items():
         if key not in KEYS:
-            raise OverrideError(f"{path}: {key!r} is no key{nearest(key, KEYS)}.")
+            raise NotSupported(f"{path}: {key!r} is no key{nearest(key, KEYS)}.")
         if key not in (_TABLE, _SAMPLING):
             found[key] = _checked(path, key, value)
             continue
         if not isinstance(value, dict):
-            raise OverrideError(f"{path}: {key}={value!r} must be a table: [{key}].")
+            raise NotSupported(f"{path}: {key}={value!r} must be a table: [{key}].")
         allowed, check = (TRAIT_NAMES, _trait) if key == _TABLE else (tuple(SAMPLING), _number)
         for name, fact in value.items():
             if name not in allowed:
-                raise OverrideError(f"{path}: {key}.{name!s} is no key{nearest(name, allowed)}.")
+                raise NotSupported(f"{path}: {key}.{name!s} is no key{nearest(name, allowed)}.")
             found[f"{key}.{name}"] = check(path, name, fact)
     return found
 
@@ -98,18 +97,18 @@ def _number(path: Path, name: str, value: Any) -> float:
     kinds = (int,) if name == "top_k" else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
         what = "a whole number" if name == "top_k" else "a number"
-        raise OverrideError(f"{path}: sampling.{name}={value!r} must be {what} from {least:,} to {most:,}.")
+        raise NotSupported(f"{path}: sampling.{name}={value!r} must be {what} from {least:,} to {most:,}.")
     return value
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
     if key == "context":
         if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_CONTEXT:
-            raise OverrideError(f"{path}: context={value!r} must be a number of tokens, at least {LEAST_CONTEXT}.")
+            raise NotSupported(f"{path}: context={value!r} must be a number of tokens, at least {LEAST_CONTEXT}.")
         return value
     allowed = {"family": families(), "tool_parser": TOOL_FORMATS, "reasoning_parser": REASONING_STYLES}[key]
     if not isinstance(value, str) or value not in allowed:
-        raise OverrideError(f"{path}: {key}={value!r} is not known{nearest(str(value), allowed)}.")
+        raise NotSupported(f"{path}: {key}={value!r} is not known{nearest(str(value), allowed)}.")
     return value
 
 
@@ -119,12 +118,12 @@ def _trait(path: Path, name: str, value: Any) -> Any:
     if hint is bool:
         if isinstance(value, bool):
             return value
-        raise OverrideError(f"{path}: template.{name}={value!r} must be true or false.")
+        raise NotSupported(f"{path}: template.{name}={value!r} must be true or false.")
     if type(None) in get_args(hint):
         if isinstance(value, str) and (name != "calls" or value in {"", "mapping", "string"}):
             return value or None
         allowed = '"mapping", "string" or ""' if name == "calls" else 'a text; "" is none'
-        raise OverrideError(f"{path}: template.{name}={value!r} must be {allowed}.")
+        raise NotSupported(f"{path}: template.{name}={value!r} must be {allowed}.")
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return tuple(value)
-    raise OverrideError(f"{path}: template.{name}={value!r} must be a list of texts.")
+    raise NotSupported(f"{path}: template.{name}={value!r} must be a list of texts.")

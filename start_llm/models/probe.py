@@ -32,9 +32,8 @@ def probe_model(
 ) -> Generator[float, None, LoadedModel]:
     """The model with all its capabilities. Pauses while others work for it, and after each pass that it computes.
 
-    Args:
-        generate: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off).
-        say: gets a line about a model that was asked for the first time.
+    `generate`: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off). `say` gets a line about a model
+    that was asked for the first time.
     """
     path, key = settings.cache_dir / FILE, probe_key(loaded.files)
     known = yield from in_background(lambda: read_probe(path, key))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from huggingface_hub import HfApi, ModelInfo, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -145,8 +145,12 @@ def fetch_lock(folder: Path) -> FileLock:
 
 
 def _listing(repository: str, revision: str) -> tuple[str, list[_File]]:
-    """(commit, the files that are needed). Raises PullError."""
-    info = _info(repository, revision)
+    """(commit, the files that are needed). Raises PullError, with what to do about it."""
+    try:
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    except (HFValidationError, HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
+        sentence = next(sentence for kind, sentence in _REFUSALS if isinstance(error, kind))
+        raise PullError(sentence.format(repository, revision, _reason(error))) from error
     files = [_File(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "") for each in info.siblings or ()]
     needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
     _check_kind(repository, [file.name for file in files])
@@ -170,15 +174,6 @@ def _is_plain(file: _File) -> bool:
     parts = file.name.split("/")
     whole = all(part not in {"", ".", ".."} and part.isprintable() and "\\" not in part for part in parts)
     return whole and file.size >= 0 and (not file.sha256 or _SHA256.fullmatch(file.sha256) is not None)
-
-
-def _info(repository: str, revision: str) -> ModelInfo:
-    """What the hub knows of a repository. Raises PullError, with what to do about it."""
-    try:
-        return HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    except (HFValidationError, HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
-        sentence = next(sentence for kind, sentence in _REFUSALS if isinstance(error, kind))
-        raise PullError(sentence.format(repository, revision, _reason(error))) from error
 
 
 def _by_hub(repository: str, commit: str, files: list[_File]) -> None:

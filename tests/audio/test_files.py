@@ -13,8 +13,8 @@ from start_llm.models.checkpoint import CheckpointError, check_source, task_of
 
 def test_an_audio_model_is_listed_by_what_it_does(whisper_path: Path, voice_path: Path) -> None:
     listener, speaker = describe("listener", whisper_path), describe("speaker", voice_path)
-    assert (listener.audio, listener.can, listener.problem) == ("transcription", ("transcription",), "")
-    assert (speaker.audio, speaker.can, speaker.context) == ("speech", ("speech",), None)
+    assert (listener.can, listener.problem) == (("transcription",), "")
+    assert (speaker.can, speaker.context) == (("speech",), None)
     assert task_of({"model_type": "qwen3"}) is None
 
 

@@ -84,7 +84,7 @@ def service(thread: OneThread) -> Iterator[Callable[..., EncoderService]]:
         pool = Pool(registry, engine, builder, Loader(registry, engine, builder, Clients(), print))
         pool._loader.start()
         pools.append(pool)
-        encoders = EncoderService(settings, pool, thread)
+        encoders = EncoderService(settings, pool.open_encoder, thread)
         encoders.prepare(lambda step, part: None)
         return encoders
 

@@ -60,7 +60,7 @@ class TestVectors:
         monkeypatch.setattr(engine.Encoder, "_forward", ignoring_the_mask(engine.Encoder._forward))
         careful = service(encoder_path)
         assert np.abs(vectors(careful, wanted) - right).max() < 1e-5
-        with loaded(careful._pool.open_encoder("tiny-encoder", encoder_path), "tiny-encoder") as encoder:
+        with loaded(careful._open_encoder("tiny-encoder", encoder_path), "tiny-encoder") as encoder:
             assert not encoder.pads
 
     def test_token_ids_mean_the_text_that_they_are_of(self, service: Service, encoder_path: Path) -> None:

@@ -234,9 +234,7 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     said: list[str] = []
     pool = make_pool(tmp_path, said.append, weight_bytes=7, preload_models="tiny")
     registry = pool._registry
-    stored = StoredModel(
-        "tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription", weight_bytes=40
-    )
+    stored = StoredModel("tiny", tmp_path / "tiny", 1000, None, ("transcription",), weight_bytes=40)
     tiny = KnownModel("/nowhere/tiny", "tiny", "tiny", frozenset({"tiny"}), stored)
     monkeypatch.setattr(pool._names, "find", {"tiny": tiny}.get)
 

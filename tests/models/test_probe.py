@@ -17,7 +17,6 @@ from start_llm.models.background import at_once
 from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import LoadedModel, load_model
-from start_llm.models.overrides import OverrideError
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.probe_table import FILE, decode, encode, probe_key, read_probe
 from start_llm.models.tool_probe import SECONDS, TOKENS, TooSlow
@@ -235,7 +234,7 @@ def test_a_bad_file_is_told_before_the_weights_are_read(text: str, says: str, wo
     path = build_caller(world.folder, "GLM-4.7", "keyed")
     (path / "model.safetensors").unlink()
     world.own_file("GLM-4.7", text)
-    with pytest.raises(OverrideError) as caught:
+    with pytest.raises(NotSupported) as caught:
         world.load(path)
     assert says in caught.value.message and "GLM-4.7.toml" in caught.value.message
     assert "\n" not in caught.value.message
