@@ -110,7 +110,7 @@ class Builder:
 class LoadedRuntime(FakeRuntime):
     def __init__(self, runner: FakeRunner, folder: Path) -> None:
         super().__init__(runner)
-        self.loaded = SimpleNamespace(folder=folder, weights=Weights(10), model=Mock())
+        self.loaded = SimpleNamespace(source=str(folder), folder=folder, weights=Weights(10), model=Mock())
         self.store, self.grammars = SimpleNamespace(nbytes=0), Mock()
 
 
@@ -233,9 +233,7 @@ def play(life: Life) -> None:
 
 
 METHODS: dict[Any, tuple[str, ...]] = {
-    ModelRegistry: (
-        *("entries", "entry", "lease", "want", "evict", "evict_idle", "reclaim", "take", "ready", "residents"),
-    ),
+    ModelRegistry: (*("entries", "entry", "lease", "order", "evict_idle", "reclaim", "take", "ready", "residents"),),
     RoomQueue: ("look_again", "end_waits", "remove"),
     ModelLease: ("settle",),
     NameResolver: ("find", "all", "is_pinned", "settings_for"),
