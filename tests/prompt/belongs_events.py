@@ -78,8 +78,8 @@ def message_changes(world: World, conversation: Conversation, n: int) -> None:
     places = conversation.places()
     if places:
         place = places[n % len(places)]
-        before = conversation.earlier[place]
-        if n % 3 == 0:
+        before = conversation.earlier.get(place)  # nothing, in a copy of a conversation that had withdrawn it
+        if n % 3 == 0 or before is None:
             conversation.set(place)
         elif n % 3 == 1 and conversation.values[place] is not None:
             conversation.take_away(place)
