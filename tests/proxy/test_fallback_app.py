@@ -35,6 +35,7 @@ def served(folder: Path, **settings: Any) -> Iterator[tuple[App, httpx.Client]]:
         "trust_remote_code": True,
         "start_llm_cache_dir": folder / "cache",
         "mlx_port": 0,
+        "litellm_master_key": "sk-proxy",  # without it one is made and kept in the current folder
     }
     given |= {"log_root": folder / "logs", "proxy": "on", "proxy_port": 0, "max_kv_size": 1024, "fallback_api_key": KEY}
     with App(load_settings(None, **given | settings), say=lambda line: None) as app:
