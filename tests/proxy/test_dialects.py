@@ -18,7 +18,6 @@ from start_llm.core.modelmap import PROXIED
 from start_llm.core.settings import load_settings
 from start_llm.proxy.config import proxy_config
 from start_llm.proxy.launcher import LiteLLMProxy
-from start_llm.proxy.passthrough import ServerRoutes
 from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
@@ -310,7 +309,12 @@ def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, 
     assert chosen.status_code == 200
 
 
-def test_a_name_that_the_server_does_not_know_is_made_its_main_models(back: StubServer, tmp_path: Path) -> None:
+def test_a_name_that_the_server_does_not_know_is_made_its_main_models(
+    back: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
+    from start_llm.proxy.passthrough import ServerRoutes
+
     config = proxy_config(load_settings(None, proxy_model_id="mine"), server_url=back.url, model_id="mine",
                           master_key="k", card=CARD)  # fmt: skip
     listed = json.loads(asyncio.run(ServerRoutes(config).models(None)).body)  # type: ignore[arg-type]
