@@ -17,6 +17,7 @@ from rich.console import Console
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
+from start_llm.clients import CLIENTS
 from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
@@ -244,7 +245,7 @@ class App:
             self._say(f"audio     off: {problem}")
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
         self._requests.begin(card.id)
-        self._say(f"agents    {command()} launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
+        self._say(f"agents    {command()} launch {'|'.join(CLIENTS)}")
 
 
 def _dumps(settings: Settings) -> Dumps | None:

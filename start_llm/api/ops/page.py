@@ -29,6 +29,7 @@ from start_llm import __version__
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners, Visitor
 from start_llm.api.http.routes import Feed, Reply, Request
+from start_llm.clients import CLIENTS
 from start_llm.core.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
@@ -50,7 +51,6 @@ TICK_SECONDS = 0.25
 """Least time between two messages of a feed."""
 PULSE_SECONDS = 2.0
 """Most time between two: a browser that has gone is noticed by what cannot be sent."""
-AGENTS = ("pi", "claude", "opencode", "codex", "qwen", "openclaw", "cline", "aider")
 
 _FOLDER = resources.files("start_llm.dashboard") / "page"
 _NAMES = sorted(item.name for item in _FOLDER.iterdir() if item.name.endswith(".js"))
@@ -102,7 +102,7 @@ class Page:
             lstrip_blocks=True,
         )
         shell = templates.get_template("page.html.jinja").render(
-            version=__version__, agents=AGENTS, needs_key=settings.api_key is not None, style=Markup(_STYLE)
+            version=__version__, agents=tuple(CLIENTS), needs_key=settings.api_key is not None, style=Markup(_STYLE)
         )
         self._files = {"/": (shell.encode(), "text/html; charset=utf-8")}
         for name in _NAMES:
