@@ -102,27 +102,27 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     """All findings, in the order they are printed."""
     right = sys.version_info[:2] == (3, 12)
     yield Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
-    yield packages(REQUIREMENTS)
+    yield check_packages(REQUIREMENTS)
     if probe.accelerator is None:
         yield Finding("back end", "bad", f"MLX does not work: {probe.error}")
     else:
         accelerator = probe.accelerator
         device = inspect_device(lambda: accelerator)
-        yield from machine(settings, device, probe.gflops)
+        yield from check_machine(settings, device, probe.gflops)
     host, server, proxy = settings.mlx_host, settings.mlx_port, settings.proxy_port
     if is_waiting(Place(settings)):
         yield Finding("server port", "ok", f"{server}, the system starts start_llm at the first request")
     else:
         runs = "start_llm" if answers(host, server, "/health", "state") else None
-        yield port("server port", "MLX_PORT", host, server, runs)
+        yield check_port("server port", "MLX_PORT", host, server, runs)
     if settings.proxy == "on":
         runs = "start_llm's LiteLLM proxy" if answers(host, proxy, "/health/readiness", "proxy_of") else None
-        yield port("proxy port", "PROXY_PORT", host, proxy, runs)
+        yield check_port("proxy port", "PROXY_PORT", host, proxy, runs)
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
-    yield model(settings)
-    yield disk(settings.cache_dir)
-    yield from reuse(home() / settings.cache_dir / AUDIT_FILE)
+    yield check_model(settings)
+    yield check_disk(settings.cache_dir)
+    yield from check_reuse(home() / settings.cache_dir / AUDIT_FILE)
 
 
 def probe_mlx() -> Probe:
@@ -141,7 +141,7 @@ def probe_mlx() -> Probe:
 # --- software -------------------------------------------------------------------------------
 
 
-def packages(requirements: Path) -> Finding:
+def check_packages(requirements: Path) -> Finding:
     """What is installed, against the pinned versions."""
     right, wrong = [], []
     for requirement in _pinned(requirements):
@@ -173,7 +173,7 @@ def _pinned(requirements: Path) -> Iterator[Requirement]:
 # --- machine --------------------------------------------------------------------------------
 
 
-def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Finding]:
+def check_machine(settings: Settings, device: Device, gflops: float) -> Iterator[Finding]:
     """Back end, chip, memory."""
     names = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}
     speed = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
@@ -207,7 +207,7 @@ def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_co
     return f"this processor ({cores} cores) does no more."
 
 
-def port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
+def check_port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
     """Whether a port is free; if not, which program has it. `runs`: our own program, which is expected there."""
     if runs:
         return Finding(subject, "ok", f"{number}, {runs} runs there now")
@@ -229,7 +229,7 @@ def answers(host: str, number: int, path: str, name: str) -> bool:
 # --- model ----------------------------------------------------------------------------------
 
 
-def model(settings: Settings) -> Finding:
+def check_model(settings: Settings) -> Finding:
     """Whether the model is here, or where it will come from."""
     path = settings.model_path
     if path is None:
@@ -252,7 +252,7 @@ def model(settings: Settings) -> Finding:
     return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
 
 
-def reuse(audit: Path) -> Iterator[Finding]:
+def check_reuse(audit: Path) -> Iterator[Finding]:
     """What the last day's requests reused, and what kept it low; nothing where none was asked."""
     try:
         reasons = sums(audit, Wanted(since=time.time() - DAY_SECONDS), "miss")
@@ -278,7 +278,7 @@ def reuse(audit: Path) -> Iterator[Finding]:
     )
 
 
-def disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> Finding:
     """Room and rights where models and KV are stored."""
     here = folder
     while not here.exists():

@@ -76,7 +76,7 @@ def test_a_hanging_mlx_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("gflops", "verdict"), [(5.0, "note"), (150.0, "ok")])
 def test_a_slow_cpu_back_end_is_noted(settings: Settings, gflops: float, verdict: str) -> None:
-    assert subjects(list(doctor.machine(settings, CPU, gflops)))["back end"].verdict == verdict
+    assert subjects(list(doctor.check_machine(settings, CPU, gflops)))["back end"].verdict == verdict
 
 
 def test_a_slow_figure_comes_with_its_reason() -> None:
@@ -87,9 +87,9 @@ def test_a_slow_figure_comes_with_its_reason() -> None:
 
 
 def test_apple_silicon_gets_a_recommendation(settings: Settings) -> None:
-    found = subjects(list(doctor.machine(settings, MAC, 5000.0)))
+    found = subjects(list(doctor.check_machine(settings, MAC, 5000.0)))
     assert "qwen3.6-35b: mlx-community/Qwen3.6-35B-A3B-4bit" in found["model for it"].text
-    assert "model for it" not in subjects(list(doctor.machine(settings, CPU, 150.0)))
+    assert "model for it" not in subjects(list(doctor.check_machine(settings, CPU, 150.0)))
     assert "48.0 GiB" in found["memory"].text
 
 
@@ -98,11 +98,11 @@ def test_a_taken_port_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        finding = doctor.port("server port", "MLX_PORT", "127.0.0.1", number)
+        finding = doctor.check_port("server port", "MLX_PORT", "127.0.0.1", number)
     assert finding.verdict == "note"
     assert str(number) in finding.text
     assert "MLX_PORT" in finding.text
-    assert doctor.port("server port", "MLX_PORT", "127.0.0.1", number).verdict == "ok"
+    assert doctor.check_port("server port", "MLX_PORT", "127.0.0.1", number).verdict == "ok"
 
 
 def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
@@ -126,14 +126,14 @@ def test_its_own_proxy_is_no_fault(settings: Settings, monkeypatch: pytest.Monke
 
 def test_reuse_of_the_last_day_and_why_it_is_low(tmp_path: Path) -> None:
     path = tmp_path / "audit.sqlite3"
-    assert list(doctor.reuse(path)) == []
+    assert list(doctor.check_reuse(path)) == []
 
     def ask(*reports: CacheReport) -> Finding:
         audit = Audit(path, 1)
         for report in reports:
             audit.ended(ChatRequest("id", "chat", "m"), Outcome(200, 1.0, report=report))
         audit.close()
-        (finding,) = doctor.reuse(path)
+        (finding,) = doctor.check_reuse(path)
         return finding
 
     good = ask(CacheReport(prompt=1000, reused=900, computed=100, new=100))
@@ -150,7 +150,7 @@ def test_every_reason_has_words() -> None:
 def test_packages_are_compared_with_the_pins(tmp_path: Path) -> None:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("# head\npytest==0.1\nno-such-thing==1.0\nother==1 ; sys_platform == 'win32'\n")
-    finding = doctor.packages(requirements)
+    finding = doctor.check_packages(requirements)
     assert finding.verdict == "bad"
     assert "no-such-thing is missing" in finding.text
     assert "is not ==0.1" in finding.text
@@ -167,7 +167,7 @@ def test_packages_are_compared_with_the_pins(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_is_not_here(settings: Settings, path: str | None, verdict: str, says: str) -> None:
-    finding = doctor.model(settings.model_copy(update={"model_path": path}))
+    finding = doctor.check_model(settings.model_copy(update={"model_path": path}))
     assert finding.verdict == verdict
     assert says in finding.text
 
@@ -177,11 +177,11 @@ def test_a_model_that_is_here(settings: Settings, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").touch()
     for path in (None, str(folder)):
-        finding = doctor.model(settings.model_copy(update={"model_path": path}))
+        finding = doctor.check_model(settings.model_copy(update={"model_path": path}))
         assert (finding.verdict, str(folder) in finding.text) == ("ok", True)
 
 
 def test_disk_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:
-    finding = doctor.disk(tmp_path / "not" / "yet")
+    finding = doctor.check_disk(tmp_path / "not" / "yet")
     assert finding.verdict in {"ok", "note"}
     assert str(tmp_path) in finding.text

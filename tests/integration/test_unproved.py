@@ -53,5 +53,5 @@ def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
     audit = tmp_path / AUDIT_FILE
     assert entries(audit, Wanted(), 9)[-1].miss == f"unproved in messages[0].system: {REMEDY}"
     assert {each.name for each in sums(audit, Wanted(), "miss")} == {"", "unproved"}
-    (finding,) = doctor.reuse(audit)
+    (finding,) = doctor.check_reuse(audit)
     assert "unproved" in finding.text and "session_id" in finding.text
