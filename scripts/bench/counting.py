@@ -4,10 +4,10 @@ A request is laid out as *units*: what Hermes says about tools, a line per tool,
 reasoning, its lines, its tool calls (name and sorted arguments) and its end, and last the generation prompt. A unit
 costs what its text costs in the oracle's tokenizer. What was generated is laid out in the same way behind the request
 that it answers. A request's new units are those that are in no common subsequence (difflib's) with what one earlier
-request of the scenario carried or had generated; that earlier request is taken which leaves the fewest, of those
-whose first message has a line in common with this one's (what another conversation quotes is new). So a changed clock
-line costs that line, a stripped reasoning costs nothing, an insertion costs what was inserted, a block that moved
-costs itself.
+request of the scenario carried or had generated. Candidates are the earlier requests whose first message shares a line
+with this one's (what another conversation quotes is new); the one that leaves the fewest new units is used. So a
+changed clock line costs that line, a stripped reasoning costs nothing, an insertion costs what was inserted, a block
+that moved costs itself.
 """
 
 from __future__ import annotations

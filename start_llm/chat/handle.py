@@ -85,7 +85,7 @@ class Models(Protocol):
 
     @property
     def main(self) -> ModelCard | None:
-        """The default model, loaded or not; ``None`` before it was loaded once."""
+        """The main model, loaded or not; ``None`` before it was loaded once."""
 
     def card(self, name: str) -> ModelCard:
         """Raises NotFound."""

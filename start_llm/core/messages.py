@@ -34,7 +34,7 @@ class Message:
     name: str | None = None  # for ``tool`` messages the tool's name, where the client said it
     is_error: bool = False  # a ``tool`` message that reports a failure (Anthropic's ``is_error``)
     images: tuple[str, ...] = ()  # identities of the images that `content` tells of, in order
-    # images that were not read yet; `images.Reader` puts them into `content` and `images`
+    # images that were not read yet; `images.ImageReader` puts them into `content` and `images`
     attachments: tuple[Attachment, ...] = ()
 
 

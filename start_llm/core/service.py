@@ -114,7 +114,7 @@ class Service(Protocol):
         """Returns when it is loaded. Raises NotFound, OutOfMemory, or why it cannot be loaded."""
 
     def unload_model(self, name: str) -> ModelCard:
-        """Returns when its KV is on disk and its memory is free. Raises NotFound, Conflict while it works."""
+        """Returns when its KV is on disk and its memory is free. Raises NotFound; Conflict if a request uses it."""
 
     def pin_model(self, name: str, pinned: bool) -> ModelCard:
         """A pinned model is not unloaded for another one. Raises NotFound."""

@@ -3,7 +3,7 @@
 The loops, the batch, the drafts and the store work on ``model(tokens, cache=...)`` and mlx-lm's cache layers, and need
 not know that a prompt has images. Three things make that possible:
 
-- An image's places have ids of their own (`core.vision`); `see` puts the image's features there.
+- An image's places have ids of their own (`core.prompt`); `see` puts the image's features there.
 - mlx-vlm keeps the positions of a conversation (`rope_deltas`) on the model object, where two requests disturb each
   other. Here they are a cache layer more: a `KVCache` of one number a token, the position that follows it. So positions
   are cut, batched, stored and restored with the KV that they belong to.
@@ -58,16 +58,19 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
 
 
 class VisionModel:
-    """`encoded`: images that went through the vision tower."""
+    """A model of mlx-vlm with the call interface of a model of mlx-lm: ``model(tokens, cache=...)`` gives logits.
+
+    `encoded`: images that went through the vision tower.
+    """
 
     def __init__(self, vlm: Any, features: FeatureStore | None = None) -> None:
         """Raises NotSupported for a family whose positions or caches are of a kind unknown here."""
         self._vlm, self._language = vlm, vlm.language_model
         config = vlm.config
         self._pad = int(_first(config, "image_token_id", "image_token_index"))
-        self._opens = getattr(config, "vision_start_token_id", None)
-        self._places = hasattr(self._language, "get_rope_index")
-        self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)
+        self._opens = getattr(config, "vision_start_token_id", None)  # the token before an image; None: there is none
+        self._places = hasattr(self._language, "get_rope_index")  # positions have three axes, and a cache layer
+        self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
         self._features = features or FeatureStore()
         self.encoded = 0
         if self._places:

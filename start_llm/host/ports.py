@@ -103,7 +103,7 @@ def server_state(host: str, port: int, seconds: float = 2) -> str | None:
 
 
 def served_model(host: str, port: int, key: str | None = None, seconds: float = 2) -> str | None:
-    """The name of the model that a start_llm server there serves, if it tells."""
+    """The main model's name, as a start_llm server there tells it; ``None`` if no server answers."""
     cards = model_cards(address(host, port), key, seconds)
     return str(cards[0].get("id")) if cards else None
 

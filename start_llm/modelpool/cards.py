@@ -43,13 +43,13 @@ def card_of(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: 
 
 
 class ModelCards:
-    """Of the models that there are, once the default one is loaded."""
+    """Of the models that there are, once the main one is loaded."""
 
     def __init__(self, registry: ModelRegistry) -> None:
         self._settings, self._registry = registry.settings, registry
 
     def all(self) -> tuple[ModelCard, ...]:
-        """The default model's first."""
+        """The main model's first."""
         listed = self._registry.names.all()
         self._registry.forget(listed)
         entries = [entry for entry in self._registry.entries() if not entry.known.is_reserved]

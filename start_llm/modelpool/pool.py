@@ -38,7 +38,7 @@ class Pool:
     # --- start and stop: the app's thread ---------------------------------------------
 
     def start_loading(self) -> ModelCard:
-        """Returns when the default model is loaded. Raises StartLLMError: why it cannot be."""
+        """Returns when the main model is loaded. Raises StartLLMError: why it cannot be."""
         with closing(self._registry.lease(self._names.default)) as lease:
             self._loader.start()
             lease.wait(float("inf"))
@@ -65,7 +65,7 @@ class Pool:
 
     @property
     def main_runtime(self) -> TextRuntime | None:
-        """The default model, while it is loaded."""
+        """The main model, while it is loaded."""
         return self._registry.default.runtime
 
     # --- chat.handle.Models: any thread -------------------------------------------------
@@ -92,7 +92,7 @@ class Pool:
         return self._names.find_audio(asked, task).name
 
     def _check_started(self) -> None:
-        """Raises Unavailable until the default model has been loaded."""
+        """Raises Unavailable until the main model has been loaded."""
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
 

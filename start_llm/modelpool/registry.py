@@ -94,7 +94,7 @@ class PoolEntry:
 
     @property
     def is_starting(self) -> bool:
-        """It is the default model, and has never been loaded."""
+        """It is the main model, and has never been loaded."""
         return self.known.default and self.card is None
 
     @property
@@ -241,7 +241,7 @@ class ModelRegistry:
         self.counted: Counter[str] = Counter()  # by prompt pipelines of models that are unloaded; guarded by the lock
 
     def entries(self) -> list[PoolEntry]:
-        """The default model's first."""
+        """The main model's first."""
         with self.lock:
             return list(self._entries.values())
 
@@ -259,7 +259,7 @@ class ModelRegistry:
 
     def _compare(self, entry: PoolEntry, known: KnownModel) -> None:
         """Its files may be others now, or its name. A request that runs goes on with what it began with, and so does a
-        loaded model of the same name. The default model is looked at when it is loaded.
+        loaded model of the same name. The main model is looked at when it is loaded.
         """
         if known.default or _files(entry.known) == _files(known):
             return

@@ -1,4 +1,6 @@
-"""Which model a request's name means: the default one, one on this disk, or none. The only place that decides that.
+"""Which model a request's name means: the main one, one on this disk, or none.
+
+One more place has a say: `api.table` gives side requests for the main model to the model of ``MODEL_MAP``'s ``@side``.
 
 Nothing but the models that are listed here is ever loaded. Knows no MLX.
 """
@@ -28,7 +30,7 @@ from start_llm.models.room import Weights, group_of
 
 log = logging.getLogger(__name__)
 
-# Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the default model.
+# Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the main model.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
 MAIN_NAMES = frozenset({"", MAIN_NAME})
 _FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
@@ -49,7 +51,7 @@ PATIENCE_SECONDS = 5.0
 """For a listing that another thread makes: its disk may hang. Then the last one counts."""
 
 DEFAULT_KEY = ""
-"""The default model's `entry_key`, whatever folder it has."""
+"""The main model's `entry_key`, whatever folder it has."""
 SideTask = Literal["transcription", "speech", "embedding"]
 SIDE_TASKS: tuple[SideTask, ...] = get_args(SideTask)
 
@@ -93,12 +95,12 @@ class KnownModel:
 
     @property
     def group(self) -> str:
-        """The key of the model without an adapter: `weights.group_of` its folder, as it was when the disk was read."""
+        """The key of the model without an adapter: `room.group_of` its folder, as it was when the disk was read."""
         return self.key if self.adapter is None else self.key.rpartition(_ADAPTED)[0]
 
 
 class ModelListing:
-    """The models on this disk by their names, but for the default one (see `leave_out`). Any thread."""
+    """All models on this disk by their names, except the main one (see `leave_out`). Any thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -110,7 +112,7 @@ class ModelListing:
         self._read = self._looked = -math.inf  # when it was made, and when those were looked at
 
     def leave_out(self, key: str, names: frozenset[str]) -> None:
-        """From now on this model is not listed, and no other one is called as it is."""
+        """Hides this model from the listing and reserves its names: no other model gets one of them."""
         self._left_out, self._left_out_names = key, names
         self._refresh(0.0)
 
@@ -211,7 +213,7 @@ class NameResolver:
         self._adapters = AdapterFolder(settings.adapters_folder)
 
     def default_loaded(self, name: str, source: str, folder: Path) -> None:
-        """Says what the default model is called, and where it lies: only now, for it may just have been fetched.
+        """Says what the main model is called, and where it lies: only now, for it may just have been fetched.
 
         Again whenever it has been loaded anew: its repository may have another commit by then.
         """
@@ -316,12 +318,12 @@ class NameResolver:
         return model.with_adapter(adapter)
 
     def _is_own(self, model: KnownModel, adapter: StoredAdapter) -> bool:
-        """Whether it is ADAPTER_PATH's, with which the default model is served anyway."""
+        """Whether it is ADAPTER_PATH's, with which the main model is served anyway."""
         path = self._settings.adapter_path
         return model.default and path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)
 
     def all(self) -> tuple[KnownModel, ...]:
-        """Those beside the default one. Every model is followed by itself with each adapter that was trained on it."""
+        """All but the main model. Every model is followed by itself with each adapter that was trained on it."""
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
         for model in (self.default, *self._listing.all()):

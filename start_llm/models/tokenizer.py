@@ -67,7 +67,7 @@ def tool_format(wrapper: Any) -> ExternalFormat | None:
     return ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
 
 
-def end_tokens(folder: Path) -> Any:
+def end_tokens(folder: Path) -> int | list[int] | None:
     """``eos_token_id``, as mlx-lm reads it: ``generation_config.json`` counts more than ``config.json``."""
     return load_config(folder).get("eos_token_id") if (folder / "config.json").is_file() else None
 

@@ -121,7 +121,7 @@ def _without_session(user: str) -> str:
 
 
 def inner_object(text: str) -> dict[str, Any] | None:
-    """The object that a string in a body spells as JSON; ``None`` where it does not."""
+    """Parses a string that contains a JSON object; ``None`` if it does not."""
     try:
         value = parse_inner(text) if text.startswith("{") else None
     except ValueError:

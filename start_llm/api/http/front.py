@@ -43,7 +43,7 @@ class RequestDispatcher(Protocol):
         ...
 
     def dispatch(self, connection: Connection) -> None:
-        """Takes the connection with its complete request; it comes back by `Front.take_back`, or is closed."""
+        """Takes a connection with its complete request. `Front.take_back` gets the connection back, or it is closed."""
         ...
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:

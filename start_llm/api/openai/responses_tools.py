@@ -38,7 +38,10 @@ FREE_TEXT: dict[str, Any] = {
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """The model's name of a tool; of these two alone, so that a history reads the same whatever tools come with it."""
+    """The name under which the model sees the tool.
+
+    It depends on `name` and `namespace` only, so a history reads the same whatever tools come with it.
+    """
     if not namespace:
         return name
     return namespace + name if namespace.endswith(SEPARATOR) else f"{namespace}{SEPARATOR}{name}"

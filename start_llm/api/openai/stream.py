@@ -187,7 +187,7 @@ class CompletionExchange(OpenAIExchange):
 
 
 def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
-    """The four parallel lists of this API; `offset` is where the first token's text begins, in characters."""
+    """The four parallel lists of ``/v1/completions``; `offset` is where the first token's text begins (characters)."""
     tokens = [token_text(item.token) if item.text is None else item.text for item in items]
     offsets = []
     for text in tokens:

@@ -15,14 +15,14 @@ LEAST_STORED = 64 * 2**20
 class SharedMemory:
     """What the KV of all loaded models may take together: what their weights leave. Model thread only, but the figures.
 
-    What running requests of any model take, all stores give up. What is left for stored KV is anybody's who needs it;
-    only where it is short, each model is sure of an equal part.
+    Running requests come first: every store shrinks to make room for them. The stores share the rest. Where that is
+    short, each model keeps at least an equal part.
 
     Args:
         usable: bytes that all weights and KV may take together; 0: no limit.
         most_stored: bytes of stored KV while nothing runs; ``None``: a share of what the weights leave.
-        reclaim: asks for so many bytes more, by unloading idle models. False: there are not so many. What is promised
-            comes later.
+        reclaim: asks for so many bytes more, by unloading idle models. False: there are not so many. True: the memory
+            will be freed later; it is not free now.
 
     Attributes:
         guards: of the models that share.

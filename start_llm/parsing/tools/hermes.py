@@ -173,7 +173,10 @@ def _expect(calls: Calls, *literals: str) -> Step[None]:
 
 
 def open_fence(source: Source) -> Step[str]:
-    """Consumes the fence that stands here, with the rest of its line, and the white space behind it."""
+    """Consumes the fence that stands here, with the rest of its line, and the white space behind it.
+
+    Returns the fence; ``""`` if none stands here, and nothing is consumed then.
+    """
     fence = yield from source.accept(("```",))
     if fence:
         yield from source.until(("\n",), _MAX_FENCE)
