@@ -141,10 +141,13 @@ class App:
             self.audio.prepare(self._progress)
             self._builder.begin(reserved=self.encoders.prepare(self._progress))
             card = self.pool.start_loading()
-        except StartLLMError as error:
+        except Exception as error:  # also what a library says of the files that the settings name
+            if not isinstance(error, StartLLMError):
+                log.warning("the server cannot start", exc_info=True)
+            why = error.message if isinstance(error, StartLLMError) else f"{type(error).__name__}: {error}"
             detail = self.engine.status().detail
             self.stop()
-            raise Unavailable(detail or error.message) from error
+            raise Unavailable(detail or why) from error
         if self._waits:
             self._server.start()
         self._welcome(card)

@@ -88,6 +88,21 @@ def test_a_model_that_does_not_fit_refuses_the_start(make: Callable[..., Any], m
         app.start()
 
 
+def test_what_a_library_says_of_named_files_ends_the_start_in_a_sentence(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, _ = make()
+
+    def broken(progress: Any) -> int:
+        raise Exception("expected value at line 1")  # as `tokenizers` says of a damaged tokenizer.json
+
+    monkeypatch.setattr(app.encoders, "prepare", broken)
+    with pytest.raises(Unavailable, match="expected value at line 1"):
+        app.start()
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{app.url}/health", timeout=60)
+
+
 def test_a_port_in_use_is_named(make: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
