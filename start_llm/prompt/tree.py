@@ -332,9 +332,11 @@ class ConversationTree:
             self._paths.pop(index)
             for call, _ in node.results:
                 self._results.pop((node.owner, call), None)
-            left = tuple(other for other in self._by_key.pop(node.key, ()) if other != index)
-            if left:
+            left = tuple(other for other in self._by_key.get(node.key, ()) if other != index)
+            if left:  # in one step: `has` looks without the lock
                 self._by_key[node.key] = left
+            else:
+                self._by_key.pop(node.key, None)
         return gone
 
 

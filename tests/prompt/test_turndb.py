@@ -15,7 +15,7 @@ import pytest
 
 from start_llm.core.messages import Message
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.tree import Node
+from start_llm.prompt.tree import ConversationTree, Node
 from start_llm.prompt.turndb import DamagedNode, TurnDB, decode, encode
 from tests.prompt.client import ECHOES, Client, pipeline, say, settings, system_text
 from tests.prompt.models import model
@@ -51,6 +51,24 @@ def rows(path: Path) -> int:
 def test_a_node_comes_back_as_it_was():
     for node in nodes_of(talk(pipeline("chatml")).pipe):
         assert decode(encode(node)) == node
+
+
+def test_a_key_stays_while_one_of_its_answers_is_evicted():
+    """`ConversationTree.has` looks without the lock: a key that is gone for a moment would be a miss."""
+
+    class Keys(dict[bytes, tuple[int, ...]]):
+        def pop(self, key: bytes, *default: object) -> object:
+            gone.append(key)
+            return super().pop(key, *default)
+
+    gone: list[bytes] = []
+    node = nodes_of(talk(pipeline("chatml"), 1).pipe)[0]
+    tree = ConversationTree(limit_bytes=1)
+    tree._by_key = Keys()
+    tree.add(node)
+    other = replace(node, id=node.id + 1, answer_tokens=(*node.answer_tokens, 1))
+    assert tree.add(other) == (other, [node.id])
+    assert tree.has(node.key) and not gone
 
 
 @pytest.mark.parametrize("where", [0, 40, -1])
