@@ -22,8 +22,8 @@ _IN_OTHER = re.compile(r'(?:[^\x00-\x1f"\'\\<]|\\["\\/bfnrt])+')
 _IN_RAW = re.compile(r'[^\x00-\x1f"\\<]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _WORD = re.compile(r"[\w.\-]")
-_WORDS = {"true": True, "false": False, **dict.fromkeys(("null", "none", "nan", "undefined", ""))}
-_WORDS |= dict.fromkeys(("infinity", "-infinity"))
+_WORDS = {"true": True, "false": False, "null": None, "none": None}  # in any case of letters
+_NOTHING = ("NaN", "nan", "Infinity", "-Infinity", "undefined", "")  # only as they stand: others may be names
 _BARE_KEY = re.compile(r"[^:=,})\n]")  # what no separator is, and no end
 _MAX_KEY = 400
 MOST_DEPTH = 64
@@ -198,8 +198,8 @@ class JsonStream:
         elif _is_json(text) and schema.valid(json.loads(text)):
             self._write(text + trailing)
         else:
-            known = text.lower() in _WORDS
-            found, parsed = (True, _WORDS[text.lower()]) if known else parse_literal(text)
+            word = "null" if text in _NOTHING else text.lower()
+            found, parsed = (True, _WORDS[word]) if word in _WORDS else parse_literal(text)
             self._write(dump(schema.coerce(parsed if found else text)) + trailing)
 
     def string(self, closer: str, key: bool = False) -> Step[None]:

@@ -65,6 +65,7 @@ def test_anything_in_braces_becomes_an_object(pieces: list[str]) -> None:
         ("{'a': True, 'b': None,}", {"a": True, "b": None}),
         ('{a: 1, b: "x"}', {"a": 1, "b": "x"}),
         ('{"a": NaN, "b": undefined}', {"a": None, "b": None}),
+        ('{"a": Nan, "b": infinity}', {"a": "Nan", "b": "infinity"}),
         ('{"a": [1, 2,], "b": (3, 4)}', {"a": [1, 2], "b": [3, 4]}),
         ('{"a": "\\u00e9\\uZZ", "b": "\\x"}', {"a": "é\\uZZ", "b": "\\x"}),
         ('{"a": 12., "b": 1', {"a": 12.0, "b": 1}),
