@@ -19,6 +19,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dotenv import dotenv_values, set_key
@@ -196,9 +197,11 @@ def master_key(settings: Settings, env_file: Path) -> str:
         stored = dotenv_values(env_file, interpolate=False).get(KEY_NAME) or ""
         if stored.lower() not in {"", "off", "none"}:
             return stored
-        if env_file.exists():
-            env_file.chmod(0o600)  # it is given to the file that takes its place
-        set_key(env_file, KEY_NAME, key, quote_mode="never", follow_symlinks=True)
+        with TemporaryDirectory() as folder:  # a power failure leaves the old file or the new one
+            copy = Path(folder) / ".env"
+            copy.write_bytes(env_file.read_bytes() if env_file.exists() else b"")
+            set_key(copy, KEY_NAME, key, quote_mode="never")
+            write_atomic(env_file.resolve(), copy.read_bytes(), sync=True)  # a link stays a link
     except (OSError, UnicodeDecodeError) as error:
         log.warning("the proxy's key is good for this run only, set %s: %s", KEY_NAME, error)
     return key

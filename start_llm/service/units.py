@@ -56,7 +56,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     made_home()
     for path, text in unit.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
+        write_atomic(path.resolve(), text)  # a link into one's dotfiles stays a link
     return _tell(unit.load, "installed; `start-llm status` tells how it does")
 
 

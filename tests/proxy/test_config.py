@@ -132,6 +132,23 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
     assert link.is_symlink() and real.read_text() == f"A=1\nLITELLM_MASTER_KEY={key}\n"
 
 
+def test_the_env_file_is_replaced_as_a_whole_and_written_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure behind the first start must not cost somebody's settings."""
+    env = tmp_path / ".env"
+    env.write_text("A=1\n")
+    written: list[tuple[Path, bool]] = []
+
+    def no_room(path: Path, data: bytes, *, sync: bool = False) -> None:
+        written.append((path, sync))
+        raise OSError("no room")
+
+    monkeypatch.setattr("start_llm.proxy.config.write_atomic", no_room)
+    assert master_key(load_settings(None), env).startswith("sk-")
+    assert written == [(env, True)] and env.read_text() == "A=1\n"
+
+
 def test_a_key_that_cannot_be_kept_is_good_for_this_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     env = tmp_path / "missing" / ".env"
     key = master_key(settings(), env)
