@@ -178,6 +178,20 @@ def test_it_is_written_and_removed(
     assert "no service is installed" in capsys.readouterr().out
 
 
+def test_a_link_into_other_files_stays_a_link(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(units.sys, "platform", "linux")
+    monkeypatch.setattr(units.shutil, "which", lambda name: None)
+    path, _ = only(make("linux", settings))
+    kept = tmp_path / "dotfiles.service"
+    kept.write_text("old")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(kept)
+    units.main(settings, options("install", yes=True))
+    assert path.is_symlink() and "[Service]" in kept.read_text()
+
+
 def test_a_system_without_the_command_is_told_what_to_type(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
