@@ -1,1 +1,1 @@
-"""Tool-call formats, one family a file; `shared` holds those that are recognised whatever the family."""
+"""Tool-call formats, one family a file; `hermes.SHARED` is recognised whatever the family."""
