@@ -111,7 +111,10 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    tools, messages = _dicts(data.get("tools")), _dicts(data.get("messages"))
+    return _told_by_parts(_dicts(data.get("tools")), _dicts(data.get("messages"))) or _told_by_fields(data) or usual
+
+
+def _told_by_parts(tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> Dialect | None:
     blocks = [block for message in messages for block in _dicts(message.get("content"))]
     if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
         return "chat"
@@ -119,9 +122,13 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return "messages"
     if any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages):
         return "chat"
+    return None
+
+
+def _told_by_fields(data: dict[str, Any]) -> Dialect | None:
     if MESSAGES_FIELDS & data.keys():
         return "messages"
-    return "chat" if CHAT_FIELDS & data.keys() else usual
+    return "chat" if CHAT_FIELDS & data.keys() else None
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

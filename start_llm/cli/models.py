@@ -186,11 +186,7 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     source = full_name(asked) or asked
     folder = _folder(settings, source)
     if folder is None:
-        stored = stored_models(home() / settings.cache_dir, settings.model_path)
-        found = difflib.get_close_matches(
-            asked.rpartition("/")[2], [model.name.rpartition("/")[2] for model in stored], 1
-        )
-        near = f" Did you mean {found[0]}?" if found else ""
+        near = _similar(settings, asked)
         print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
         return 1
     tried = home() / settings.cache_dir / FILE
@@ -218,11 +214,18 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         print(f"{why}.")
     if probe is None:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
-    else:
-        report = probe.trial.report(capabilities.tool_parser)
-        for line in (report, *capabilities.decoding.report()):
-            print(f"{line[:1].upper()}{line[1:]}.")
+        return 0
+    for line in (probe.trial.report(capabilities.tool_parser), *capabilities.decoding.report()):
+        print(f"{line[:1].upper()}{line[1:]}.")
     return 0
+
+
+def _similar(settings: Settings, asked: str) -> str:
+    """A question with the name of a model on this disk that is nearly the one that was asked for; else empty."""
+    stored = stored_models(home() / settings.cache_dir, settings.model_path)
+    names = [model.name.rpartition("/")[2] for model in stored]
+    found = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
+    return f" Did you mean {found[0]}?" if found else ""
 
 
 def _folder(settings: Settings, source: str) -> Path | None:

@@ -154,11 +154,16 @@ def _listing(repository: str, revision: str) -> tuple[str, list[_File]]:
     files = [_File(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "") for each in info.siblings or ()]
     needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
     _check_kind(repository, [file.name for file in files])
-    odd = next((file for file in needed if not _is_plain(file)), None)
-    if odd is not None or not _COMMIT.fullmatch(str(info.sha)):
-        what = f"the file {odd.name!r}" if odd is not None else f"the commit {str(info.sha)[:80]!r}"
-        raise PullError(f"{repository}: the hub tells {what[:160]}, which no hub should; nothing was fetched.")
+    _check_plain(repository, str(info.sha), needed)
     return str(info.sha), needed
+
+
+def _check_plain(repository: str, commit: str, files: Sequence[_File]) -> None:
+    """Raises PullError if what the hub says could lead out of the model's folder."""
+    odd = next((file for file in files if not _is_plain(file)), None)
+    if odd is not None or not _COMMIT.fullmatch(commit):
+        what = f"the file {odd.name!r}" if odd is not None else f"the commit {commit[:80]!r}"
+        raise PullError(f"{repository}: the hub tells {what[:160]}, which no hub should; nothing was fetched.")
 
 
 def _check_kind(repository: str, names: Sequence[str]) -> None:

@@ -132,13 +132,17 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         known |= {name: fields[name] for name in names} | {"users": place.users()}
         known["memory_bytes"] = _memory(state) if running else 0
     if health:
-        models = [
-            {"id": card.get("id"), "context": card.get("context_length"), "state": loaded}
-            for card in model_cards(place.url, key, _ASK_SECONDS) or ()
-            if (loaded := card.get("details", {}).get("state", "ready")) != "stored"
-        ]
+        models = _loaded_models(place, key)
         known |= {"models": models, "model": models[0]["id"] if models else ""}
     return known
+
+
+def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
+    return [
+        {"id": card.get("id"), "context": card.get("context_length"), "state": loaded}
+        for card in model_cards(place.url, key, _ASK_SECONDS) or ()
+        if (loaded := card.get("details", {}).get("state", "ready")) != "stored"
+    ]
 
 
 def _memory(state: ServerState) -> int:
