@@ -19,6 +19,7 @@ webdriver: Any = Package("selenium.webdriver")
 errors: Any = Package("selenium.common.exceptions")
 support: Any = Package("selenium.webdriver.support.wait")
 
+MARKUP = "<img src=x onerror=window.pwned=1>"  # as a model's name, a folder's, a session's, ...
 WAIT = 120.0  # a bound, not a measure
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1440,1000")

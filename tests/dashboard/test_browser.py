@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +17,16 @@ from start_llm.core.service import Health
 from start_llm.core.settings import Settings
 from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FakeService
-from tests.dashboard.browser import WAIT, Browser, browser
-from tests.integration.live import TOOLS, Live, live
+from tests.dashboard.browser import MARKUP, WAIT, Browser
+from tests.integration.live import TOOLS, Live
 from tests.lazy import Package
-from tests.memory_folder import memory_folder
-from tests.oracle.build import build_oracle
 from tests.oracle.oracle import script
 
 webdriver: Any = Package("selenium.webdriver")
 pytestmark = pytest.mark.thorough
 
-MARKUP = "<img src=x onerror=window.pwned=1>"  # as a model's name, a folder's, a session's, ...
-# Refused in a test, or for a moment: pages that were left give their place back only when something is sent to them.
-MAY_BE_REFUSED = ("/page/models/pull", "/v1/chat/completions", "/page/feed", "/page/stored")
 VIEWS = ("overview", "try", "models", "connect", "server")
 LONG = "[[long 40]]"  # enough words to prove a conversation by
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def server(window: Browser) -> Iterator[Live]:
-    with memory_folder() as folder:
-        model = build_oracle(folder / f"tiny{MARKUP}", "plain")
-        with live(model, folder / "cache", drafts="off", kv_disk_dir="auto") as running:
-            yield running
-
-
-@pytest.fixture
-def page(window: Browser, server: Live) -> Iterator[Browser]:
-    """The page as a new visitor sees it; afterwards, nothing may have gone wrong in it."""
-    window.open("about:blank")
-    window.open(server.url)
-    window.run("localStorage.clear()")
-    window.open(server.url)
-    window.until_text("#state", "ready")
-    yield window
-    assert window.run("return [typeof window.pwned, document.images.length]") == ["undefined", 0]
-    assert window.complaints(*MAY_BE_REFUSED) == []
 
 
 def say(

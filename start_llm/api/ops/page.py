@@ -53,10 +53,12 @@ PULSE_SECONDS = 2.0
 """Most time between two: a browser that has gone is noticed by what cannot be sent."""
 
 _FOLDER = resources.files("start_llm.dashboard") / "page"
-_NAMES = sorted(item.name for item in _FOLDER.iterdir() if item.name.endswith(".js"))
+_SCRIPTS = {
+    item.name: item for place in (_FOLDER, _FOLDER / "vendor") for item in place.iterdir() if item.name.endswith(".js")
+}
 _STYLE = (_FOLDER / "page.css").read_text("utf-8")
 _STYLE_HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-OPEN_PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
+OPEN_PATHS = frozenset({"/", *(f"/page/{name}" for name in _SCRIPTS)})
 
 _SAFE = {
     "Content-Security-Policy": (
@@ -105,8 +107,8 @@ class Page:
             version=__version__, agents=tuple(CLIENTS), needs_key=settings.api_key is not None, style=Markup(_STYLE)
         )
         self._files = {"/": (shell.encode(), "text/html; charset=utf-8")}
-        for name in _NAMES:
-            self._files[f"/page/{name}"] = ((_FOLDER / name).read_bytes(), "text/javascript; charset=utf-8")
+        for name, script in _SCRIPTS.items():
+            self._files[f"/page/{name}"] = (script.read_bytes(), "text/javascript; charset=utf-8")
 
     def begin(self) -> None:
         """Listens to the log, and reads what was asked on the day before the start."""

@@ -7,7 +7,6 @@ import { showBytes } from "./cache.js";
 import { showDay } from "./day.js";
 import { openModels, showModels, showPull, showServed } from "./models.js";
 import { forgetLog, openServer, showLog } from "./server.js";
-import "./try.js";
 
 const VIEWS = ["overview", "try", "models", "connect", "server"];
 let seesAll = false;
@@ -25,6 +24,7 @@ function view() {
     const link = document.querySelector(`nav a[href="#${name}"]`);
     if (name === shown) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
+  if (shown === "try") import("./try.js").then(({ openTry }) => openTry()); // with the Markdown reader, which others need not wait for
   if (shown === "models" && seesAll) openModels();
   if (shown === "server" && seesAll) openServer();
 }

@@ -1,12 +1,21 @@
 // A chat with the served model. It is kept in this browser only.
 
-import { byId, duration, make, number, setText } from "./dom.js";
+import { chip, contentOf, hasFiles, takeFiles } from "./attach.js";
+import { byId, copier, duration, make, number, setText } from "./dom.js";
+import { markdown } from "./markdown.js";
+import { json } from "./net.js";
 import { talk } from "./talk.js";
 
 const STORE = "start_llm_try";
-const fields = { system: byId("try-system"), tools: byId("try-tools"), most: byId("try-most"), temperature: byId("try-temperature") };
+const LONG_ANSWER = 20_000; // characters; a longer one is shown as plain text until it is whole
+const SAMPLING = { most: "max_tokens", temperature: "temperature", top_p: "top_p", seed: "seed" };
+const fields = {
+  system: byId("try-system"), tools: byId("try-tools"), most: byId("try-most"), temperature: byId("try-temperature"),
+  top_p: byId("try-top-p"), seed: byId("try-seed"),
+};
 let chat = { id: "", messages: [], told: {} };
 let running = null; // the AbortController of the answer that is coming
+let models = new Map();
 
 // --- keeping ---
 
@@ -23,7 +32,29 @@ function keep() {
   for (const [name, field] of Object.entries(fields)) chat[name] = field.value;
   try {
     localStorage.setItem(STORE, JSON.stringify(chat));
+  } catch { keepWithoutImages(); }
+}
+
+// A browser keeps about 5 MB: images are the first to go.
+function keepWithoutImages() {
+  const messages = chat.messages.map((message) =>
+    message.files ? { ...message, files: message.files.filter((file) => !file.image) } : message);
+  try {
+    localStorage.setItem(STORE, JSON.stringify({ ...chat, messages }));
   } catch { /* full or forbidden: it lasts as long as the page */ }
+}
+
+// --- the model ---
+
+export async function openTry() {
+  try {
+    const { data } = await json("/v1/models");
+    const writers = data.filter((model) => !model.details?.task && model.details?.kind !== "embedding");
+    byId("try-model").replaceChildren(make("option", { value: "default" }, "main model"),
+      ...writers.map((model) => make("option", { value: model.id }, model.id, model.details?.state === "ready" ? " (loaded)" : "")));
+    models = new Map(writers.map((model) => [model.id, model]));
+    byId("try-model").value = models.has(chat.model) ? chat.model : "default";
+  } catch { /* the main model can be asked all the same */ }
 }
 
 // --- showing ---
@@ -50,10 +81,17 @@ function pretty(text) {
 
 function shown(message, told, live = false) {
   const who = { user: "You", assistant: "Model", tool: "Result" }[message.role];
+  const copy = message.role === "assistant" && message.content && !live ? copier(message.content, "this answer") : null;
   return make("article", { class: `said ${message.role}`, "aria-label": who },
-    make("h3", {}, who), folded(message, live),
-    message.content ? make("div", { class: "text" }, message.content) : null, ...calls(message),
-    told ? make("p", { class: "small quiet" }, told) : null);
+    make("h3", {}, who), folded(message, live), text(message, live), ...calls(message),
+    ...(message.files || []).map(chip),
+    told || copy ? make("p", { class: "small quiet" }, told || "", " ", copy) : null);
+}
+
+function text(message, live) {
+  if (!message.content) return null;
+  if (message.role !== "assistant" || (live && message.content.length > LONG_ANSWER)) return make("div", { class: "text" }, message.content);
+  return make("div", { class: "text rich" }, markdown(message.content));
 }
 
 function show() {
@@ -83,13 +121,12 @@ function waiting() {
 
 function request() {
   const system = fields.system.value.trim();
-  const sent = chat.messages.map(({ role, content, tool_calls: made, tool_call_id: of }) => ({
-    role, content, ...(made && made.length ? { tool_calls: made } : {}), ...(of ? { tool_call_id: of } : {}),
+  const sent = chat.messages.map(({ role, content, files: attached, tool_calls: made, tool_call_id: of }) => ({
+    role, content: contentOf(content, attached), ...(made && made.length ? { tool_calls: made } : {}), ...(of ? { tool_call_id: of } : {}),
   }));
-  const body = { model: "default", session_id: chat.id, messages: [...(system ? [{ role: "system", content: system }] : []), ...sent] };
+  const body = { model: byId("try-model").value, session_id: chat.id, messages: [...(system ? [{ role: "system", content: system }] : []), ...sent] };
   if (fields.tools.value.trim()) body.tools = JSON.parse(fields.tools.value);
-  if (fields.most.value) body.max_tokens = Number(fields.most.value);
-  if (fields.temperature.value) body.temperature = Number(fields.temperature.value);
+  for (const [name, field] of Object.entries(SAMPLING)) if (fields[name].value) body[field] = Number(fields[name].value);
   return body;
 }
 
@@ -145,9 +182,10 @@ async function run() {
   box.scrollTop = box.scrollHeight;
 }
 
-function say(text) {
+function say(words) {
   const [call, ...more] = waiting();
-  chat.messages.push(call ? { role: "tool", tool_call_id: call.id, content: text } : { role: "user", content: text });
+  if (call) chat.messages.push({ role: "tool", tool_call_id: call.id, content: words });
+  else chat.messages.push({ role: "user", content: words, files: takeFiles() });
   keep();
   show();
   if (!more.length) run();
@@ -155,10 +193,10 @@ function say(text) {
 
 byId("try-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const text = byId("try-text").value;
-  if (running || !text.trim()) return;
+  const words = byId("try-text").value;
+  if (running || !(words.trim() || hasFiles())) return;
   byId("try-text").value = "";
-  say(text);
+  say(words);
 });
 byId("try-text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -181,6 +219,10 @@ byId("try-clear").addEventListener("click", () => {
   keep();
   show();
   byId("try-text").focus();
+});
+byId("try-model").addEventListener("change", () => {
+  chat.model = byId("try-model").value;
+  keep();
 });
 for (const field of Object.values(fields)) field.addEventListener("change", keep);
 load();

@@ -1,0 +1,60 @@
+// Markdown of answers as elements of the page. What a model says is not trusted: there are two walls.
+// First, HTML in an answer is shown as the text that it is. Second, DOMPurify lets only the tags below pass.
+
+import { marked } from "./marked.esm.js";
+import "./purify.min.js";
+import { copier, make } from "./dom.js";
+
+const TAGS = [
+  "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre",
+  "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+];
+const ATTRIBUTES = ["href", "align", "start", "class"];
+const ADDRESSES = /^(?:https?|mailto):/i;
+
+marked.use({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({ text }) => escaped(text),
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+    image: ({ href, text }) => escaped(`[image: ${text || href}] ${href}`), // the page fetches nothing from elsewhere
+  },
+});
+
+function escaped(text) {
+  return text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+}
+
+// A DocumentFragment.
+export function markdown(text) {
+  return sanitised(marked.parse(text));
+}
+
+export function sanitised(html) {
+  const fragment = globalThis.DOMPurify.sanitize(html, {
+    ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ATTRIBUTES, ALLOWED_URI_REGEXP: ADDRESSES, ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
+    RETURN_DOM_FRAGMENT: true,
+  });
+  for (const link of fragment.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+  }
+  for (const table of fragment.querySelectorAll("table")) {
+    const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" });
+    table.replaceWith(box);
+    box.append(table);
+  }
+  for (const code of fragment.querySelectorAll("pre > code")) code.parentElement.replaceWith(codeBlock(code));
+  for (const element of fragment.querySelectorAll("[class]")) if (!element.closest(".code, .scroll")) element.removeAttribute("class");
+  return fragment;
+}
+
+// A fenced block with its language and a button that copies it.
+function codeBlock(code) {
+  const language = /^language-([\w+#.-]{1,20})$/.exec(code.className)?.[1] || "";
+  const text = code.textContent;
+  return make("div", { class: "code" },
+    make("p", { class: "small quiet" }, language, copier(text.replace(/\n$/, ""), `the ${language || "code"} block`)),
+    make("pre", { tabindex: 0, "aria-label": `${language || "Code"} block`, role: "region" }, make("code", {}, text)));
+}
