@@ -60,7 +60,7 @@ return import('/page/markdown.js').then(async (module) => {
   const elements = [...box.querySelectorAll('*')];
   const found = {
     tags: [...new Set(elements.map((element) => element.tagName))],
-    attributes: [...new Set(elements.filter((e) => !e.closest('.code, .scroll')).flatMap((e) => e.getAttributeNames()))],
+    attributes: [...new Set(elements.filter((e) => !e.closest('.code')).flatMap((e) => e.getAttributeNames()))],
     handlers: elements.flatMap((e) => e.getAttributeNames()).filter((name) => /^on|^style$|^id$|^name$/.test(name)),
     addresses: [...box.querySelectorAll('a[href]')].map((link) => link.getAttribute('href')),
     text: box.textContent,
