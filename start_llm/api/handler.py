@@ -15,7 +15,7 @@ from start_llm.api.http.answers import CACHE_HEADER, ID_HEADER, STREAM_HEADERS, 
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.http.watcher import DisconnectWatcher, Watch, is_gone
-from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
+from start_llm.core.errors import Cancelled, ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.request import ChatRequest
@@ -111,7 +111,7 @@ class RequestHandler:
         edge, request = self._edge, exchange.request
         with _Observation(request, edge.observers) as observation:
             stream = exchange.begin()
-            with closing(stream), edge.watcher.watch(self._connection.socket, stream) as watch:
+            with closing(stream), edge.watcher.watch(self._connection.socket, stream, request.id) as watch:
                 events = observation.events(stream)
                 if request.stream and isinstance(exchange, Exchange):
                     waits = self._request.headers.get(HEAD_HEADER, "").strip().lower() == WHEN_PLANNED
@@ -173,6 +173,8 @@ def _why_it_ended(watch: Watch) -> StartLLMError:
         return ClientGone("The client went away while its answer was being made.")
     if watch.stopped:
         return Unavailable("The server is shutting down.")
+    if watch.cancelled:
+        return Cancelled("This request was cancelled on the server's page.")
     return Internal("The answer ended before it was complete.")
 
 
@@ -202,7 +204,7 @@ class _StreamedAnswer:
         """Raises ClientGone; StreamFailed where the client was told of an error; others before the head was sent."""
         try:
             for event in events:
-                if watch.gone or watch.stopped:
+                if watch.ended_early:
                     break
                 if isinstance(event, Failed):
                     raise event.error

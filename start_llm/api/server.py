@@ -132,8 +132,8 @@ class ApiServer:
         log_root = settings.log_root if settings.enable_request_logging else None
         request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
         board, owners = Board(request_log), access.RequestOwners()
-        self.page = Page(settings, service, self.metrics, board, owners)
         self._watcher = DisconnectWatcher()
+        self.page = Page(settings, service, self.metrics, board, owners, self._watcher.cancel)
         everybody = (self.metrics, request_log, board, self.page.daily, *observers)
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
         self._store = ResponsesStore(

@@ -148,6 +148,7 @@ def build_routes(
             Route("/page/models/stop", {"POST": page.stop_pull}, private=True),
             Route("/page/settings", {"GET": page.settings}, private=True),
             Route("/page/requests/{}", {"GET": page.background}, lane="quick"),
+            Route("/page/requests/{}/cancel", {"POST": page.cancel}, lane="quick", private=True),
             Route("/page/{}", {"GET": page.file}, lane="quick"),
             Route("/health", {"GET": status.health}, lane="quick"),
             Route("/metrics", {"GET": status.metrics}, lane="quick"),

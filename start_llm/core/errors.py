@@ -100,6 +100,10 @@ class ClientGone(StartLLMError, status=499, type="client_closed_request"):
     """Logged, never sent."""
 
 
+class Cancelled(StartLLMError, status=499, type="cancelled", code="cancelled"):
+    """Somebody who may see everything has ended this request."""
+
+
 class Internal(StartLLMError): ...
 
 

@@ -31,12 +31,18 @@ not sent."""
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """One connection under watch. `gone` or `stopped` turns true before its stream is closed."""
+    """One connection under watch. `gone`, `stopped` or `cancelled` turns true before its stream is closed."""
 
     connection: socket.socket
     stream: EventStream
+    request_id: str = ""
     gone: bool = False
     stopped: bool = False
+    cancelled: bool = False
+
+    @property
+    def ended_early(self) -> bool:
+        return self.gone or self.stopped or self.cancelled
 
 
 class DisconnectWatcher:
@@ -61,9 +67,9 @@ class DisconnectWatcher:
             self._thread.join(timeout=1)
 
     @contextmanager
-    def watch(self, connection: socket.socket, stream: EventStream) -> Iterator[Watch]:
-        """While inside, a closed connection closes `stream`."""
-        watch = Watch(connection, stream)
+    def watch(self, connection: socket.socket, stream: EventStream, request_id: str = "") -> Iterator[Watch]:
+        """While inside, a closed connection closes `stream`, and so does `cancel(request_id)`."""
+        watch = Watch(connection, stream, request_id)
         with self._changed:
             self._watches.add(watch)
             self._changed.notify_all()
@@ -72,6 +78,15 @@ class DisconnectWatcher:
         finally:
             with self._changed:
                 self._watches.discard(watch)
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends the request of that id; its client is told. False: it is not running."""
+        with self._changed:
+            watches = [watch for watch in self._watches if watch.request_id == request_id]
+        for watch in watches:
+            watch.cancelled = True
+            self._close(watch)
+        return bool(watches)
 
     def close_all(self) -> None:
         """Ends every request under watch, because the server stops."""

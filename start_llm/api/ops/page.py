@@ -85,13 +85,23 @@ def redactor(settings: Settings) -> Redactor:
 
 
 class Page:
-    """Handlers. Thread-safe as far as `service` and `board` are."""
+    """Handlers. Thread-safe as far as `service` and `board` are.
+
+    Args:
+        cancel: ends the running request of an id; False: there is none.
+    """
 
     def __init__(
-        self, settings: Settings, service: Service, metrics: Metrics, board: Board, owners: RequestOwners
+        self,
+        settings: Settings,
+        service: Service,
+        metrics: Metrics,
+        board: Board,
+        owners: RequestOwners,
+        cancel: Callable[[str], bool],
     ) -> None:
         self._settings, self._service, self._metrics = settings, service, metrics
-        self._board, self._owners = board, owners
+        self._board, self._owners, self._cancel = board, owners, cancel
         self._redact = redactor(settings).text
         self.pulls = Pulls(board.nudge)
         self.daily = Daily()
@@ -215,6 +225,13 @@ class Page:
         if not (everything or self._owners.may_see(inbound.visitor, request_id)):
             raise NotFound(f"There is no request {request_id[:80]!r} of this key.")
         return _reply(self._service.background(request_id).as_dict(everything=everything))
+
+    def cancel(self, inbound: Request) -> Reply:
+        """Ends a running request, whoever made it; its client is told. Raises NotFound."""
+        request_id = inbound.params[0]
+        if not self._cancel(request_id):
+            raise NotFound(f"The request {request_id[:80]!r} is not running.")
+        return _reply({"id": request_id, "cancelled": True})
 
     def pull(self, inbound: Request) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""

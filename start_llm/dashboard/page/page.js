@@ -57,7 +57,7 @@ function showServer(server, all) {
 function take(message) {
   showAll(message.all);
   showServer(message.server, message.all);
-  showNow(message.now);
+  showNow(message.now, message.all);
   showEnded(message.ended);
   showReuse(message.server.figures);
   if (!message.all) return;

@@ -7,10 +7,11 @@ import { json } from "./net.js";
 const SHOWN = 100;
 const ended = [];
 const open = new Set();
+const cancelled = new Set(); // ids of running requests whose end was asked for
 
 // --- now ---
 
-function running(run) {
+function running(run, all) {
   let end = duration(run.seconds);
   let strip = bar([], 1, "waiting");
   if (run.state === "queued") end = `waiting, ${end}`;
@@ -33,11 +34,33 @@ function running(run) {
       make("span", { class: "quiet" }, run.model),
       make("span", { class: "end" }, end)),
     strip,
-    make("div", { class: "small quiet" }, reused));
+    make("div", { class: "names" }, make("span", { class: "small quiet" }, reused), all ? canceller(run) : null));
 }
 
-export function showNow(rows) {
-  byId("now").replaceChildren(...(rows.length ? rows.map(running) : [make("li", { class: "quiet" }, "No request runs.")]));
+function canceller(run) {
+  const name = `Cancel the request of ${run.client || run.dialect}${run.session ? `, ${nameOf(run.session)}` : ""}`;
+  const button = make("button", { type: "button", class: "small end", "data-id": run.id, "aria-label": name }, cancelled.has(run.id) ? "Ending" : "Cancel");
+  button.disabled = cancelled.has(run.id);
+  button.addEventListener("click", async () => {
+    cancelled.add(run.id);
+    button.disabled = true;
+    try {
+      await json(`/page/requests/${encodeURIComponent(run.id)}/cancel`, {});
+      setText(byId("now-note"), "");
+    } catch (error) {
+      cancelled.delete(run.id);
+      setText(byId("now-note"), error.message);
+    }
+  });
+  return button;
+}
+
+// The rows are made anew at each message: the button that has the focus keeps it.
+export function showNow(rows, all) {
+  const focused = document.activeElement?.dataset?.id;
+  for (const id of cancelled) if (!rows.some((run) => run.id === id)) cancelled.delete(id);
+  byId("now").replaceChildren(...(rows.length ? rows.map((run) => running(run, all)) : [make("li", { class: "quiet" }, "No request runs.")]));
+  if (focused) byId("now").querySelector(`button[data-id="${CSS.escape(focused)}"]`)?.focus();
   setText(byId("now-count"), rows.length ? String(rows.length) : "");
 }
 

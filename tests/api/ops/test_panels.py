@@ -21,13 +21,13 @@ from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.process_log import HIDDEN
 from start_llm.models.pull import Pulled, PullError
-from tests.api.fakes import REPORT, FakeService
+from tests.api.fakes import FIRST, REPORT, FakeService, hold
 from tests.api.ops.test_page import ask, feed
 
 Serve = Callable[..., ApiServer]
 SECRET = "open-sesame-17"
 READS = ("/page/stored", "/page/models", "/page/settings")
-ACTS = ("/page/models/pull", "/page/models/stop")
+ACTS = ("/page/models/pull", "/page/models/stop", "/page/requests/none/cancel")
 
 
 def panels(server: ApiServer) -> Page:
@@ -35,6 +35,7 @@ def panels(server: ApiServer) -> Page:
 
 
 def statuses(server: ApiServer, **headers: str) -> set[int]:
+    """What is answered to somebody who may not see everything."""
     told = [httpx.get(server.url + path, headers=headers, timeout=20).status_code for path in READS]
     return {*told, *(httpx.post(server.url + path, json={}, headers=headers, timeout=20).status_code for path in ACTS)}
 
@@ -109,6 +110,33 @@ def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch
     assert httpx.post(url, json=body, headers={"Origin": server.url}).status_code == 202
     assert httpx.post(url, json=body).status_code == 202  # curl
     assert begun == ["owner/model"] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_running_request_is_cancelled_and_its_client_is_told(
+    server: ApiServer, service: FakeService, stream: bool
+) -> None:
+    service.script = lambda request: [FIRST, hold]
+    answers: list[httpx.Response] = []
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream}
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60))
+    )
+    asking.start()
+    with feed(server) as messages:
+        running = next(message["now"] for message in messages if message["now"])[0]["id"]
+        path = f"{server.url}/page/requests/{running}/cancel"
+        assert httpx.get(path).status_code == 405
+        assert httpx.post(path, json={}, headers={"Origin": "http://localhost:1"}).status_code == 403
+        assert httpx.post(path, json={}, headers={"authorization": "Bearer mine"}).status_code == 403
+        assert next(messages)["now"], "it is still running"
+        assert httpx.post(path, json={}, headers={"Origin": server.url}, timeout=20).status_code == 200
+        asking.join(60)
+        entry = next(message["ended"] for message in messages if message["ended"])[0]
+    assert entry["status"] == 499 and "cancelled on the server's page" in entry["error"]
+    assert answers[0].status_code == (200 if stream else 499)
+    assert "cancelled on the server's page" in answers[0].text
+    assert httpx.post(path, json={}).status_code == 404
 
 
 def test_the_tree_comes_in_columns(server: ApiServer, service: FakeService) -> None:
