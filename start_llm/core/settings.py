@@ -310,6 +310,9 @@ class Settings(BaseSettings):
     """Let models that can think do so by default."""
     drafts: Literal["auto", "off"] = "auto"
     """auto: text that repeats the conversation is verified in blocks, where that is quicker."""
+    draft_model: str = "auto"
+    """What drafts beside the conversation's own text: auto: the model's own MTP head, if it has one; off: nothing; else
+    the folder or repository of a head (mlx_vlm.split_mtp's) or of a small model with the same vocabulary."""
     preserve_thinking: bool = True
     """Show old reasoning to the model where its template can."""
     generation_watchdog_seconds: Seconds = 600.0

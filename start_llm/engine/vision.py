@@ -77,6 +77,10 @@ class VisionModel:
             self._check_positions()
 
     @property
+    def language_model(self) -> Any:
+        return self._language
+
+    @property
     def layers(self) -> Any:
         return self._language.layers
 

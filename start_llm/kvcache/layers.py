@@ -7,7 +7,8 @@ The only file of this room that knows MLX and mlx-lm's cache classes. Two kinds 
 - *state*: `ArraysCache`, `RotatingKVCache`, `ChunkedKVCache` and classes unknown here hold what the
   whole history left behind: they are stored whole, as a checkpoint at one place.
 
-`CacheList` is looked through. Uses of mlx-lm's internals: `RotatingKVCache._idx` and `_temporal_order`.
+A layer whose `transient` is true is not stored: it is empty after a restore. `CacheList` is looked through. Uses of
+mlx-lm's internals: `RotatingKVCache._idx` and `_temporal_order`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ class LayerKit:
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
         self.new = make_cache
-        self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in leaves(make_cache()))
-        self.cuttable = all(self._is_cut)
+        empty = list(leaves(make_cache()))
+        self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in empty)
+        self._is_state = tuple(
+            not cut and not getattr(leaf, "transient", False) for cut, leaf in zip(self._is_cut, empty, strict=True)
+        )
+        self.cuttable = not any(self._is_state)
 
     def free_buffers(self) -> None:
         """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
@@ -104,11 +109,11 @@ class LayerKit:
         states = iter(checkpoint.states if checkpoint is not None else ())
         rows = zip(*(zip(run.arrays, run.forms, strict=True) for run in runs), strict=True)
         copied, filled, empty = 0, [], self.new()
-        for leaf, is_cut in zip(leaves(empty), self._is_cut, strict=True):
+        for leaf, is_cut, is_state in zip(leaves(empty), self._is_cut, self._is_state, strict=True):
             if is_cut and length:
                 leaf, size = _join(next(rows), length, capacity, leaf)
                 copied += size
-            elif not is_cut and (state := next(states, None)) is not None:
+            elif is_state and (state := next(states, None)) is not None:
                 leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
                 copied += sum(a.nbytes for a in _arrays(leaf.state))
             filled.append(leaf)
@@ -147,7 +152,7 @@ class LayerKit:
             return a
 
         tree = _decode(said["tree"], get)
-        layers = sum(self._is_cut) if said["kind"] == "slices" else len(self._is_cut) - sum(self._is_cut)
+        layers = sum(self._is_cut if said["kind"] == "slices" else self._is_state)
         if len(tree) != layers:
             raise ValueError(f"{len(tree)} layers, not {layers}")
         if said["kind"] == "slices":
@@ -164,7 +169,7 @@ class LayerKit:
         for leaf, is_cut in zip(found, self._is_cut, strict=True):
             if is_cut and type(leaf) not in (KVCache, QuantizedKVCache):
                 raise Unstorable(f"a layer became {type(leaf).__name__}")
-        return [leaf for leaf, is_cut in zip(found, self._is_cut, strict=True) if is_cut == cut]
+        return [leaf for leaf, wanted in zip(found, self._is_cut if cut else self._is_state, strict=True) if wanted]
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -5,10 +5,12 @@ Knows nothing of requests, nor of who wants which model.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,6 +21,7 @@ from start_llm.engine.checks import asker, checker
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS, make_drafts
+from start_llm.engine.decode.head import add_drafter, language_of
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.runtime import TextRuntime, make_store
@@ -30,7 +33,8 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
-from start_llm.models.fingerprint import tokenizer_key
+from start_llm.models.drafters import find_drafter, other_vocabulary
+from start_llm.models.fingerprint import fingerprint, tokenizer_key
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import (
     BasesInMemory,
@@ -43,7 +47,7 @@ from start_llm.models.loader import (
 )
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.room import Weights, group_of
-from start_llm.models.stepwise import free_memory
+from start_llm.models.stepwise import bytes_of, free_memory
 from start_llm.models.tokenizer import read_tokenizer
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
@@ -140,7 +144,7 @@ class ModelBuilder:
             shared.place(model, weights)
             inputs = inputs or LoadInputs(bases=self.bases)
             loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
-            loaded = self._shaped(settings, loaded)
+            loaded = yield from self._with_drafter(settings, self._shaped(settings, loaded))
             shared.place(model, loaded.weights)
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), checker(loaded), self._say)
             if not shared.guards:
@@ -209,6 +213,27 @@ class ModelBuilder:
             inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
             return load_model(blind, self._device, self._progress, self._say, inputs)
 
+    def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
+        """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""
+        if settings.drafts == "off":
+            return loaded
+        config = loaded.capabilities.config
+        find = partial(find_drafter, settings.draft_model, loaded.folder, config, self._progress)
+        files = yield from in_background(find)
+        if files is None:
+            return loaded
+        try:
+            if files.kind == "model":
+                yield from in_background(lambda: _check_vocabulary(loaded, files.folder))
+            model = add_drafter(loaded.model, language_of(loaded.model), files, settings.trust_remote_code)
+        except NotSupported as error:
+            self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
+            return loaded
+        self._say(f"drafts    {files.detail} drafts for {loaded.name}")
+        key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
+        size = loaded.weight_bytes + bytes_of(model.drafter)
+        return replace(loaded, model=model, fingerprint=hashlib.sha256(key.encode()).hexdigest(), weight_bytes=size)
+
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""
         folder = settings.disk_dir
@@ -229,6 +254,16 @@ class ModelBuilder:
     def _disk_bytes(self, settings: Settings) -> int:
         folder, limit = settings.disk_dir, settings.kv_disk_bytes
         return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
+
+
+def _check_vocabulary(loaded: LoadedModel, folder: Path) -> None:
+    """Raises NotSupported with the end of a sentence."""
+    try:
+        small = read_tokenizer(folder)._tokenizer.get_vocab()
+    except (OSError, ValueError) as error:
+        raise NotSupported(f"its tokenizer cannot be read: {error}") from error
+    if why := other_vocabulary(loaded.tokenizer.get_vocab(), small):
+        raise NotSupported(why)
 
 
 def _close(opened: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,14 @@ from start_llm.core.prompt import FIRST_IMAGE_ID
 LEAST_MATCH = 3  # a proposal needs at least this many equal tokens in front of it
 LONGEST_MATCH = 32  # longer matches are not told apart
 FORCED_MATCH = 64  # stands for a match where a grammar leaves no choice
+HEAD_MATCH = 128  # stands for a match where a head proposes; one more for each token that it has proposed before
 MOST_INDEXED = 1 << 20  # tokens an index holds at first; of longer texts the end is kept. About 20 bytes each.
 
-_MATCHES = (LEAST_MATCH, 4, 5, 6, 8, 12, 16, 24, LONGEST_MATCH, FORCED_MATCH)
-_EXPECTED = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97)
-"""The share of right tokens by length of the match, counted in recorded coding sessions."""
+Source = Literal["copied", "headed", "forced"]
+
+_MATCHES = (LEAST_MATCH, 4, 5, 6, 8, 12, 16, 24, LONGEST_MATCH, FORCED_MATCH, *range(HEAD_MATCH, HEAD_MATCH + 5))
+_EXPECTED = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97, 0.8, 0.7, 0.6, 0.6, 0.5)
+"""The share of right tokens by length of the match, counted in recorded coding sessions; those of heads are guessed."""
 _BELIEF = 8.0
 _DECAY = 0.97
 
@@ -44,7 +48,13 @@ class Proposal:
     """Tokens that may come next."""
 
     tokens: list[int]
-    match: int  # how many tokens in front of it were equal, or `FORCED_MATCH`
+    match: int  # how many tokens in front of it were equal, or `FORCED_MATCH`, or `HEAD_MATCH`
+
+    @property
+    def source(self) -> Source:
+        if self.match >= HEAD_MATCH:
+            return "headed"
+        return "forced" if self.match >= FORCED_MATCH else "copied"
 
 
 @dataclass(slots=True)
@@ -53,7 +63,14 @@ class DecodeCounts:
 
     forwards: int = 0  # passes
     drafted: int = 0  # proposed tokens that were computed
-    accepted: int = 0  # those of them that were said
+    accepted: int = 0  # those of them that were said: the sum of the next three
+    copied: int = 0  # proposed by text that stands in the conversation
+    headed: int = 0  # by a head
+    forced: int = 0  # by a grammar
+
+    def accept(self, source: Source, tokens: int) -> None:
+        self.accepted += tokens
+        setattr(self, source, getattr(self, source) + tokens)
 
 
 class Acceptance:

@@ -6,12 +6,18 @@ costs (`costs`) say, right tokens what the conversation's own acceptance (`draft
 A gate that says no would never see a wide pass again. So it tries a longer draft now and then, where that would pay if
 wide passes cost no more than narrow ones. Tries take under a hundredth of the time, however wrong the costs are. Nor
 does the gate go on with wide passes only: a narrow one now and then tells what they are compared with.
+
+Where several sources have something to propose (a copy, a grammar, a head), that one is taken which gains most. The
+time that a head takes to propose counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
-from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance
+from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH, Acceptance
 
 LEAST_GAIN = 1.05
 TRIED_SHARE = 0.008  # of the seconds that decoding takes: what passes may take that are only tried
@@ -19,17 +25,31 @@ _FIRST_TRY = 250  # narrow passes before it
 _TRIED_LENGTHS = (7, 31, 15)
 _WIDE_AT_MOST = 128  # passes in a row that may be wide: what a narrow one takes has to be known, too
 _HOPELESS = 0.02  # a token that is right less often ends a draft
+MOST_HEADED = 8  # tokens that a head proposes at once; the further it goes the less it knows
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOption:
+    """What one source proposes. `match`: what `Acceptance` knows it by. `most`: tokens."""
+
+    match: int
+    most: int
+
+    @property
+    def is_head(self) -> bool:
+        return self.match >= HEAD_MATCH
 
 
 class DraftGate:
     """`carries`: after a rejection the accepted tokens have to be computed again, with the next pass.
 
+    `head`: seconds that the model's head takes to propose so many tokens (the width); ``None``: it has no head.
     `acceptance`: of all conversations.
     """
 
-    def __init__(self, costs: PassCosts, carries: bool = False) -> None:
-        self.costs, self.carries = costs, carries
-        self.acceptance = Acceptance()
+    def __init__(self, costs: PassCosts, carries: bool = False, head: PassCosts | None = None) -> None:
+        self.costs, self.carries, self.head = costs, carries, head
+        self.acceptance, self._unknown = Acceptance(), Acceptance()
         self._seconds = self._seconds_tried = self._narrow = 0.0
         self._tries, self._is_trying = 0, False
         self._wide = _WIDE_AT_MOST  # passes in a row
@@ -43,26 +63,41 @@ class DraftGate:
             carried: tokens that must be computed before them anyway, beside the newest one.
             context: tokens in the KV.
         """
+        return self.choose(acceptance, [DraftOption(match, most)], carried=carried, context=context)[1]
+
+    def choose(
+        self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
+    ) -> tuple[int, int]:
+        """Which of the options to take, one at least, and how many tokens of it; 0 if none pays. See `length`."""
         if self._wide >= _WIDE_AT_MOST:
             self._wide = 0
-            return 0
-        seconds = self.costs.by_width(context)
-        length = self._best(acceptance, match, most, carried, seconds)
+            return 0, 0
+        seconds, head = self.costs.by_width(context), self._head_seconds(context)
+        gains = [self._best(acceptance, option, carried, seconds, head) for option in options]
+        index = gains.index(max(gains))
+        length = gains[index][1]
         if not self._may_try():
-            return length
-        longest = self._best(acceptance, match, most, carried, [seconds[1]] * len(seconds))
-        longer = [tried for tried in _TRIED_LENGTHS if tried > length]
+            return index, length
+        # A head that the gate says no to is never seen again: it is tried as one of which nothing is known.
+        flat = [seconds[1]] * len(seconds)
+        hopes = [self._best(self._unknown if o.is_head else acceptance, o, carried, flat, None) for o in options]
+        tried = index if length else hopes.index(max(hopes))
+        longest = hopes[tried][1]
+        longer = [tokens for tokens in _TRIED_LENGTHS if tokens > length]
         if longest <= length or not longer:
-            return length
+            return index, length
         self._is_trying = True
-        return min(longest, longer[self._tries % len(longer)])
+        return tried, min(longest, longer[self._tries % len(longer)])
 
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
-        """Whether a match of at most this length could be worth a draft, or a try."""
-        if outlook < LEAST_MATCH:
-            return False
-        seconds = self.costs.by_width(context)
-        return self._may_try() or self._best(acceptance, outlook, MOST_DRAFTED, 0, seconds) > 0
+        """Whether a head, or a match of at most this length, could be worth a draft, or a try."""
+        options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
+        if outlook >= LEAST_MATCH:
+            options.append(DraftOption(outlook, MOST_DRAFTED))
+        if not options or self._may_try():
+            return bool(options)
+        seconds, head = self.costs.by_width(context), self._head_seconds(context)
+        return any(self._best(acceptance, option, 0, seconds, head)[1] > 0 for option in options)
 
     def observe(self, width: int, context: int, seconds: float) -> None:
         """A pass of a row that decodes took so long."""
@@ -78,12 +113,25 @@ class DraftGate:
     def _may_try(self) -> bool:
         return not self._is_trying and self._seconds_tried < TRIED_SHARE * (self._seconds - _FIRST_TRY * self._narrow)
 
-    def _best(self, acceptance: Acceptance, match: int, most: int, carried: int, seconds: list[float]) -> int:
-        """The length that gains most, if passes take so long by their width; 0: none gains enough."""
-        base = seconds[carried + 1]
+    def _head_seconds(self, context: int) -> list[float] | None:
+        return None if self.head is None else self.head.by_width(context)
+
+    def _best(
+        self,
+        acceptance: Acceptance,
+        option: DraftOption,
+        carried: int,
+        seconds: list[float],
+        head: list[float] | None,
+    ) -> tuple[float, int]:
+        """The gain of the length that gains most, and that length; 0: none gains enough.
+
+        `seconds`: of passes by their width. `head`: of a head's proposals, by their length.
+        """
+        base, match = seconds[carried + 1], option.match
         best, best_gain = 0, LEAST_GAIN
         expected, chance, again = 0.0, 1.0, 0.0
-        for drafted in range(1, min(most, MOST_DRAFTED, MOST_WIDE - carried - 1) + 1):
+        for drafted in range(1, min(option.most, MOST_DRAFTED, MOST_WIDE - carried - 1) + 1):
             right = acceptance.chance(match + drafted - 1)
             if self.carries:  # if it fails here, what came before is computed once more
                 again += chance * (1 - right) * (seconds[drafted + 1] - seconds[1])
@@ -91,7 +139,8 @@ class DraftGate:
             expected += chance
             if chance < _HOPELESS:
                 break
-            gain = (1 + expected) * base / (seconds[carried + 1 + drafted] + again)
+            proposing = head[drafted] if head is not None and option.is_head else 0.0
+            gain = (1 + expected) * base / (seconds[carried + 1 + drafted] + again + proposing)
             if gain > best_gain:
                 best, best_gain = drafted, gain
-        return best
+        return best_gain, best

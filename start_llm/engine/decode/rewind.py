@@ -5,6 +5,7 @@ How depends on the layer. Uses of mlx-lm's internals: `RotatingKVCache._idx`, `A
 - `KVCache`, `QuantizedKVCache`: rows behind the offset are simply overwritten.
 - `RotatingKVCache`: after a pass over several tokens its buffer is in order and still holds what those tokens pushed
   out of the window, so its end is cut off and what is left is what a shorter pass would have left.
+- `HiddenTail`: what a pass has left there is cut, or put back.
 - `ArraysCache`: cannot be cut. Its arrays are replaced by each pass and never written into, so the state before the
   pass is kept by reference and put back.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
 
+from start_llm.engine.decode.head import HiddenTail
 from start_llm.kvcache.layers import leaves
 
 Mark = list[tuple[Any, tuple[Any, ...]]]
@@ -29,9 +31,10 @@ class Rewinder:
     """
 
     def __init__(self, cache: Sequence[Any]) -> None:
-        kinds = {type(leaf) for leaf in leaves(cache)}
-        self.possible = kinds <= {KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache}
-        self.carries = ArraysCache in kinds
+        found = list(leaves(cache))
+        known = (KVCache, QuantizedKVCache, RotatingKVCache)
+        self.possible = all(type(leaf) in known or isinstance(leaf, ArraysCache) for leaf in found)
+        self.carries = any(isinstance(leaf, ArraysCache) and not isinstance(leaf, HiddenTail) for leaf in found)
         self._cache = cache
 
     def mark(self) -> Mark:
@@ -54,6 +57,8 @@ class Rewinder:
                 leaf.keys, leaf.values = leaf.keys[..., :held, :], leaf.values[..., :held, :]
                 leaf.offset -= tokens
                 leaf._idx = held
+            elif isinstance(leaf, HiddenTail):
+                leaf.cut(tokens)
             else:
                 leaf.trim(tokens)
 

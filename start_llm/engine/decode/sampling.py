@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -46,14 +47,18 @@ def check_tokens(param: str, tokens: Iterable[int], vocab_size: int, code: str |
         raise BadRequest(message, param=param, code=code)
 
 
-def make_sampler(sampling: Sampling, drawn: int = 0) -> Sampler:
+def make_sampler(sampling: Sampling, drawn: int = 0, *, own_noise: bool = False) -> Sampler:
     """A sampler for one row that has drawn so many tokens already.
+
+    `own_noise`: it draws as if the request had a seed, so that a head can draw with the same noise.
 
     Rows whose samplers are the same object are drawn in one call, so equal settings without a seed give the same
     object; with a seed the sampler has the row's own keys and must not be shared.
     """
     if sampling.temperature == 0 or sampling.top_k == 1:
         return greedy_sampler  # type: ignore[no-any-return]
+    if own_noise and sampling.seed is None:
+        sampling = replace(sampling, seed=int(cast(int, mx.random.randint(0, 1 << 31, ()).item())))
     if sampling.seed is not None:
         return SeededSampler(sampling, drawn)
     return _unseeded_sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
@@ -299,8 +304,11 @@ class TextDrawing:
         self._error: Exception | None = None
         self._top = work.logprobs
         self._tap = LogprobTap() if work.logprobs is not None else None
-        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated))
-        if work.sampling.seed is not None:  # else it is shared between rows, and has no state that could go wrong
+        own_noise = drafts is not None and drafts.gate.head is not None and work.sampling.drafts
+        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated), own_noise=own_noise)
+        if isinstance(
+            self.sampler, SeededSampler
+        ):  # else it is shared between rows, and has no state that could go wrong
             self.sampler = Guarded(self.sampler, self._failed, lambda logprobs: mx.argmax(logprobs, axis=-1))
         processors: list[Any] = [self._tap] if self._tap is not None else []
         processors += make_processors(work.sampling, work.prompt.tokens, generated)

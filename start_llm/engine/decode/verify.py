@@ -34,8 +34,9 @@ import numpy as np
 
 from start_llm.engine.decode.constraint import GrammarProcessor
 from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
-from start_llm.engine.decode.draft import FORCED_MATCH, Proposal, SuffixIndex
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, Proposal, SuffixIndex
+from start_llm.engine.decode.gate import MOST_HEADED, DraftGate, DraftOption
+from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
 
@@ -50,6 +51,7 @@ class _NextPass:
     waits: bool = True  # for the newest token: the state is `Block`, else `Plain`
     carried: tuple[int, ...] = ()  # tokens that were reported and must be computed again
     guess: Proposal | None = None  # of the token that is being drawn; what is right of it is learnt when it is read
+    ahead: mx.array | None = None  # the hidden states behind the carried tokens, for a head
 
 
 class SingleRow:
@@ -78,6 +80,7 @@ class SingleRow:
         self._guide = next((part for part in parts if isinstance(part, GrammarProcessor)), None)
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
+        self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
         self._timer = _PassTimer(self._gate)
         self._drafter: SuffixIndex | None = None
         self._next = _NextPass()  # while the state is `fresh`: `Start`
@@ -127,16 +130,16 @@ class SingleRow:
 
     def _block(self, now: _NextPass) -> list[DecodeRow]:
         token = self._read(self.state.newest, now.guess)
-        proposal, draft = self._draft(token, len(now.carried))
-        if proposal is not None and draft:
-            return self._report(self._verify(now.carried, token, proposal.match, draft))
+        draft = self._draft(token, now)
+        if draft is not None:
+            return self._report(self._verify(now.carried, token, draft))
         self._draw_next(mx.array([*now.carried, token]))
         self._commit([*now.carried, token])
         return self._report([token])
 
-    def _verify(self, carried: tuple[int, ...], token: int, match: int, draft: list[int]) -> list[int]:
+    def _verify(self, carried: tuple[int, ...], token: int, proposal: Proposal) -> list[int]:
         """A pass over a draft. Returns what was said: the token and what is right of the draft."""
-        state = self.state
+        state, draft = self.state, proposal.tokens
         fed = [*carried, token, *draft]
         mark = self._rewinder.mark()
         logits = self._forward(mx.array(fed))[0, len(carried) :, :]
@@ -146,11 +149,13 @@ class SingleRow:
         if right < len(draft) and saved:
             for part, before in zip(self._stateful, saved[right], strict=True):
                 part.restore(before)
-        self._learn(match, draft, right)
+        self._learn(proposal, right)
         said = [token, *draft[:right]]
         if right < len(draft) and self._rewinder.carries:
+            again = (*carried, *said)
+            ahead = None if self._head is None else self._head.ahead(state.cache, len(again))
             self._rewinder.restore(mark, len(fed))
-            self._next = _NextPass(carried=(*carried, *said))
+            self._next = _NextPass(carried=again, ahead=ahead)
         else:
             if right < len(draft):
                 self._rewinder.cut(len(draft) - right)
@@ -240,25 +245,43 @@ class SingleRow:
 
     # --- drafting ---------------------------------------------------------------
 
-    def _draft(self, token: int, carried: int) -> tuple[Proposal | None, list[int]]:
-        """What is proposed behind this token, the newest one, and how much of it to verify; empty if nothing pays."""
-        most = self._room(carried)
+    def _draft(self, token: int, now: _NextPass) -> Proposal | None:
+        """What to verify behind this token, the newest one; ``None`` if nothing pays."""
+        most = self._room(len(now.carried))
         if self._gate is None or token in self._eos or most < 1:
-            return None, []
+            return None
+        proposals = [] if (read := self._from_text(token, most)) is None else [read]
+        if self._head is not None:
+            proposals.append(Proposal([], HEAD_MATCH))  # it is asked only if it is chosen
+        if not proposals:
+            return None
+        options = [DraftOption(p.match, len(p.tokens) or min(most, MOST_HEADED)) for p in proposals]
+        acceptance, context = self.state.drafts.acceptance, len(self.state.tokens)
+        index, length = self._gate.choose(acceptance, options, carried=len(now.carried), context=context)
+        if not length:
+            return None
+        draft = proposals[index].tokens[:length] or self._from_head(token, now, length)
+        end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), None)
+        draft = draft if end is None else draft[: end + 1]
+        if self._guide is not None:
+            draft = draft[: self._guide.allowed(token, draft)]
+        return Proposal(draft, proposals[index].match) if draft else None
+
+    def _from_text(self, token: int, most: int) -> Proposal | None:
+        """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""
         proposal = self._drafter.propose(most) if self._drafter is not None else None
         forced = self._guide.forced(token)[:most] if self._guide is not None else []
         if forced and (proposal is None or proposal.tokens[: len(forced)] != forced):
-            proposal = Proposal(forced, FORCED_MATCH)
-        if proposal is None:
-            return None, []
-        acceptance, context = self.state.drafts.acceptance, len(self.state.tokens)
-        length = self._gate.length(acceptance, proposal.match, len(proposal.tokens), carried=carried, context=context)
-        draft = proposal.tokens[:length]
-        end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), None)
-        draft = draft if end is None else draft[: end + 1]
-        if draft and self._guide is not None:
-            draft = draft[: self._guide.allowed(token, draft)]
-        return proposal, draft
+            return Proposal(forced, FORCED_MATCH)
+        return proposal
+
+    def _from_head(self, token: int, now: _NextPass, count: int) -> list[int]:
+        assert self._head is not None and self._gate is not None and self._gate.head is not None
+        began = time.perf_counter()
+        fed = [*now.carried, token]
+        drawn = self._head.propose(self.state.cache, fed, now.ahead, count, self.state.sampler)
+        self._gate.head.observe(count, len(self.state.tokens), time.perf_counter() - began)
+        return drawn
 
     def _room(self, carried: int) -> int:
         """The most tokens that a draft may have."""
@@ -267,12 +290,12 @@ class SingleRow:
         before = 0 if self._quantisation is None else self._quantisation.start - len(self.state.tokens)
         return min(most, before - width) if before > 0 else most
 
-    def _learn(self, match: int, draft: list[int], right: int) -> None:
-        drafts = self.state.drafts
+    def _learn(self, proposal: Proposal, right: int) -> None:
+        drafts, draft = self.state.drafts, proposal.tokens
         drafts.counts.drafted += len(draft)
-        drafts.counts.accepted += right
+        drafts.counts.accept(proposal.source, right)
         for i in range(min(right + 1, len(draft))):
-            drafts.acceptance.observe(match + i, i < right)
+            drafts.acceptance.observe(proposal.match + i, i < right)
         if self._drafter is not None:
             self._drafter.append(draft[:right])
 

@@ -1,0 +1,308 @@
+"""A model with something that drafts for it: an MTP head, or a small model of the same vocabulary. Model thread only.
+
+`HeadedModel` has the call interface of a model of mlx-lm. So loops, batches, measuring and the KV store need not know
+of the head. What the head needs are a few more layers in the row's cache:
+
+- The head's own KV, one entry a token. The entry of token `i` is made of that token and the model's hidden state in
+  front of it, so it depends on nothing behind token `i`: it is cut, shared by forks, restored and written to disk like
+  the KV of any other layer. Each pass of the model writes the entries of its tokens, so the head is always primed.
+- `HiddenTail`: the hidden state behind the last token, which the next token's entry is made of.
+
+Drafts are drawn by the row's own sampler, with the noise that the model's token in that place is going to be drawn
+with. So head and model mostly draw the same token wherever their distributions are alike.
+
+All uses of upstream internals that heads need are here. mlx-vlm's drafters: `load_drafter`, `bind`, `_input_embed`,
+`_input_embed_scale`, `_forward_hidden`, `_lm_head_fn`, `make_cache`. Models of mlx-lm and mlx-vlm: the `model` inside
+of a language model returns the hidden states in front of the output projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+from mlx_lm.utils import load_model as mlx_load_model
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
+from start_llm.engine.decode.costs import MOST_WIDE
+from start_llm.engine.decode.row import Cache, Remembering, Sampler
+from start_llm.kvcache.layers import leaves
+from start_llm.models.checkpoint import LIBRARY_ERRORS
+from start_llm.models.drafters import DrafterFiles
+
+
+class Drafter(Protocol):
+    """Guesses the token behind each of some tokens, from them and from what it kept of those before (its cache)."""
+
+    reads_hidden: bool  # it is given the model's hidden states
+
+    def make_cache(self) -> Cache: ...
+
+    def parameters(self) -> Any: ...
+
+    def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
+        """Adds an entry for each token.
+
+        Args:
+            tokens: [rows, tokens].
+            hidden: [rows, tokens, width], the model's states in front of these tokens, or guesses of them.
+
+        Returns:
+            What `logits` takes; of an MTP head also a guess of the hidden states behind the tokens. [rows, tokens, any]
+        """
+        ...
+
+    def logits(self, state: mx.array) -> mx.array:
+        """Of the tokens that follow, [rows, tokens, vocabulary]."""
+        ...
+
+
+class MtpHead:
+    """A head of mlx-vlm's drafters. It computes with the model's own embedding and output projection."""
+
+    reads_hidden = True
+
+    def __init__(self, module: Any, language: Any) -> None:
+        """`language`: the language model, with its embedding in ``model.embed_tokens``."""
+        self._module = module.bind(language)
+
+    def make_cache(self) -> Cache:
+        return [KVCache() for _ in self._module.make_cache()]
+
+    def parameters(self) -> Any:
+        return self._module.parameters()
+
+    def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
+        module = self._module
+        embedded = module._input_embed(tokens) * module._input_embed_scale
+        return cast(mx.array, module._forward_hidden(embedded, hidden, cache, None))
+
+    def logits(self, state: mx.array) -> mx.array:
+        return cast(mx.array, self._module._lm_head_fn(state))
+
+
+class SmallModel:
+    """A text model of mlx-lm. It reads the tokens themselves, as the large one does."""
+
+    reads_hidden = False
+
+    def __init__(self, model: Any, vocabulary: int) -> None:
+        """`vocabulary`: tokens of the large model. Raises NotSupported: its cache cannot be cut at every token."""
+        self._model, self._vocabulary = model, vocabulary
+        self._own_vocabulary = int(model(mx.array([[0]])).shape[-1])
+        if any(type(leaf) is not KVCache for leaf in leaves(self.make_cache())):
+            raise NotSupported("its KV cannot be cut at every token, so it cannot draft")
+
+    def make_cache(self) -> Cache:
+        return list(make_prompt_cache(self._model))
+
+    def parameters(self) -> Any:
+        return self._model.parameters()
+
+    def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
+        return cast(mx.array, self._model(mx.minimum(tokens, self._own_vocabulary - 1), cache=cache))
+
+    def logits(self, state: mx.array) -> mx.array:
+        missing = self._vocabulary - self._own_vocabulary
+        if missing <= 0:  # both are often padded, to other sizes
+            return state[..., : self._vocabulary]
+        return mx.pad(state, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf, state.dtype))
+
+
+class HiddenTail(ArraysCache):  # type: ignore[misc]
+    """A row's cache layer: the model's hidden states of its newest pass, [rows, tokens, width].
+
+    Only the last one is stored, in checkpoints. `transient`: it is not stored at all, for the model's other layers have
+    no checkpoints; after a restore one entry of the head is then made without a hidden state.
+    """
+
+    def __init__(self, size: int = 1, *, transient: bool = False) -> None:
+        super().__init__(size)
+        self.transient = transient
+
+    @property
+    def state(self) -> Any:
+        newest = self.cache[0]
+        return [None if newest is None else newest[:, -1:]], self.left_padding, self.lengths
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.cache, self.left_padding, self.lengths = value
+
+    def keep(self, hidden: mx.array) -> None:
+        """Of a pass that may be taken back in part all states are kept, of a longer one the last."""
+        self.cache[0] = hidden if hidden.shape[1] <= MOST_WIDE else mx.contiguous(hidden[:, -1:])
+
+    def before(self, like: mx.array) -> mx.array:
+        """The hidden states in front of the tokens of a pass that has those of `like` behind them."""
+        first = mx.zeros_like(like[:, :1]) if self.cache[0] is None else self.cache[0][:, -1:]
+        return mx.concatenate([first, like[:, :-1]], axis=1)
+
+    def cut(self, tokens: int) -> None:
+        """Takes the last tokens of the newest pass out; it computed more than these."""
+        self.cache[0] = self.cache[0][:, :-tokens]
+
+    @classmethod
+    def merge(cls, caches: Sequence[HiddenTail]) -> HiddenTail:
+        lasts = []
+        for cache in caches:
+            lasts.append(cls(transient=cache.transient))
+            lasts[-1].cache = cache.state[0]
+        merged = cast(HiddenTail, super().merge(lasts))
+        merged.transient = caches[0].transient
+        return merged
+
+    def extract(self, idx: int) -> HiddenTail:
+        row = HiddenTail(transient=self.transient)
+        row.cache = [None if array is None else array[idx : idx + 1] for array in self.cache]
+        return row
+
+
+class HeadedModel:
+    """``model(tokens, cache=...)`` gives logits ``[rows, tokens, vocabulary]``, as the model without a head does.
+
+    Args:
+        model: of mlx-lm, or in the shape of one (`engine.vision`).
+        inner: the module inside of it that returns the hidden states.
+
+    Attributes:
+        drafter: what drafts for it.
+    """
+
+    def __init__(self, model: Any, drafter: Drafter, inner: Any) -> None:
+        self._model, self.drafter = model, drafter
+        self._hidden = _captured(inner) if drafter.reads_hidden else []
+        own = list(make_prompt_cache(model))
+        self._own = len(own)
+        self._transient = all(type(leaf) is KVCache for leaf in leaves(own))
+
+    @property
+    def layers(self) -> Any:
+        return self._model.layers
+
+    @property
+    def encoded(self) -> int:
+        return int(getattr(self._model, "encoded", 0))
+
+    def parameters(self) -> Any:
+        return {"model": self._model.parameters(), "drafter": self.drafter.parameters()}
+
+    def make_cache(self) -> Cache:
+        tail = [HiddenTail(transient=self._transient)] if self.drafter.reads_hidden else []
+        return [*make_prompt_cache(self._model), *self.drafter.make_cache(), *tail]
+
+    def __call__(self, inputs: mx.array, cache: Cache | None = None) -> mx.array:
+        cache = self.make_cache() if cache is None else cache
+        own = cache[: self._own]
+        return self._with_entries(inputs, self._model(inputs, cache=own), own, cache)
+
+    def see(self, tokens: Sequence[int], cache: Cache, images: Sequence[ImageSpan]) -> mx.array:
+        """Logits of one row that holds whole images; their starts count from the first of `tokens`."""
+        own = cache[: self._own]
+        return self._with_entries(mx.array(list(tokens))[None], self._model.see(tokens, own, images), own, cache)
+
+    def ahead(self, cache: Cache, tokens: int) -> mx.array | None:
+        """The hidden states behind the first `tokens` tokens of the newest pass, for `propose`."""
+        tail = cache[-1]
+        return tail.cache[0][:, :tokens] if isinstance(tail, HiddenTail) else None
+
+    def propose(
+        self, cache: Cache, tokens: Sequence[int], ahead: mx.array | None, count: int, sampler: Sampler
+    ) -> list[int]:
+        """What may follow `tokens`; the cache is left as it was. Waits for the device.
+
+        Args:
+            tokens: the newest tokens of one row, in no KV yet; one at least.
+            ahead: the hidden states behind all of them but the last, [1, len(tokens) - 1, width], where they are known.
+            count: how many tokens to propose.
+            sampler: of the row; it is left as it was.
+        """
+        tail, layers = cache[-1], self._layers_of(cache)
+        hidden = None
+        if isinstance(tail, HiddenTail):
+            hidden = tail.cache[0][:, -1:] if ahead is None else mx.concatenate([tail.cache[0][:, -1:], ahead], axis=1)
+        inner = getattr(sampler, "inner", sampler)
+        remembering = inner if isinstance(inner, Remembering) else None
+        saved = remembering.save() if remembering is not None else None
+        state = self.drafter.extend(mx.array(list(tokens))[None], hidden, layers)[:, -1:]
+        drawn: list[mx.array] = []
+        for _ in range(count):
+            if drawn:
+                state = self.drafter.extend(drawn[-1][None], state, layers)
+            logits = self.drafter.logits(state)[:, -1, :]
+            drawn.append(sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True)))
+        if remembering is not None:
+            remembering.restore(saved)
+        for leaf in leaves(layers):
+            leaf.trim(len(tokens) + count - 1)
+        return cast(list[int], mx.concatenate(drawn).tolist())
+
+    def _layers_of(self, cache: Cache) -> Cache:
+        """The drafter's own."""
+        return cache[self._own : len(cache) - self.drafter.reads_hidden]
+
+    def _with_entries(self, tokens: mx.array, logits: mx.array, own: Cache, cache: Cache) -> mx.array:
+        """Writes the drafter's entries. They are computed with the logits: else they would be put off for ever."""
+        cache[: self._own] = own  # some models put new layers into the list
+        tokens = mx.where(tokens >= FIRST_IMAGE_ID, 0, tokens)
+        hidden, layers = None, self._layers_of(cache)
+        if self.drafter.reads_hidden:
+            newest = self._hidden.pop()
+            hidden = cache[-1].before(newest)
+            cache[-1].keep(newest)
+        self.drafter.extend(tokens, hidden, layers)
+        written = [array for leaf in leaves(layers) for _, array in tree_flatten((leaf.keys, leaf.values))]
+        return cast(mx.array, mx.depends([logits], written)[0])  # type: ignore[no-untyped-call]
+
+
+def add_drafter(model: Any, language: Any, files: DrafterFiles, trust_code: bool = False) -> HeadedModel:
+    """`model` with a drafter. Raises NotSupported: it cannot be read, or does not fit; the message ends a sentence.
+
+    Args:
+        model: of mlx-lm, or in the shape of one.
+        language: the language model that it computes with, of mlx-lm or mlx-vlm.
+    """
+    inner = language.model
+    plain = type(inner)
+    try:
+        drafter: Drafter
+        if files.kind == "model":
+            vocabulary = model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1]  # nothing is computed
+            drafter = SmallModel(mlx_load_model(files.folder, trust_remote_code=trust_code)[0], vocabulary)
+        else:
+            module, _ = import_module("mlx_vlm.speculative.drafters").load_drafter(str(files.folder))
+            mx.eval(module.parameters())
+            drafter = MtpHead(module, language)
+        made = HeadedModel(model, drafter, inner)
+        cache = made.make_cache()  # it is tried once, so that what does not fit shows now
+        made(mx.array([[0, 0]]), cache=cache)
+        made.propose(cache, [0], None, 2, lambda logprobs: mx.argmax(logprobs, axis=-1))
+    except LIBRARY_ERRORS as error:
+        inner.__class__ = plain
+        raise NotSupported(f"it cannot be used: {type(error).__name__}: {str(error)[:300]}") from error
+    return made
+
+
+def language_of(model: Any) -> Any:
+    """The language model inside of a model of mlx-lm or mlx-vlm."""
+    return getattr(model, "language_model", model)
+
+
+def _captured(inner: Any) -> list[mx.array]:
+    """From now on the last thing that `inner` returned is kept in this list, until somebody takes it."""
+    kept: list[mx.array] = []
+    plain: type = type(inner)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain.__call__(self, *args, **kwargs)
+        kept[:] = [found]
+        return found
+
+    methods: dict[str, Callable[..., Any]] = {"__call__": call}
+    inner.__class__ = type(plain.__name__, (plain,), methods)
+    return kept

@@ -1,0 +1,54 @@
+"""Tiny models with something that drafts for them, made in memory and trained for seconds where it has to be right."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import _get_classes
+from mlx_vlm.speculative.drafters.qwen3_5_mtp import ModelConfig, Qwen3_5MTPDraftModel
+
+from start_llm.engine.decode.head import HeadedModel, MtpHead, SmallModel
+from tests.engine.zoo import CONFIGS, VOCAB, _weights
+
+
+def head_config() -> dict[str, Any]:
+    text = {**copy.deepcopy(CONFIGS["qwen3_5"]["text_config"]), "mtp_num_hidden_layers": 1}
+    return {"model_type": "qwen3_5_mtp", "text_config": text, "block_size": 3}
+
+
+def fresh(name: str, seed: int = 5) -> Any:
+    """A model of `zoo` that nobody else has."""
+    config = {"model_type": name, **copy.deepcopy(CONFIGS[name])}
+    model_class, args_class = _get_classes(config)
+    return _random(model_class(args_class.from_dict(config)), seed)
+
+
+def _random(module: Any, seed: int) -> Any:
+    mx.random.seed(seed)
+    module.update(tree_unflatten([(name, _weights(name, old)) for name, old in tree_flatten(module.parameters())]))
+    module.eval()
+    mx.eval(module.parameters())
+    return module
+
+
+def new_head(seed: int = 6) -> Any:
+    return _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict(head_config())), seed)
+
+
+@cache
+def headed(name: str) -> HeadedModel:
+    """Of random weights.
+
+    ``qwen3_5`` and ``llama``: with an MTP head. ``small``: a llama with another one that drafts. ``same``: a llama that
+    drafts for itself.
+    """
+    if name in ("small", "same"):
+        model = fresh("llama")
+        return HeadedModel(model, SmallModel(fresh("llama", 5 if name == "same" else 6), VOCAB), model.model)
+    model = fresh(name)
+    language = getattr(model, "language_model", model)
+    return HeadedModel(model, MtpHead(new_head(), language), language.model)
