@@ -32,7 +32,7 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.messages import Message
-from start_llm.core.report import Background, CacheReport
+from start_llm.core.report import DRAFT_COUNTS, Background, CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
 from start_llm.engine.thread import EngineThread
@@ -110,7 +110,7 @@ class ChatStream:
         self._seconds_prefill = 0.0
         self._answering = False
         self._answer: Message | None = None
-        self._drafts: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0}
+        self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
 
     def _choice(self, index: int) -> ChoiceParser:
         work_id = f"{self._request.id}#{index}"

@@ -64,6 +64,7 @@ class Background:
         return {"note": list(self.note), "parted": parted}
 
 
+DRAFT_COUNTS = ("forwards", "drafted", "accepted", "copied", "headed", "forced")
 _COUNTS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", "copied_bytes", "generated")
 
 
@@ -82,9 +83,13 @@ class CacheReport:
     copied_bytes: int = 0  # KV bytes copied to restore
     generated: int = 0
     forwards: int = 0  # passes that decoding them took; beside other requests they are shared
-    # `drafted`, `accepted`: proposed tokens that were verified, and those of them that were right
+    # `drafted`, `accepted`: proposed tokens that were verified, and those of them that were right: `copied` from the
+    # conversation's text, `headed` by a head or a small model, `forced` by a grammar
     drafted: int = 0
     accepted: int = 0
+    copied: int = 0
+    headed: int = 0
+    forced: int = 0
     seconds_queued: float = 0.0
     seconds_prefill: float = 0.0
     session: str = ""  # the conversation that the request was found to belong to

@@ -10,12 +10,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from start_llm.core.report import DRAFT_COUNTS
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Service
 from start_llm.dashboard.observer import Observer, Outcome
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
+_KINDS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", *DRAFT_COUNTS[1:])
 GAUGES = {
     "http_waiting": "Connections that no worker has.",
     "kv_segments": "Segments with KV in memory.",
@@ -46,6 +48,9 @@ COUNTERS = {
     "tokens_decoded": "Tokens generated.",
     "tokens_drafted": "Tokens proposed by drafts.",
     "tokens_accepted": "Proposed tokens that were right.",
+    "tokens_copied": "Those of them that were copied from the conversation's text.",
+    "tokens_headed": "Those of them that a head or a small model proposed.",
+    "tokens_forced": "Those of them that a grammar left no choice about.",
     "decode_forwards": "Passes of the model that generated tokens.",
     "hybrid_trim_miss": "Lookups that found no restore point at the end of what is stored.",
     "failed_steps": "Steps of the model that failed.",
@@ -87,7 +92,7 @@ class Metrics(Observer):
         counter = partial(Counter, namespace="start_llm", registry=self.registry)
         gauge = partial(Gauge, namespace="start_llm", registry=self.registry)
         histogram = partial(Histogram, namespace="start_llm", registry=self.registry, buckets=SECONDS)
-        kinds = "prompt, reused, computed, new, joined, computed_idle, generated, drafted, accepted"
+        kinds = f"{', '.join(_KINDS)}, generated"
         self.requests = counter("requests", "Requests by dialect and status.", ["dialect", "status"])
         self.tokens = counter("tokens", f"Tokens by what happened to them: {kinds}.", ["kind"])
         self.misses = counter("misses", "Explained misses by reason.", ["reason"])
@@ -125,7 +130,7 @@ class Metrics(Observer):
         report = outcome.report
         if report is None:
             return
-        for kind in ("prompt", "reused", "computed", "new", "joined", "computed_idle", "drafted", "accepted"):
+        for kind in _KINDS:
             self.tokens.labels(kind).inc(getattr(report, kind))
         self.tokens.labels("generated").inc(outcome.usage.completion if outcome.usage else report.generated)
         self.copied.inc(report.copied_bytes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +15,7 @@ from mlx_vlm.speculative.drafters.qwen3_5_mtp import ModelConfig, Qwen3_5MTPDraf
 
 from start_llm.engine.decode.head import HeadedModel, MtpHead, SmallModel
 from tests.engine.zoo import CONFIGS, VOCAB, _weights
+from tests.oracle.build import build_oracle, make_tokenizer
 
 
 def head_config() -> dict[str, Any]:
@@ -52,3 +55,20 @@ def headed(name: str) -> HeadedModel:
     model = fresh(name)
     language = getattr(model, "language_model", model)
     return HeadedModel(model, MtpHead(new_head(), language), language.model)
+
+
+def write_checkpoint(folder: Path, seed: int = 5) -> Path:
+    """A qwen3_5 with its head, as a checkpoint that mlx-lm loads, and the oracle's tokenizer."""
+    build_oracle(folder)
+    (folder / "oracle_model.py").unlink()
+    size = make_tokenizer().get_vocab_size()
+    text = {**head_config()["text_config"], "vocab_size": size}
+    config = {"model_type": "qwen3_5", "text_config": text, "eos_token_id": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    model_class, args_class = _get_classes(config)
+    model = _random(model_class(args_class.from_dict(config)), seed)
+    head = _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), seed + 1)
+    weights = dict(tree_flatten(model.parameters()))
+    weights |= {f"mtp.{name}": array for name, array in tree_flatten(head.parameters())}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder

@@ -107,7 +107,11 @@ function why(entry) {
   }
   if (entry.computed_idle) tell("in idle time", `${number(entry.computed_idle)} tokens`);
   if (entry.completion) tell("answer", `${number(entry.completion)} tokens, ${number(entry.reasoning || 0)} of them reasoning`);
-  if (entry.drafted) tell("drafts", `${number(entry.accepted)} of ${number(entry.drafted)} right`);
+  if (entry.drafted) {
+    const sources = ["copied", "headed", "forced"].filter((name) => entry[name]);
+    const parts = sources.map((name) => `${number(entry[name])} ${name}`).join(", ");
+    tell("drafts", `${number(entry.accepted)} of ${number(entry.drafted)} right${parts && `: ${parts}`}`);
+  }
   tell("asked as", `${entry.dialect}, model ${entry.model}, ${entry.tools} tools`);
   tell("conversation", entry.session);
   tell("id", entry.id);

@@ -168,7 +168,7 @@ class HeadedModel:
 
     Args:
         model: of mlx-lm, or in the shape of one (`engine.vision`).
-        inner: the module inside of it that returns the hidden states.
+        inner: the module inside of it that returns the hidden states, for a drafter that reads them.
 
     Attributes:
         drafter: what drafts for it.
@@ -267,7 +267,7 @@ def add_drafter(model: Any, language: Any, files: DrafterFiles, trust_code: bool
         model: of mlx-lm, or in the shape of one.
         language: the language model that it computes with, of mlx-lm or mlx-vlm.
     """
-    inner = language.model
+    inner = None if files.kind == "model" else getattr(language, "model", None)
     plain = type(inner)
     try:
         drafter: Drafter
@@ -283,7 +283,8 @@ def add_drafter(model: Any, language: Any, files: DrafterFiles, trust_code: bool
         made(mx.array([[0, 0]]), cache=cache)
         made.propose(cache, [0], None, 2, lambda logprobs: mx.argmax(logprobs, axis=-1))
     except LIBRARY_ERRORS as error:
-        inner.__class__ = plain
+        if inner is not None:
+            inner.__class__ = plain
         raise NotSupported(f"it cannot be used: {type(error).__name__}: {str(error)[:300]}") from error
     return made
 

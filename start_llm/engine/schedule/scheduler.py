@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from start_llm.core.events import Sampled
-from start_llm.core.report import CacheReport
+from start_llm.core.report import DRAFT_COUNTS, CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
@@ -126,8 +126,7 @@ class Scheduler:
             "tokens_prefilled": self._prefill.tokens,
             "tokens_prefilled_idle": self.idle_prefill.tokens,
             "tokens_decoded": self._tokens_decoded,
-            "tokens_drafted": self.requests.decoded["drafted"],
-            "tokens_accepted": self.requests.decoded["accepted"],
+            **{f"tokens_{name}": self.requests.decoded[name] for name in DRAFT_COUNTS[1:]},
             "decode_forwards": self.requests.decoded["forwards"],
             "hybrid_trim_miss": self._prompts.trim_misses,
             "failed_steps": self._failed_steps,

@@ -1,0 +1,69 @@
+"""A model is loaded with what drafts for it, or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from start_llm.core.settings import load_settings
+from start_llm.engine.decode.head import HeadedModel
+from start_llm.engine.runtime import TextRuntime
+from start_llm.modelpool.builder import ModelBuilder
+from start_llm.models.background import at_once
+from start_llm.models.room import Weights
+from tests.engine.headed import write_checkpoint
+from tests.modelpool.test_builder import on_a_thread
+from tests.oracle import build_oracle
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("headed") / "model")
+
+
+def load(model: Path, cache: Path, look: Callable[[TextRuntime], Any], **more: Any) -> tuple[Any, list[str]]:
+    """What `look` sees of the loaded model, and the lines that people are told."""
+    settings = load_settings(None, model_path=str(model), start_llm_cache_dir=cache, trust_remote_code=True, **more)
+    registry: Any = SimpleNamespace(settings=settings, reclaim=lambda need: False, pinned_weights=lambda model: [])
+    lines: list[str] = []
+    builder = ModelBuilder(registry, lines.append, lambda step, part: None)
+    builder.begin(0)
+
+    def work() -> Any:
+        runtime = at_once(builder.steps(settings, "", Weights()))
+        try:
+            return look(runtime)
+        finally:
+            runtime.close()
+
+    return on_a_thread(work), [line for line in lines if line.startswith("drafts ")]
+
+
+def about(runtime: TextRuntime) -> tuple[bool, bool, str, int]:
+    headed = isinstance(runtime.loaded.model, HeadedModel)
+    gated = runtime.drafts is not None and runtime.drafts.gate.head is not None
+    return headed, gated, runtime.loaded.fingerprint, runtime.loaded.weight_bytes
+
+
+def test_a_head_in_the_checkpoint_is_used_and_its_kv_is_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    with_head, lines = load(checkpoint, tmp_path, about)
+    assert with_head[:2] == (True, True) and lines == ["drafts    its own MTP head drafts for model"]
+    without, lines = load(checkpoint, tmp_path, about, draft_model="off")
+    assert without[:2] == (False, False) and not lines
+    assert with_head[2] != without[2] and with_head[3] > without[3]
+
+
+def test_a_small_model_drafts_where_its_vocabulary_fits(checkpoint: Path, tmp_path: Path) -> None:
+    oracle = build_oracle(tmp_path / "oracle")
+    found, lines = load(oracle, tmp_path, about, draft_model=str(checkpoint))
+    assert found[:2] == (False, False)
+    assert len(lines) == 1 and "does not draft for oracle: it cannot be used: " in lines[0]
+    found, lines = load(oracle, tmp_path, about, draft_model=str(build_oracle(tmp_path / "small")))
+    assert lines == [f"drafts    the small model {tmp_path / 'small'} drafts for oracle"]
+    assert found[:2] == (True, True)
