@@ -134,7 +134,7 @@ class ApiServer:
         board, owners = Board(request_log), access.RequestOwners()
         self._watcher = DisconnectWatcher()
         self.page = Page(settings, service, self.metrics, board, owners, self._watcher.cancel)
-        everybody = (self.metrics, request_log, board, self.page.daily, *observers)
+        everybody = (self.metrics, request_log, board, self.page.daily, self.page.history, *observers)
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
         self._store = ResponsesStore(
             settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds

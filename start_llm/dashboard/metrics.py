@@ -37,6 +37,8 @@ GAUGES = {
     "prompt_records": "Answers that are remembered.",
     "models_loaded": "Models in memory.",
     "models_weight_bytes": "Weights in memory; what models share counts once.",
+    "models_memory_bytes": "Memory that weights and KV may take together; 0: nobody knows.",
+    "kv_running_bytes": "KV of running requests.",
     "proxy_up": "1 while the LiteLLM process lives.",
 }
 COUNTERS = {

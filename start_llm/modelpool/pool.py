@@ -160,4 +160,10 @@ class Pool:
             if task is None:
                 found.update(handle.pipeline.counters())
         prompts = {f"prompt_{name}": value for name, value in found.items()}
-        return prompts | {"models_loaded": len(loaded), "models_weight_bytes": self._builder.shared.weight_bytes}
+        shared = self._builder.shared
+        return prompts | {
+            "models_loaded": len(loaded),
+            "models_weight_bytes": shared.weight_bytes,
+            "models_memory_bytes": self._builder.usable,
+            "kv_running_bytes": shared.running,
+        }

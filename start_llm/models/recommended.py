@@ -9,6 +9,7 @@ from importlib.resources import files
 from start_llm.models.device import GIB, PREFILL_BYTES
 
 KV_BYTES = 2  # per number: half precision
+KV_TOKENS = 32_768  # of a conversation that has to fit beside the weights
 READ_SHARE = 0.7  # of the memory's bandwidth that decoding reaches
 
 
@@ -47,7 +48,7 @@ def recommended_model(memory: int) -> Recommendation | None:
 def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
     """The best models first, for a machine of `memory` bytes; weights and KV of 32k tokens take `usable` bytes."""
     meant = [model for model in RECOMMENDED if model.least_memory <= memory]
-    return [each for each in meant if each.weights + each.kv_bytes(32_768) + PREFILL_BYTES <= usable][:count]
+    return [each for each in meant if each.weights + each.kv_bytes(KV_TOKENS) + PREFILL_BYTES <= usable][:count]
 
 
 def bandwidth(chip: str) -> int | None:

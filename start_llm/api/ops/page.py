@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import threading
 import time
 from base64 import b64encode
@@ -36,19 +37,23 @@ from start_llm.core.service import Service
 from start_llm.core.settings import Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import SLOT_SECONDS, SLOTS, Board, Daily
+from start_llm.dashboard.history import History
 from start_llm.dashboard.metrics import Metrics
-from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor
+from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor, change_level, current_level
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
-from start_llm.models.catalog import StoredModel, stored_models
+from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, is_embedded, stored_models
 from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path, read_config
+from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.pull import PullError, pull
-from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES, full_name
+from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
 """Least time between two messages of a feed."""
+CHART_SECONDS = 60.0
+"""Most time between two looks at the charts, which move on while nothing happens."""
 PULSE_SECONDS = 2.0
 """Most time between two: a browser that has gone is noticed by what cannot be sent."""
 
@@ -70,6 +75,12 @@ _SAFE = {
     "Cache-Control": "no-cache",
 }
 
+FIRST_COMMANDS = (
+    ("Ask the model in a terminal", "start-llm chat"),
+    ("Start a coding agent in the folder of your project", "start-llm launch claude"),
+    ("Find a larger model for this machine", "start-llm recommend"),
+)
+LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_CHARS = 200  # of a model's name
 TELL_SECONDS = 0.25
 MOST_EARLIER = 20_000  # requests of the day before the start
@@ -104,7 +115,7 @@ class Page:
         self._board, self._owners, self._cancel = board, owners, cancel
         self._redact = redactor(settings).text
         self.pulls = Pulls(board.nudge)
-        self.daily = Daily()
+        self.daily, self.history = Daily(), History(self._memory_used)
         self.log = LogTail(self._redact)
         templates = Environment(
             loader=PackageLoader("start_llm.dashboard", "page"),
@@ -114,7 +125,11 @@ class Page:
             lstrip_blocks=True,
         )
         shell = templates.get_template("page.html.jinja").render(
-            version=__version__, agents=tuple(CLIENTS), needs_key=settings.api_key is not None, style=Markup(_STYLE)
+            version=__version__,
+            agents=tuple(CLIENTS.values()),
+            first_commands=FIRST_COMMANDS,
+            needs_key=settings.api_key is not None,
+            style=Markup(_STYLE),
         )
         self._files = {"/": (shell.encode(), "text/html; charset=utf-8")}
         for name, script in _SCRIPTS.items():
@@ -126,9 +141,12 @@ class Page:
         if self._settings.audit_days:
             since = time.time() - SLOTS * SLOT_SECONDS
             try:
-                self.daily.begin_with(entries(self._settings.cache_dir / AUDIT_FILE, Wanted(since), MOST_EARLIER))
+                earlier = entries(self._settings.cache_dir / AUDIT_FILE, Wanted(since), MOST_EARLIER)
             except FileUnavailable as error:
-                log.warning("reuse by client begins with this start: %s", error)
+                log.warning("the page's charts begin with this start: %s", error)
+            else:
+                self.daily.begin_with(earlier)
+                self.history.begin_with(earlier)
 
     def close(self) -> None:
         """The log is not listened to any more, and a running fetch ends."""
@@ -152,7 +170,7 @@ class Page:
 
     def _messages(self, visitor: Visitor, sees_all: bool) -> Iterator[bytes]:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
-        after, lines_after = -1, 0
+        after, lines_after, drawn = -1, 0, -CHART_SECONDS
         while True:
             sight = self._board.sight(max(after, 0), lambda request_id: self._owners.may_see(visitor, request_id))
             message: dict[str, Any] = {"now": sight.now, "ended": sight.ended, "server": self._server()}
@@ -160,8 +178,9 @@ class Page:
             if sees_all:
                 message["log"], lines_after = self.log.after(lines_after)
                 message["pull"] = self.pulls.state()
-                if sight.last != after:
-                    message["daily"] = self.daily.day()
+                if sight.last != after or time.monotonic() - drawn > CHART_SECONDS:
+                    drawn = time.monotonic()
+                    message["daily"], message["history"] = self.daily.day(), self.history.as_dict()
             after = sight.last
             yield sse.data(message)
             time.sleep(TICK_SECONDS)
@@ -176,6 +195,11 @@ class Page:
         ]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}
 
+    def _memory_used(self) -> float:
+        """Bytes of weights and KV."""
+        figures = self._metrics.figures()
+        return sum(figures.get(name, 0.0) for name in ("models_weight_bytes", "kv_bytes", "kv_running_bytes"))
+
     # --- panels ---
 
     def stored(self, inbound: Request) -> Reply:
@@ -187,15 +211,27 @@ class Page:
 
     def models(self, inbound: Request) -> Reply:
         """What is on this disk, and what could be fetched."""
-        found = [_model(model) for model in stored_models(self._settings.cache_dir, self._settings.model_path)]
-        here = {model["name"] for model in found}
+        sources = {str(card.details.get("source")) for card in self._service.models() if card.state == "ready"}
+        found: dict[str, dict[str, Any]] = {}
+        for model in stored_models(self._settings.cache_dir, self._settings.model_path):
+            row = _model(model) | {"needs": (model.weight_bytes or model.size) + PREFILL_BYTES}
+            row["loaded"] = row["name"] in sources
+            key = row["name"] if is_embedded(row["name"]) else str(model.folder.resolve())
+            if key not in found or row["loaded"]:  # a folder may be listed by two names
+                found[key] = row
+        here = {model["name"] for model in found.values()}
         known = [
             {"short": model.short, "name": model.repository, "bytes": model.weights, "note": model.note}
+            | {"needs": model.weights + model.kv_bytes(KV_TOKENS) + PREFILL_BYTES}
             for model in RECOMMENDED
             if model.repository not in here
         ]
-        sources = [card.details.get("source") for card in self._service.models() if card.state == "ready"]
-        return _reply({"models": found, "known": known, "served": [str(source) for source in sources if source]})
+        memory = self._metrics.figures().get("models_memory_bytes", 0)
+        return _reply({"models": list(found.values()), "known": known, "memory": memory})
+
+    def agents(self, inbound: Request) -> Reply:
+        """Which coding agents are installed on this machine."""
+        return _reply({"installed": [name for name in CLIENTS if shutil.which(name) is not None]})
 
     def settings(self, inbound: Request) -> Reply:
         rows = [
@@ -204,14 +240,29 @@ class Page:
                 "value": self._shown(name),
                 "set": name in self._settings.model_fields_set,
                 "about": meaning(name),
+                "choices": LOG_LEVELS if name == "log_level" else [],
             }
             for name in Settings.model_fields
         ]
         lines = last_lines(self._settings.log_root / "proxy.log", 100).splitlines()
         return _reply({"settings": rows, "proxy_log": [self._redact(line)[:LINE_CHARS] for line in lines]})
 
+    def change_setting(self, inbound: Request) -> Reply:
+        """``{"name": "LOG_LEVEL", "value": "debug"}``, until the server ends. Raises BadRequest.
+
+        No other setting can change while it runs. Which models are loaded and pinned: that has routes of its own.
+        """
+        body = parse_json(inbound.body)
+        name, value = (body.get("name"), body.get("value")) if isinstance(body, dict) else (None, None)
+        if name != "LOG_LEVEL":
+            raise BadRequest(f"name={name!r:.80}: only LOG_LEVEL can change while the server runs.", param="name")
+        if value not in LOG_LEVELS:
+            raise BadRequest(f"value={value!r:.80}: give one of {', '.join(LOG_LEVELS)}.", param="value")
+        change_level(value)
+        return _reply({"name": name, "value": value})
+
     def _shown(self, name: str) -> str:
-        value = getattr(self._settings, name)
+        value = current_level() if name == "log_level" else getattr(self._settings, name)
         if value is None:
             return ""
         return "set, not shown" if name in SECRETS else self._redact(str(value))
@@ -254,6 +305,8 @@ def _reply(body: Any, status: int = 200) -> Reply:
 def _model(model: StoredModel) -> dict[str, Any]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
     shown = {name: getattr(model, name) for name in ("name", "context", "can", "problem")}
+    if is_embedded(model.name):  # however its weights are stored here
+        shown["name"] = EMBEDDED_NAME
     return shown | {"short": short, "bytes": model.size}
 
 

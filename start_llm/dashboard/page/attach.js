@@ -3,8 +3,8 @@
 
 import { byId, bytes, make, setText } from "./dom.js";
 
-const MOST_IMAGE = 8 * 2 ** 20; // bytes
-const MOST_TEXT = 512 * 2 ** 10;
+const MOST_IMAGE = 8e6; // bytes
+const MOST_TEXT = 500_000;
 const MOST_FILES = 8;
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 

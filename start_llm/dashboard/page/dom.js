@@ -31,15 +31,12 @@ export function tile(value, what, more) {
   return make("div", { class: "tile" }, make("b", {}, value), make("span", {}, what), more);
 }
 
+// In thousands, as disks, hubs and the command line count; the same everywhere on this page.
 export function bytes(value) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let step = 0;
-  while (value >= 1024 && step < units.length - 1) { value /= 1024; step += 1; }
+  while (value >= 999.95 && step < units.length - 1) { value /= 1000; step += 1; }
   return `${step ? value.toFixed(1) : Math.round(value)} ${units[step]}`;
-}
-
-export function gigabytes(value) {
-  return value >= 1e8 ? `${(value / 1e9).toFixed(1)} GB` : `${(value / 1e6).toFixed(1)} MB`;
 }
 
 export function short(value) {

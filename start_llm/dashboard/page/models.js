@@ -1,37 +1,48 @@
 // Models: what is loaded, what is on this disk, and fetching one.
 
-import { byId, copier, gigabytes, make, number, setText } from "./dom.js";
+import { byId, copier, bytes, make, number, setText } from "./dom.js";
 import { json } from "./net.js";
 
 let listed = false;
 let last = "";
 let serves = "";
 
-function row(model, loaded) {
+// What is said of a model that takes more memory than there is for models; nothing where that is not known.
+function tooLarge(model, memory) {
+  if (!memory || model.needs <= memory) return null;
+  return make("span", { class: "tag" }, `does not fit: needs ${bytes(model.needs)}, there are ${bytes(memory)}`);
+}
+
+// Those that fit first.
+function byFit(models, memory) {
+  return [...models].sort((a, b) => Number(tooLarge(a, memory) !== null) - Number(tooLarge(b, memory) !== null));
+}
+
+function row(model, memory) {
   const able = model.problem || [...model.can, model.short && `short name ${model.short}`].filter(Boolean).join(", ");
-  const isLoaded = loaded.includes(model.name);
+  const isLoaded = model.loaded;
   const start = `start-llm serve ${model.short || model.name}`;
   return make("tr", {},
-    make("th", { scope: "row" }, model.name, isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
-    make("td", {}, gigabytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
+    make("th", { scope: "row" }, model.name, " ", isLoaded ? null : tooLarge(model, memory), isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
+    make("td", {}, bytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
     make("td", { class: model.problem ? "bad words" : "words" }, able),
     make("td", {}, model.problem || isLoaded ? "" : act("Load", `Load ${model.name}`, "load", { model: model.name }), " ",
       model.problem ? "" : copier(start, `the command that serves ${model.name}`)));
 }
 
-function known(model) {
+function known(model, memory) {
   const button = make("button", { type: "button", onclick: () => fetchModel(model.short) }, "Fetch");
   button.setAttribute("aria-label", `Fetch ${model.short}`);
-  return make("tr", {}, make("th", { scope: "row" }, model.short), make("td", {}, gigabytes(model.bytes)),
-    make("td", { class: "words" }, model.note), make("td", {}, button));
+  return make("tr", {}, make("th", { scope: "row" }, model.short), make("td", {}, bytes(model.bytes)),
+    make("td", { class: "words" }, model.note, " ", tooLarge(model, memory)), make("td", {}, button));
 }
 
 export async function showModels() {
   try {
     const found = await json("/page/models");
-    byId("models-list").replaceChildren(...found.models.map((model) => row(model, found.served)));
+    byId("models-list").replaceChildren(...byFit(found.models, found.memory).map((model) => row(model, found.memory)));
     byId("models-list").parentElement.hidden = !found.models.length;
-    byId("known").replaceChildren(...found.known.map(known));
+    byId("known").replaceChildren(...byFit(found.known, found.memory).map((model) => known(model, found.memory)));
     byId("pull-names").replaceChildren(...found.known.map((model) => make("option", { value: model.short })));
     setText(byId("models-told"), found.models.length ? "" : "No model is on this disk.");
     listed = true;
@@ -46,7 +57,7 @@ export function openModels() {
 
 function served(model, all) {
   const able = ["tools", "reasoning", "vision"].filter((name) => model[name]).join(", ");
-  const size = model.bytes ? `, ${gigabytes(model.bytes)}` : "";
+  const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
   const state = model.state === "ready" ? "" : make("span", { class: "tag" }, model.state);
   const pin = model.pinned ? "Let it go" : "Keep loaded";
   const acts = all && model.state === "ready" ? [

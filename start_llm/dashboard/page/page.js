@@ -2,7 +2,9 @@
 
 import { byId, copy, number, setText } from "./dom.js";
 import { complaint, events, ask, key } from "./net.js";
-import { forgetEnded, showEnded, showNow, showReuse } from "./requests.js";
+import { showHistory } from "./charts.js";
+import { openConnect } from "./connect.js";
+import { forgetEnded, showEnded, showNow, showPressure, showReuse } from "./requests.js";
 import { showBytes } from "./cache.js";
 import { showDay } from "./day.js";
 import { openModels, showModels, showPull, showServed } from "./models.js";
@@ -25,6 +27,7 @@ function view() {
     if (name === shown) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   if (shown === "try") import("./try.js").then(({ openTry }) => openTry()); // with the Markdown reader, which others need not wait for
+  if (shown === "connect") openConnect(seesAll);
   if (shown === "models" && seesAll) openModels();
   if (shown === "server" && seesAll) openServer();
 }
@@ -57,14 +60,16 @@ function showServer(server, all) {
 function take(message) {
   showAll(message.all);
   showServer(message.server, message.all);
-  showNow(message.now, message.all);
   showEnded(message.ended);
+  showNow(message.now, message.all);
   showReuse(message.server.figures);
   if (!message.all) return;
   showBytes(message.server.figures);
+  showPressure(message.server.figures);
   showLog(message.log);
   showPull(message.pull);
   if (message.daily) showDay(message.daily);
+  if (message.history) showHistory(message.history);
 }
 
 async function read() {
@@ -129,6 +134,10 @@ byId("key").addEventListener("submit", (event) => {
 for (const button of document.querySelectorAll("button[data-copy]")) {
   button.addEventListener("click", () => copy(button, button.dataset.copy));
 }
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
 byId("models-again").addEventListener("click", showModels);
 byId("openai-url").textContent = `${location.origin}/v1`;
 byId("anthropic-url").textContent = location.origin;

@@ -3,6 +3,7 @@
 import { bar, byId, bytes, duration, make, nameOf, number, setText, short, tile } from "./dom.js";
 import { diff } from "./diff.js";
 import { json } from "./net.js";
+import { mark, sentence } from "./reasons.js";
 
 const SHOWN = 100;
 const ended = [];
@@ -60,8 +61,26 @@ export function showNow(rows, all) {
   const focused = document.activeElement?.dataset?.id;
   for (const id of cancelled) if (!rows.some((run) => run.id === id)) cancelled.delete(id);
   byId("now").replaceChildren(...(rows.length ? rows.map((run) => running(run, all)) : [make("li", { class: "quiet" }, "No request runs.")]));
+  showFirstRun(rows);
   if (focused) byId("now").querySelector(`button[data-id="${CSS.escape(focused)}"]`)?.focus();
   setText(byId("now-count"), rows.length ? String(rows.length) : "");
+}
+
+// What weights and running requests leave. Stored KV gives way to both.
+export function showPressure(figures) {
+  const [memory, weights, runs, stored] = ["models_memory_bytes", "models_weight_bytes", "kv_running_bytes", "kv_bytes"].map((name) => figures[name] || 0);
+  if (!weights) return;
+  const used = memory ? (weights + runs) / memory : 0;
+  const state = used > 0.95 ? "full: requests wait for each other" : used > 0.8 ? "getting full" : "room for more";
+  const parts = `weights ${bytes(weights)}, running requests ${bytes(runs)}, stored KV ${bytes(stored)} (gives way)`;
+  const words = memory ? `Memory: ${state}. Of ${bytes(memory)}: ${parts}` : `Memory: ${parts}`;
+  byId("pressure").replaceChildren(
+    memory ? bar([["fresh", weights], ["again", runs], ["memory", stored]], memory, words) : "",
+    make("p", { class: used > 0.8 ? "small bad" : "small quiet" }, words));
+}
+
+function showFirstRun(rows) {
+  byId("first-run").hidden = rows.length > 0 || ended.length > 0;
 }
 
 // --- why ---
@@ -95,7 +114,7 @@ function why(entry) {
   };
   const miss = entry.miss;
   if (miss) {
-    tell("why", [miss.reason.replace(/_/g, " "), miss.detail].filter(Boolean).join(": "));
+    tell("why", [sentence(miss.reason), miss.detail && `${miss.detail[0].toUpperCase()}${miss.detail.slice(1)}.`].filter(Boolean).join(" "));
     tell("where", place(miss));
     tell("what would help", miss.remedy);
   } else if (entry.prompt !== undefined) {
@@ -118,7 +137,7 @@ function why(entry) {
   tell("time", entry.time);
   json(`/page/requests/${encodeURIComponent(entry.id)}`).then(({ note, parted }) => {
     const here = miss && parted && miss.token === parted.token;
-    const rows = parted && !miss ? [["parted", `${place(parted)}: something else is stored there, so all behind it was new`]] : [];
+    const rows = parted && !miss ? [["differs from", `${place(parted)}: something else is stored there, so all behind it was new`]] : [];
     const shown = here || !miss ? parted : miss; // what is stored there is told to who may see everything
     if (shown && (shown.expected || shown.found)) rows.push(["what", changed(shown)]);
     list.children[!miss ? 1 : miss.remedy ? 5 : 3].after(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
@@ -133,7 +152,7 @@ function line(entry) {
   const told = entry.prompt !== undefined;
   const first = entry.seconds_first === null || entry.seconds_first === undefined ? "" : `first ${duration(entry.seconds_first)}`;
   const cost = told ? `${short(entry.prompt)} tokens, ${short(entry.computed)} computed` : entry.error || "";
-  const more = again(entry) > 16 && entry.miss ? make("span", { class: "tag" }, entry.miss.reason.replace(/_/g, " ")) : null;
+  const more = again(entry) > 16 && entry.miss ? make("span", { class: "tag", title: sentence(entry.miss.reason) }, mark(entry.miss.reason)) : null;
   const summary = make("summary", {},
     make("div", { class: "names" },
       make("span", { class: entry.status < 400 ? "status" : "status bad" }, entry.status),

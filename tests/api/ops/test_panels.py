@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,16 @@ from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.observer import Outcome
-from start_llm.dashboard.process_log import HIDDEN
+from start_llm.dashboard.process_log import HIDDEN, change_level, current_level
+from start_llm.models.catalog import EMBEDDED_NAME, StoredModel
 from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FIRST, REPORT, FakeService, hold
 from tests.api.ops.test_page import ask, feed
 
 Serve = Callable[..., ApiServer]
 SECRET = "open-sesame-17"
-READS = ("/page/stored", "/page/models", "/page/settings")
-ACTS = ("/page/models/pull", "/page/models/stop", "/page/requests/none/cancel")
+READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents")
+ACTS = ("/page/models/pull", "/page/models/stop", "/page/settings", "/page/requests/none/cancel")
 
 
 def panels(server: ApiServer) -> Page:
@@ -48,11 +50,11 @@ def test_without_a_key_only_a_client_of_this_machine_without_one_sees_the_machin
     assert statuses(server, Origin="http://evil.example") == {403}
     assert statuses(server, Origin="http://localhost:1") == {403}  # the page of another program of this machine
     with feed(server, Origin="http://localhost:1") as messages:
-        assert not {"log", "pull", "daily"} & next(messages).keys()
+        assert not {"log", "pull", "daily", "history"} & next(messages).keys()
     with feed(server, authorization="Bearer mine") as messages:
-        assert not {"log", "pull", "daily"} & next(messages).keys()
+        assert not {"log", "pull", "daily", "history"} & next(messages).keys()
     with feed(server) as messages:
-        assert {"log", "pull", "daily"} <= next(messages).keys()
+        assert {"log", "pull", "daily", "history"} <= next(messages).keys()
 
 
 def test_from_another_machine_without_a_key_nothing_is_seen(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +112,49 @@ def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch
     assert httpx.post(url, json=body, headers={"Origin": server.url}).status_code == 202
     assert httpx.post(url, json=body).status_code == 202  # curl
     assert begun == ["owner/model"] * 2
+
+
+def test_of_the_settings_the_level_of_the_log_can_change(server: ApiServer) -> None:
+    url, before = f"{server.url}/page/settings", current_level()
+    try:
+        refused = httpx.post(url, json={"name": "API_KEY", "value": "x"})
+        assert refused.status_code == 400 and "only LOG_LEVEL" in refused.text
+        refused = httpx.post(url, json={"name": "LOG_LEVEL", "value": "loud"})
+        assert refused.status_code == 400 and "debug, info, warning, error" in refused.text
+        assert httpx.post(url, json=[]).status_code == 400
+        assert httpx.post(url, json={"name": "LOG_LEVEL", "value": "info"}, headers={"Origin": server.url}).is_success
+        rows = {row["name"]: row for row in httpx.get(url).json()["settings"]}
+        assert rows["LOG_LEVEL"]["value"] == "info" and "debug" in rows["LOG_LEVEL"]["choices"]
+        assert [name for name, row in rows.items() if row["choices"]] == ["LOG_LEVEL"]
+        assert logging.getLogger("start_llm.anything").isEnabledFor(logging.INFO)
+    finally:
+        change_level(before)
+
+
+def test_each_model_is_listed_once_and_says_what_it_needs(
+    server: ApiServer, service: FakeService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "large"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder)
+    embedded = [StoredModel(f"/models/{EMBEDDED_NAME}-{kind}", tmp_path / kind, 9, 8192, ()) for kind in ("q4", "f32")]
+    large = [StoredModel(str(path), path, 10**11, 4096, ()) for path in (folder, tmp_path / "link")]
+    monkeypatch.setattr("start_llm.api.ops.page.stored_models", lambda *places: [*embedded, *large])
+    monkeypatch.setattr(server.metrics, "figures", lambda: {"models_memory_bytes": 10**10})
+    card = replace(service.models()[0], details={"source": EMBEDDED_NAME})
+    monkeypatch.setattr(service, "models", lambda: (card,))
+    told = httpx.get(f"{server.url}/page/models").json()
+    assert [model["name"] for model in told["models"]] == [EMBEDDED_NAME, str(folder)]
+    assert [model["loaded"] for model in told["models"]] == [True, False]
+    assert told["memory"] == 10**10 < told["models"][1]["needs"]
+    assert all(model["needs"] > model["bytes"] for model in told["known"])
+
+
+def test_agents_that_are_installed_are_told(server: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pi").write_text("#!/bin/sh\n")
+    (tmp_path / "pi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert httpx.get(f"{server.url}/page/agents").json() == {"installed": ["pi"]}
 
 
 @pytest.mark.parametrize("stream", [False, True])

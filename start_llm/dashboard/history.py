@@ -1,0 +1,131 @@
+"""What all requests together did, by minute for the last hour and by quarter of an hour for the last day.
+
+Counts and seconds only: nothing of a conversation, a client or a model. Bounded: 156 points, whatever is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from start_llm.core.request import ChatRequest
+from start_llm.dashboard.audit import AuditEntry
+from start_llm.dashboard.observer import Observer, Outcome
+
+HOUR = (60, 60)  # seconds of a point, points
+DAY = (900, 96)
+
+
+@dataclass(slots=True)
+class Point:
+    """Sums over the requests that ended in one span of time; `memory`: bytes at the last one's end."""
+
+    requests: int = 0
+    reused: int = 0  # prompt tokens
+    computed: int = 0
+    answered: int = 0  # tokens of answers
+    seconds_answered: float = 0.0  # from the first piece of an answer to its end
+    firsts: int = 0  # requests that had a first piece, and after how many seconds together
+    seconds_first: float = 0.0
+    memory: float = 0.0
+
+    def add(self, more: Point) -> None:
+        for name in self.__slots__:
+            if name != "memory":
+                setattr(self, name, getattr(self, name) + getattr(more, name))
+        self.memory = more.memory or self.memory
+
+
+class Series:
+    """The last `count` points of `seconds` each. Not thread-safe."""
+
+    def __init__(self, seconds: int, count: int) -> None:
+        self.seconds, self.count = seconds, count
+        self._points: dict[int, Point] = {}
+
+    def add(self, when: float, more: Point, now: float) -> None:
+        self._forget(now)
+        slot = int(when) // self.seconds
+        if slot > int(now) // self.seconds - self.count:
+            self._points.setdefault(slot, Point()).add(more)
+
+    def since(self, begin: float) -> list[Point]:
+        return [point for slot, point in self._points.items() if slot * self.seconds >= begin]
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """``points``: a list each, its place in the series first, then `Point`'s fields, oldest first."""
+        self._forget(now)
+        first = int(now) // self.seconds - self.count + 1
+        points = [
+            [slot - first, *(round(value, 3) for value in astuple(point))]
+            for slot, point in sorted(self._points.items())
+        ]
+        return {"seconds": self.seconds, "count": self.count, "begin": first * self.seconds, "points": points}
+
+    def _forget(self, now: float) -> None:
+        oldest = int(now) // self.seconds - self.count + 1
+        for slot in [slot for slot in self._points if slot < oldest]:
+            del self._points[slot]
+
+
+class History(Observer):
+    """Thread-safe.
+
+    Args:
+        memory: bytes that weights and KV take now.
+    """
+
+    def __init__(self, memory: Callable[[], float], clock: Callable[[], float] = time.time) -> None:
+        self._memory, self._clock = memory, clock
+        self._lock = threading.Lock()
+        self._hour, self._day = Series(*HOUR), Series(*DAY)
+        self._prefilled = 0
+        self._seconds_prefill = 0.0
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        report, usage, first = outcome.report, outcome.usage, outcome.seconds_first
+        point = Point(requests=1, memory=self._memory())
+        if report is not None:
+            point.reused, point.computed = report.reused, report.computed
+        if first is not None:
+            point.firsts, point.seconds_first = 1, first
+        if usage is not None and first is not None and request.stream:
+            point.answered, point.seconds_answered = usage.completion, outcome.seconds - first
+        with self._lock:
+            self._add(self._clock(), point)
+            if report is not None and report.seconds_prefill > 0:
+                self._prefilled += report.computed
+                self._seconds_prefill += report.seconds_prefill
+
+    def begin_with(self, entries: Iterable[AuditEntry]) -> None:
+        """Counts what was written down before this server was started."""
+        with self._lock:
+            for entry in entries:
+                first = entry.seconds_first
+                point = Point(requests=1, reused=entry.reused, computed=entry.computed)
+                if first is not None:
+                    point.firsts, point.seconds_first = 1, first
+                self._add(entry.time, point)
+
+    def _add(self, when: float, point: Point) -> None:
+        for series in (self._hour, self._day):
+            series.add(when, point, self._clock())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Both series, and what reuse has spared since midnight.
+
+        ``spared_seconds`` is ``None`` until a prefill was measured: tokens spared, divided by tokens a second of the
+        prefills that this server has computed.
+        """
+        now = self._clock()
+        date = time.localtime(now)
+        midnight = time.mktime((date.tm_year, date.tm_mon, date.tm_mday, 0, 0, 0, 0, 0, -1))
+        with self._lock:
+            spared = sum(point.reused for point in self._day.since(midnight))
+            rate = self._prefilled / self._seconds_prefill if self._seconds_prefill else 0.0
+            series = {"hour": self._hour.as_dict(now), "day": self._day.as_dict(now)}
+        seconds = round(spared / rate, 1) if rate else None
+        return series | {"spared": spared, "spared_seconds": seconds, "prefill_rate": round(rate, 1)}

@@ -1,0 +1,99 @@
+"""What the page's charts are drawn from: bounded, by minute and by quarter of an hour, and the tokens spared today."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.events import Usage
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.dashboard.audit import AuditEntry
+from start_llm.dashboard.history import DAY, HOUR, History
+from start_llm.dashboard.observer import Outcome
+
+REQUEST = ChatRequest("a", "chat", "m", client="pi", stream=True)
+NOON = time.mktime((2026, 11, 21, 12, 0, 30, 0, 0, -1))
+
+
+class Clock:
+    def __init__(self, now: float = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def outcome(reused: int = 900, computed: int = 100, **more: Any) -> Outcome:
+    report = CacheReport(prompt=reused + computed, reused=reused, computed=computed, seconds_prefill=0.5)
+    usage = Usage(prompt=reused + computed, completion=40, cached=reused)
+    return Outcome(200, 3.0, seconds_first=1.0, usage=usage, report=report, **more)
+
+
+def history(clock: Clock) -> History:
+    return History(lambda: 5e9, clock)
+
+
+def test_a_request_counts_in_both_series() -> None:
+    seen = history(Clock())
+    seen.ended(REQUEST, outcome())
+    seen.ended(REQUEST, outcome())
+    told = seen.as_dict()
+    for name, (seconds, count) in {"hour": HOUR, "day": DAY}.items():
+        series = told[name]
+        assert (series["seconds"], series["count"]) == (seconds, count)
+        assert series["begin"] == int(NOON) // seconds * seconds - (count - 1) * seconds
+        # requests, reused, computed, answered, seconds of that, firsts, seconds to them, memory
+        assert series["points"] == [[count - 1, 2, 1800, 200, 80, 4.0, 2, 2.0, 5e9]]
+
+
+def test_what_is_sent_as_a_whole_tells_no_rate_of_its_answer() -> None:
+    seen = history(Clock())
+    seen.ended(ChatRequest("a", "chat", "m"), outcome())
+    assert seen.as_dict()["hour"]["points"][0][4:6] == [0, 0.0]
+
+
+def test_seconds_are_spared_by_the_prefill_that_was_measured() -> None:
+    seen = history(Clock())
+    assert (seen.as_dict()["spared"], seen.as_dict()["spared_seconds"]) == (0, None)
+    seen.ended(REQUEST, outcome(reused=12_000, computed=100))  # 100 tokens in 0.5 s
+    told = seen.as_dict()
+    assert (told["spared"], told["spared_seconds"], told["prefill_rate"]) == (12_000, 60.0, 200.0)
+
+
+def test_today_begins_at_midnight() -> None:
+    clock = Clock(NOON - 12.5 * 3600)  # half an hour before midnight
+    seen = history(clock)
+    seen.ended(REQUEST, outcome(reused=7000))
+    clock.now = NOON
+    seen.ended(REQUEST, outcome(reused=300))
+    told = seen.as_dict()
+    assert told["spared"] == 300
+    assert len(told["day"]["points"]) == 2 and len(told["hour"]["points"]) == 1
+
+
+def test_it_begins_with_what_was_written_down() -> None:
+    seen = history(Clock())
+    entry = AuditEntry(120, 100, 20, 16, 3, 1.0, 0.5, NOON - 7200, "a", "pi", "", "chat", "m", "answered", 200, "")
+    seen.begin_with([entry])
+    told = seen.as_dict()
+    assert told["hour"]["points"] == [] and told["day"]["points"][0][1:4] == [1, 100, 20]
+    assert told["spared"] == 100 and told["spared_seconds"] is None, "how quick a prefill is was not written down"
+
+
+@given(st.lists(st.floats(-40 * 3600, 40 * 3600), max_size=60))
+def test_it_is_bounded_whenever_requests_end(moments: list[float]) -> None:
+    clock = Clock()
+    seen = history(clock)
+    for moment in moments:  # the machine's clock may be set back
+        clock.now = NOON + moment
+        seen.ended(REQUEST, outcome())
+    told = seen.as_dict()
+    for name in ("hour", "day"):
+        points = told[name]["points"]
+        places = [point[0] for point in points]
+        assert len(points) <= told[name]["count"] and places == sorted(set(places))
+        assert all(place >= 0 for place in places)
