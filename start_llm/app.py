@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
@@ -42,10 +42,14 @@ from start_llm.models.background import Progress
 from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
+from start_llm.models.stepwise import check_installed
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME, usable
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
+
+if TYPE_CHECKING:
+    from start_llm.kvcache.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +83,8 @@ class App:
             on_lost=self._lost,
             at_end=end_streams,
         )
-        loader = Loader(registry, self.engine, self._builder, clients, self._say)
+        self._events = _kv_events(settings)
+        loader = Loader(registry, self.engine, self._builder, clients, self._say, self._events)
         self.pool = Pool(registry, self.engine, self._builder, loader)
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, self.pool, None if dumps is None else dumps.prompt)
@@ -101,7 +106,7 @@ class App:
             audio=self.audio,
         )
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
-        for service in (self.pool, self.encoders, self.audio):
+        for service in (self.pool, self.encoders, self.audio, *(() if self._events is None else (self._events,))):
             self._server.metrics.watch_figures(service.figures)
         self.proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
@@ -138,6 +143,8 @@ class App:
         self._say(f"server    {self.server_url}  (loading the model)")
         self.engine.start()
         try:
+            if self._events is not None:
+                self._events.start()
             self.audio.prepare(self._progress)
             self._builder.begin(reserved=self.encoders.prepare(self._progress))
             card = self.pool.start_loading()
@@ -181,6 +188,8 @@ class App:
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
         ended = self.engine.stop() and idle
         self.pool.stop(LOADER_STOP_SECONDS if ended else 0.5)
+        if self._events is not None:
+            self._events.stop()
         if self._audit is not None:
             self._audit.close()
         self._ends.put(ExitCode.ENDED)
@@ -247,8 +256,20 @@ class App:
         for problem in self.audio.problems:
             self._say(f"audio     off: {problem}")
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
+        if self._events is not None:
+            self._say(f"events    {self._events.endpoint}  (missed ones: {self._events.replay})")
         self._requests.begin(card.id)
         self._say(f"agents    {command()} launch {'|'.join(CLIENTS)}")
+
+
+def _kv_events(settings: Settings) -> KVEventPublisher | None:
+    """Raises NotSupported: the extra is not installed."""
+    if settings.kv_events is None:
+        return None
+    check_installed("zmq")
+    from start_llm.kvcache.publisher import KVEventPublisher  # noqa: PLC0415 - its libraries are an extra
+
+    return KVEventPublisher(settings.kv_events, settings.kv_events_topic)
 
 
 def _dumps(settings: Settings) -> Dumps | None:

@@ -69,6 +69,12 @@ def _web_address(value: str | None) -> str | None:
     return value
 
 
+def _event_address(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
+        raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
+    return value
+
+
 def _model_map(value: str) -> str:
     parse_model_map(value)
     return value
@@ -252,6 +258,11 @@ class Settings(BaseSettings):
     """Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."""
     kv_disk_bytes: Annotated[int | None, OffOr] = None
     """Bytes of KV on disk. Unset: 20 GB or 10% of the free disk, whichever is less."""
+    kv_events: Annotated[str | None, OffOr, AfterValidator(_event_address)] = None
+    """Address at which routers (llm-d, Dynamo) are told what KV is stored, e.g. tcp://127.0.0.1:5557; the next port
+    sends again what they missed. Who connects there reads the tokens of all prompts. Needs the extra fleet."""
+    kv_events_topic: str = ""
+    """Topic of these events; llm-d wants kv@NODE@MODEL."""
     prompt_cache_max_entries_global: Count = 0
     """Most stored conversation ends; 0: bounded by bytes only."""
     prompt_cache_max_entries_per_session: Count = 2

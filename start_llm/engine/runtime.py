@@ -18,6 +18,7 @@ from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
@@ -113,7 +114,11 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None 
 
 
 def make_store(
-    settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None
+    settings: Settings,
+    loaded: LoadedModel,
+    budget_bytes: int,
+    disk: Any = None,
+    listener: KVListener | None = None,
 ) -> Generator[float, None, GuardedStore]:
     """The tree of what is on disk is built in the background: it holds no arrays yet."""
     kit = LayerKit(loaded.make_cache)
@@ -126,5 +131,5 @@ def make_store(
         sessions_keep=settings.prompt_cache_max_entries_per_session,
         max_leaves=settings.prompt_cache_max_entries_global,
     )
-    store = yield from in_background(lambda: KVStore(kit, config, disk=disk), KVStore.close)
+    store = yield from in_background(lambda: KVStore(kit, config, disk=disk, listener=listener), KVStore.close)
     return GuardedStore(store, loaded.make_cache, reuse=not loaded.capabilities.decoding.reuse)

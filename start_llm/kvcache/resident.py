@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Sequence
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
+from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.tree import Segment, SegmentTree
+from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
 from start_llm.kvcache.types import Checkpoint, Form, Slices
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
@@ -23,8 +24,9 @@ class ResidentKV:
         ghosts: tokens remembered without KV in memory.
     """
 
-    def __init__(self, kit: LayerKit) -> None:
+    def __init__(self, kit: LayerKit, listener: KVListener | None = None) -> None:
         self.tree = SegmentTree(kit.part)
+        self._listener = listener
         self.nbytes = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -53,6 +55,7 @@ class ResidentKV:
     def drop(self, segment: Segment) -> Segment | None:
         """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
         self._empty(segment)
+        self.tell_evicted(segment)
         self.tree.absorb(segment)
         self.counters["evicted"] += 1
         return segment.parent if segment.parent is not None and segment.parent.is_leaf else None
@@ -67,6 +70,13 @@ class ResidentKV:
         """Everything becomes a ghost."""
         for segment in self.tree:
             self._empty(segment)
+        if self._listener is not None:
+            self._listener.cleared()
+
+    def tell_evicted(self, segment: Segment) -> None:
+        """Tells the listener of a segment whose KV is neither in memory nor on disk any more."""
+        if self._listener is not None and segment.is_ghost and segment.parent is not None:
+            self._listener.evicted(chain_of(segment.parent), segment.start, segment.raw)
 
     def forget_ghosts(self, down_to: int) -> None:
         """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""

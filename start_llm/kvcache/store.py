@@ -26,6 +26,7 @@ from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.evict import Eviction, thin_after
 from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.resident import ResidentKV, snapshot
@@ -47,6 +48,7 @@ class KVStore:
     Args:
         kit: cuts and rebuilds the model's caches.
         disk: keeps KV beyond memory and beyond the process; the store closes it.
+        listener: is told what is evicted.
         clock: seconds, never going back.
 
     Attributes:
@@ -60,11 +62,12 @@ class KVStore:
         config: StoreConfig,
         *,
         disk: DiskTier | None = None,
+        listener: KVListener | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
-        self.resident = ResidentKV(kit)
+        self.resident = ResidentKV(kit, listener)
         self.disk = Paging(kit, disk or DiskTier(None), self.resident)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self.resident, self._sessions, config)

@@ -29,6 +29,7 @@ from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.events import KVListener
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
@@ -128,7 +129,12 @@ class ModelBuilder:
             read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
 
     def steps(
-        self, settings: Settings, model: str, weights: Weights, inputs: LoadInputs | None = None
+        self,
+        settings: Settings,
+        model: str,
+        weights: Weights,
+        inputs: LoadInputs | None = None,
+        listener: KVListener | None = None,
     ) -> Generator[float, None, TextRuntime]:
         """Loads the model of `settings`, some weights at a step. Raises StartLLMError if it cannot be loaded.
 
@@ -136,6 +142,7 @@ class ModelBuilder:
             model: its name on the model thread.
             weights: what it is going to take, as far as that is known.
             inputs: what `read` has read of it; ``None``: its files are still to be found.
+            listener: is told what its KV store gives up.
         """
         shared = self.shared
         self._unwire()
@@ -156,7 +163,7 @@ class ModelBuilder:
             made.callback(_close, drafts)
             disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
             made.callback(_close, disk)
-            store = yield from make_store(settings, loaded, shared.most_stored, disk)
+            store = yield from make_store(settings, loaded, shared.most_stored, disk, listener)
             made.callback(store.close)
             guard = MemoryGuard(store, shared)
             made.callback(guard.close)

@@ -22,7 +22,7 @@ from start_llm.prompt.clients import Clients
 from start_llm.prompt.drafts import Views
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.recorder import Recorder
+from start_llm.prompt.recorder import Publish, Recorder
 from start_llm.prompt.traits import TemplateError
 from start_llm.prompt.turndb import TurnDB
 
@@ -31,11 +31,17 @@ GRAMMAR_SECONDS = 4.0
 
 
 def make_handle(
-    settings: Settings, clients: Clients, runtime: TextRuntime, model: str, anchor: Callable[[Prompt, str], None]
+    settings: Settings,
+    clients: Clients,
+    runtime: TextRuntime,
+    model: str,
+    anchor: Callable[[Prompt, str], None],
+    publish: Publish | None = None,
 ) -> ModelHandle:
     """Raises NotSupported if the model's chat template cannot be used.
 
     `model`: its name on the model thread. `anchor`: takes a guess of a conversation's next request, and its session.
+    `publish`: tells routers what is held.
     """
     loaded, capabilities = runtime.loaded, runtime.loaded.capabilities
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
@@ -62,7 +68,7 @@ def make_handle(
         name=loaded.name,
         context=context,
         pipeline=pipeline,
-        recorder=Recorder(pipeline, anchor if settings.reanchor == "on" else None),
+        recorder=Recorder(pipeline, anchor if settings.reanchor == "on" else None, publish),
         style=style,
         detokenizer=lambda: wrapper.detokenizer,
         token_text=lambda token: str(tokenizer.decode([token])),

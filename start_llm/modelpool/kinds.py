@@ -20,6 +20,7 @@ from start_llm.core.errors import NotFound, NotSupported, StartLLMError, Unavail
 from start_llm.embeddings import compute
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
+from start_llm.kvcache.events import KVEvents
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import card_of
 from start_llm.modelpool.handles import make_handle
@@ -64,8 +65,17 @@ class LoadProgress:
 class LanguageModels:
     """Text and vision models. `SideModels` has the same three methods."""
 
-    def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, clients: Clients) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        engine: EngineThread,
+        builder: ModelBuilder,
+        clients: Clients,
+        events: KVEvents | None = None,
+    ) -> None:
+        """`events`: tells routers what is held of the main model's KV."""
         self._registry, self._engine, self._builder, self._clients = registry, engine, builder, clients
+        self._events = events
 
     def read(self, entry: PoolEntry) -> LoadInputs | None:
         """Reads what can be read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
@@ -87,16 +97,17 @@ class LanguageModels:
         """Loads it, with what `read` has read, and gives it to those who wait. Leaves nothing behind if it fails."""
         if inputs is not None and inputs.folder is not None:
             self._builder.read_ahead(inputs.folder, progress.moved)
-        steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs)
+        events = self._events if entry.known.default else None
+        steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs, events)
         progress.end()
         runtime = self._engine.load(entry.key, steps)
         handle = None
         try:
             if entry.is_starting:
                 self._make_vocabulary(runtime)
-            handle = make_handle(
-                entry.settings, self._clients, runtime, entry.key, partial(self._engine.prefill_idle, model=entry.key)
-            )
+            anchor = partial(self._engine.prefill_idle, model=entry.key)
+            publish = None if events is None else partial(events.announce, peek=runtime.store.peek)
+            handle = make_handle(entry.settings, self._clients, runtime, entry.key, anchor, publish)
             card = card_of(entry.settings, handle, runtime.loaded, entry.known.base)
             if entry.known.default:
                 self._registry.names.default_loaded(handle.name, runtime.loaded.source, runtime.loaded.folder)

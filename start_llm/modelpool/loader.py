@@ -16,6 +16,7 @@ from typing import Any
 
 from start_llm.core.errors import NOT_LOADABLE, BadRequest, Internal, OutOfMemory, StartLLMError, Unavailable
 from start_llm.engine.thread import EngineThread
+from start_llm.kvcache.events import KVEvents
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.kinds import LanguageModels, LoadProgress, SideModels, try_all
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
@@ -35,11 +36,17 @@ class Loader:
     """Does what the registry's load queue says. Its own thread, but for the public methods."""
 
     def __init__(
-        self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, clients: Clients, say: Say
+        self,
+        registry: ModelRegistry,
+        engine: EngineThread,
+        builder: ModelBuilder,
+        clients: Clients,
+        say: Say,
+        events: KVEvents | None = None,
     ) -> None:
         self._settings, self._registry = registry.settings, registry
         self._engine, self._builder, self._say = engine, builder, say
-        self._language = LanguageModels(registry, engine, builder, clients)
+        self._language = LanguageModels(registry, engine, builder, clients, events)
         self._side = SideModels(registry, engine, builder)
         self.stopping = False
         self.progress = LoadProgress(self._settings.generation_watchdog_seconds)

@@ -19,7 +19,11 @@ from start_llm.models.checkpoint import LIBRARY_ERRORS
 
 LOAD_BYTES = 64 << 20
 """Weights that are read in one step."""
-_EXTRAS = {"mlx_audio": ("Speech is", "audio"), "mlx_embeddings": ("Embeddings are", "embeddings")}
+_EXTRAS = {
+    "mlx_audio": ("Speech is", "audio"),
+    "mlx_embeddings": ("Embeddings are", "embeddings"),
+    "zmq": ("Publishing KV events (KV_EVENTS) is", "fleet"),
+}
 """How a sentence about a library begins, and the extra that brings it."""
 
 

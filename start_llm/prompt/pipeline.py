@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from start_llm.core.errors import BadRequest
+from start_llm.core.errors import BadRequest, ContextLengthExceeded
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
@@ -21,6 +21,7 @@ from start_llm.prompt.clients import Clients
 from start_llm.prompt.compose import Composer
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.locate import locate
+from start_llm.prompt.plain import PlainTokens
 from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import probe
@@ -73,6 +74,7 @@ class Pipeline:
             context=context,
             eyes=eyes,
         )
+        self._plain = PlainTokens(self._composer.renderer, self._composer.coder)
         self._awaited: dict[bytes, threading.Event] = {}
         self._guesses = Guesses()
         self._totals = dict.fromkeys(COUNTERS, 0)
@@ -174,6 +176,15 @@ class Pipeline:
         if images is None:
             return None
         return Prompt(guess, rendering.boundaries(end), head, None, end, images)
+
+    def plain(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that a router makes of the conversation up to and with `answer`; none if it cannot."""
+        if prepared.raw:
+            return (*prepared.prompt.tokens, *tokens)
+        try:
+            return self._plain.of(prepared, answer)
+        except (BadRequest, ContextLengthExceeded):
+            return ()
 
     def _path_of(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Path:
         """The conversation with this answer at its end."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import PriorityQueue
 
@@ -18,16 +18,25 @@ from start_llm.prompt.pipeline import Pipeline, Prepared
 
 log = logging.getLogger(__name__)
 
-_RECORD, _GUESS, _END = range(3)
+_RECORD, _GUESS, _PUBLISH, _END = range(4)
+
+Publish = Callable[[Sequence[int], Sequence[int]], None]
+"""Takes a conversation's tokens: plain ones (see `plain`), and those that were computed."""
 
 
 class Recorder:
     """Works through finished answers. `finish` may be called from any thread and returns at once."""
 
-    def __init__(self, pipeline: Pipeline, anchor: Callable[[Prompt, str], None] | None = None) -> None:
-        """`anchor` takes a guess and its session, to prefill it in an idle gap; None: nothing is guessed."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        anchor: Callable[[Prompt, str], None] | None = None,
+        publish: Publish | None = None,
+    ) -> None:
+        """`anchor` takes a guess and its session, to prefill it in an idle gap; None: nothing is guessed. `publish`:
+        tells routers what is held of a conversation."""
         self._pipeline = pipeline
-        self._anchor = anchor
+        self._anchor, self._publish = anchor, publish
         self._jobs: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
         self._numbers = itertools.count()
         self.failures = 0
@@ -44,7 +53,7 @@ class Recorder:
 
     def close(self) -> None:
         """Records what is waiting, drops guesses, and ends the thread."""
-        self._anchor = None
+        self._anchor = self._publish = None
         self._jobs.put((_END, next(self._numbers), lambda: None))
         self._thread.join()
 
@@ -62,9 +71,16 @@ class Recorder:
         self._pipeline.record(prepared, answer, tokens)
         if self._anchor is not None:
             self._jobs.put((_GUESS, next(self._numbers), partial(self._guess, prepared, answer, tokens)))
+        if self._publish is not None:
+            self._jobs.put((_PUBLISH, next(self._numbers), partial(self._tell_routers, prepared, answer, tokens)))
 
     def _guess(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
         guess = self._pipeline.predict(prepared, answer, tokens) if self._anchor is not None else None
         anchor = self._anchor  # closed meanwhile: nobody takes the guess any more
         if guess is not None and anchor is not None:
             anchor(guess, prepared.session)
+
+    def _tell_routers(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
+        publish = self._publish
+        if publish is not None and (plain := self._pipeline.plain(prepared, answer, tokens)):
+            publish(plain, (*prepared.prompt.tokens, *tokens))

@@ -195,6 +195,15 @@ class Coder:
         answered = answered and common >= old.generation and bool(path.node.answer_tokens)
         if answered and (coded := self._continue(rendering, path, common)) is not None:
             return coded
+        return self._code_behind(rendering, old, common)
+
+    def code_again(self, rendering: Rendering, old: Rendering) -> Rendering:
+        """The rendering with the tokens of its whole text; those of `old` are taken where its text is the same."""
+        return self._code_behind(rendering, old, common_prefix(rendering.text, old.text))
+
+    def _code_behind(self, rendering: Rendering, old: Rendering, common: int) -> Rendering:
+        """With the tokens of `old`, whose first `common` characters are the same, as far as these may be cut off."""
+        text = rendering.text
         index = bisect_right(old.anchors, common, key=_CHAR)
         while index and not (self._pattern and self._pattern.match(text, old.anchors[index - 1].char)):
             index -= 1  # the common prefix may end right before the anchor's special token

@@ -145,7 +145,7 @@ class Paging:
         part = segment.file
         whole = self._read(part.name) if part is not None else None
         if part is None or not isinstance(whole, Slices) or whole.length < part.first + segment.length:
-            _lose(segment)
+            self._lose(segment)
             return None
         if whole.length == segment.length:
             return whole
@@ -181,8 +181,18 @@ class Paging:
         for segment in self._resident.tree:
             if segment.file is not None and segment.file.name in lost:
                 segment.file = None
+                self._resident.tell_evicted(segment)
             if segment.checkpoint_file in lost:
                 segment.checkpoint_file = None
+
+    def _lose(self, segment: Segment) -> None:
+        """The folder gives up all that stands on a lost file; so does the tree."""
+        todo = [segment]
+        while todo:
+            here = todo.pop()
+            here.file = here.checkpoint_file = None
+            self._resident.tell_evicted(here)
+            todo.extend(here.children.values())
 
     def written(self) -> bool:
         """Queues what waits, as far as there is room. True: all is on disk, or the tier pauses. Waits for nobody."""
@@ -216,15 +226,6 @@ class Paging:
 def _unwritten(segment: Segment) -> bool:
     rows = segment.rows is not None and segment.file is None
     return rows or (segment.checkpoint is not None and segment.checkpoint_file is None)
-
-
-def _lose(segment: Segment) -> None:
-    """The folder gives up all that stands on a lost file; so does the tree."""
-    todo = [segment]
-    while todo:
-        here = todo.pop()
-        here.file = here.checkpoint_file = None
-        todo.extend(here.children.values())
 
 
 def _ending_at(tree: SegmentTree, here: Segment, offset: int) -> Segment:

@@ -1,0 +1,122 @@
+"""What routers are told of stored KV, against a model of what is held."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+
+from start_llm.kvcache.blocks import Tokens, as_tokens, hash_on
+from start_llm.kvcache.events import BLOCK, NewBlocks, PublishedBlocks, block_names
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.kvcache.tiny import known_cache
+
+TOKEN_BYTES = 8  # of a known_cache
+
+
+def run(length: int, seed: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 500, length, dtype=np.int32)
+
+
+def announced(new: NewBlocks | None) -> NewBlocks:
+    assert new is not None
+    return new
+
+
+def test_names_do_not_depend_on_how_a_run_is_divided() -> None:
+    tokens = run(1000, 1)
+    whole = block_names(tokens)
+    assert len(whole) == 1000 // BLOCK and len(set(whole)) == len(whole)
+    for at in (1, 63, 64, 65, 500, 999):
+        chain = hash_on(hashlib.sha256(), tokens[:at])
+        assert block_names(tokens[:at]) + block_names(tokens[at:], chain, at) == whole
+
+
+def test_equal_tokens_are_published_as_far_as_they_are_held() -> None:
+    blocks, tokens = PublishedBlocks(), run(300, 2)
+    first = announced(blocks.announce(tokens, tokens, 200))
+    assert (first.parent, len(first.names), first.tokens) == (None, 3, tokens[:192].tolist())
+    rest = announced(blocks.announce(tokens, tokens, 300))
+    assert rest.parent == first.names[-1] and rest.tokens == tokens[192:256].tolist()
+    assert blocks.announce(tokens, tokens, 300) is None
+
+
+def test_what_is_evicted_is_removed_last_block_first() -> None:
+    blocks, tokens = PublishedBlocks(), run(400, 3)
+    names = announced(blocks.announce(tokens, tokens, 400)).names
+    chain = hash_on(hashlib.sha256(), tokens[:200])
+    assert blocks.release(block_names(tokens[200:], chain, 200)) == names[3:][::-1]
+    assert blocks.release(block_names(tokens[200:], chain, 200)) == []
+    assert len(blocks) == 3
+
+
+def test_other_tokens_of_the_same_text_stand_and_fall_with_the_prompt() -> None:
+    """A client leaves the reasoning out: 100 tokens alike, then 600 in the prompt where the client has 300."""
+    blocks = PublishedBlocks()
+    alike = run(100, 4)
+    plain, prompt = np.concatenate([alike, run(300, 5)]), np.concatenate([alike, run(600, 6)])
+    assert len(announced(blocks.announce(plain, prompt, 100)).names) == 1
+    assert len(announced(blocks.announce(plain, prompt, len(prompt))).names) == 400 // BLOCK - 1
+    chain = hash_on(hashlib.sha256(), prompt[:400])
+    gone = blocks.release(block_names(prompt[400:], chain, 400))  # the later half of what differs
+    assert gone == block_names(plain)[3:][::-1]
+
+
+def test_a_block_stays_while_one_of_two_prompts_with_its_text_is_held() -> None:
+    blocks = PublishedBlocks()
+    plain, first, second = run(128, 7), run(200, 8), run(200, 9)
+    assert len(announced(blocks.announce(plain, first, 200)).names) == 2
+    assert blocks.announce(plain, second, 200) is None
+    assert blocks.release(block_names(first)) == []
+    assert sorted(blocks.release(block_names(second))) == sorted(block_names(plain))
+    assert len(blocks) == 0
+
+
+class Listener:
+    """Keeps `PublishedBlocks` as the publisher does, without its thread."""
+
+    def __init__(self) -> None:
+        self.blocks, self.published = PublishedBlocks(), set[int]()
+
+    def evicted(self, chain: object, start: int, raw: bytes) -> None:
+        gone = self.blocks.release(block_names(raw, chain, start))  # type: ignore[arg-type]
+        assert self.published.issuperset(gone)
+        self.published.difference_update(gone)
+
+    def cleared(self) -> None:
+        self.blocks.clear()
+        self.published.clear()
+
+    def announce(self, tokens: Tokens, held: int) -> None:
+        if (new := self.blocks.announce(tokens, tokens, held)) is not None:
+            assert new.parent is None or new.parent in self.published
+            assert self.published.isdisjoint(new.names)
+            self.published.update(new.names)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_published_is_what_the_store_would_restore(seed: int) -> None:
+    """Random conversations with shared beginnings and forks in a store that holds a few of them."""
+    chance, listener = random.Random(seed), Listener()
+    kit = LayerKit(lambda: known_cache([]))
+    store = KVStore(kit, StoreConfig(budget_bytes=2000 * TOKEN_BYTES), listener=listener)
+    said = [tuple(chance.randrange(500) for _ in range(chance.randrange(64, 400))) for _ in range(3)]
+    for _ in range(60):
+        base = chance.choice(said)
+        cut = chance.randrange(len(base) // 2, len(base) + 1)
+        tokens = (*base[:cut], *(chance.randrange(500) for _ in range(chance.randrange(1, 300))))
+        said.append(tokens)
+        store.put(tokens, known_cache(tokens))
+        listener.announce(as_tokens(tokens), store.peek(as_tokens(tokens), len(tokens)).length)
+    assert store.stats()["evicted"] > 10
+    held = {
+        name
+        for each in said
+        for name in block_names(as_tokens(each))[: store.peek(as_tokens(each), len(each)).length // BLOCK]
+    }
+    assert listener.published == held
+    store.clear()
+    assert not listener.published

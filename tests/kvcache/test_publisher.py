@@ -1,0 +1,112 @@
+"""The wire of vLLM's KV events: what a subscriber reads, asks for again, and learns when something was dropped."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import zmq
+
+from start_llm.core.errors import Unavailable
+from start_llm.kvcache import publisher
+from start_llm.kvcache.blocks import as_tokens
+from start_llm.kvcache.events import BLOCK, block_names
+from start_llm.kvcache.types import RestorePlan
+
+WAIT_SECONDS = 60.0
+TOKENS = as_tokens(list(range(200)))
+
+
+def held(tokens, limit) -> RestorePlan:
+    return RestorePlan(len(tokens), len(tokens), len(tokens), "")
+
+
+@pytest.fixture
+def events() -> Iterator:
+    made = publisher.KVEventPublisher("tcp://127.0.0.1:0", "kv@here@model")
+    made.start()
+    yield made
+    made.stop()
+
+
+def asked_again(events, first: int) -> list:
+    """What the replay socket answers: (number, batch)."""
+    with zmq.Context.instance().socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(events.replay)
+        socket.send_multipart([b"", first.to_bytes(8, "big")])
+        found = []
+        while True:
+            assert socket.poll(WAIT_SECONDS * 1000)
+            empty, topic, number, batch = socket.recv_multipart()
+            assert empty == b""
+            if number == publisher.END:
+                assert (topic, batch) == (b"", b"")
+                return found
+            assert topic == b"kv@here@model"
+            found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)))
+
+
+def all_events(events, wanted: int) -> list:
+    until = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
+        found = [event for _, (_, batch, _) in asked_again(events, 0) for event in batch]
+        if len(found) >= wanted:
+            return found
+    raise AssertionError(f"{len(found)} events, not {wanted}")
+
+
+def test_the_wire_is_that_of_vllm(events) -> None:
+    names = block_names(TOKENS)
+    with zmq.Context.instance().socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe(b"kv@")
+        socket.connect(events.endpoint)
+        # A subscriber misses what was sent before it was there, so it is told until it has heard something.
+        until = time.monotonic() + WAIT_SECONDS
+        while not socket.poll(50) and time.monotonic() < until:
+            events.announce(TOKENS, TOKENS, held)
+            events.evicted(hashlib.sha256(), 0, TOKENS.tobytes())
+        topic, number, batch = socket.recv_multipart()
+    assert topic == b"kv@here@model" and len(number) == 8
+    seconds, found, rank = msgspec.msgpack.decode(batch)
+    assert abs(seconds - time.time()) < WAIT_SECONDS and rank == 0
+    assert found[0] == ["BlockStored", names, None, TOKENS[: 3 * BLOCK].tolist(), BLOCK, None, "GPU", None]
+    assert found[1] == ["BlockRemoved", names[::-1], "GPU"]
+
+
+def test_what_was_missed_is_sent_again_from_a_number_on(events) -> None:
+    events.announce(TOKENS[:64], TOKENS[:64], held)
+    assert [event[0] for event in all_events(events, 2)] == ["AllBlocksCleared", "BlockStored"]
+    events.announce(TOKENS, TOKENS, held)
+    assert len(all_events(events, 3)[2][1]) == 2  # only what is new
+    batches = asked_again(events, 0)
+    numbers = [number for number, _ in batches]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert asked_again(events, numbers[-1]) == batches[-1:]
+    assert asked_again(events, numbers[-1] + 1) == []
+    assert numbers[0] > 1_700_000_000_000, "numbers go on behind those of an earlier process"
+
+
+def test_what_is_dropped_is_counted_and_clears_all(events) -> None:
+    small = publisher.KVEventPublisher("tcp://127.0.0.1:0", "kv@here@model", most_waiting=10)
+    for index in range(25):
+        small.announce(TOKENS + index, TOKENS + index, held)
+    assert small.figures()["kv_events_dropped"] == 15
+    small.start()
+    try:
+        assert all_events(small, 2) == [["AllBlocksCleared"], ["AllBlocksCleared"]]
+        assert small.figures()["kv_events_blocks"] == 0
+        small.announce(TOKENS, TOKENS, held)
+        assert all_events(small, 3)[2][0] == "BlockStored"
+    finally:
+        small.stop()
+
+
+def test_an_address_that_is_taken_is_named(events) -> None:
+    second = publisher.KVEventPublisher(events.endpoint)
+    with pytest.raises(Unavailable, match=f"KV_EVENTS={events.endpoint}"):
+        second.start()
