@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 
 def test_docs_and_routes_agree() -> None:
     unused: Any = None
-    page = Page(Settings(_env_file=None), unused, unused, Board(unused), unused)  # type: ignore[call-arg]
+    page = Page(Settings(_env_file=None), unused, unused, Board(unused), unused, unused)  # type: ignore[call-arg]
     status = Status(unused, unused, unused, unused)
     dialects, stored = Dialects(unused, unused, unused, unused), StoredResponses(unused)
     routes = build_routes(dialects, stored, page, status, Encodings(None, unused), AudioRoutes(None, unused))

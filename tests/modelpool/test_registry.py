@@ -43,7 +43,7 @@ def make_loader(registry: ModelRegistry, status: EngineStatus | None = None) -> 
 
 def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
     registry = make_registry(folder, **settings)
-    builder = Mock(**{"shared.weight_bytes": weight_bytes})
+    builder = Mock(**{"shared.weight_bytes": weight_bytes, "shared.running": 2}, usable=20)
     engine = Mock()
     return Pool(registry, engine, builder, Loader(registry, engine, builder, Mock(), say))
 
@@ -248,7 +248,8 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     pool.start_loading()
     wanted = registry.load_queue.get_nowait()
     assert said == [] and wanted is not None and wanted.name == "tiny" and wanted.state == "loading"
-    assert pool.figures() == {"prompt_turns": 3, "models_loaded": 1, "models_weight_bytes": 7}
+    counted = {"prompt_turns": 3, "models_loaded": 1, "models_weight_bytes": 7}
+    assert pool.figures() == counted | {"models_memory_bytes": 20, "kv_running_bytes": 2}
     assert wanted.weights == Weights(40)
     registry.ready(wanted, Mock(nbytes=50), Weights(50))
     assert wanted.weights == Weights(50)
