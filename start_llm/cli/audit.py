@@ -40,7 +40,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
     elif found:
-        print_table(SUM_HEADINGS if by else ENTRY_HEADINGS, map(row, found), words=_WORDS, width=140)
+        print_table(SUM_HEADINGS if by else ENTRY_HEADINGS, map(row, found), words=_WORDS)
     else:
         off = " AUDIT_DAYS=0: nothing is written." if not settings.audit_days else ""
         print(f"No request is known since then (--since {options.since}).{off}")

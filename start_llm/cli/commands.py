@@ -83,7 +83,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Server": (
         Command(
             "serve",
-            "run the server and the LiteLLM proxy in front of it, here in the terminal (default)",
+            "run the server and the LiteLLM proxy in front of it, here in the terminal",
             "start_llm.cli.serve:main",
             (
                 *SERVER,
@@ -186,6 +186,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 flag(
                     "--on-demand", action="store_true", help="the system listens; the first request starts the server"
                 ),
+                flag("--from-env", action="store_true", help="write the settings of this shell into it, too"),
                 *JOIN,
             ),
             (
@@ -196,6 +197,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "": (
+        Command("begin", "what the program says without a command", "start_llm.service.commands:main_begin", ()),
         Command(
             "supervise",
             "what start runs in the background",
@@ -258,12 +260,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                     help="repository, folder or short name; show: MODEL_PATH if unset",
                 ),
                 flag("--off", action="store_true", help="pin: the model may go again when its memory is needed"),
+                flag("--all", action="store_true", help="show: every fact, and who says so"),
                 PORT,
                 JSON,
             ),
             (
                 ("models", "sizes, context, what each can do; state and KV where a server runs"),
-                ("models show qwen3.6-27b", "how it calls tools, thinks, ..., and who says so"),
+                ("models show qwen3.6-27b", "context, tools, reasoning; --all: every fact, and who says so"),
                 ("models load qwen3.5-9b", "into the running server's memory, beside what is there"),
                 ("models unload qwen3.5-9b", "its KV goes to disk, its memory is free"),
                 ("models pin qwen3.5-9b", "it stays; --off: it may go again"),
@@ -272,12 +275,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "pull",
             "fetch a model; one that was broken off goes on where it was",
-            "start_llm.cli.models:main_pull",
+            "start_llm.cli.fetched:main_pull",
             (NAME, flag("--revision", help="branch, tag or commit; main by default")),
             (("pull qwen3.6-27b", ""), ("pull mlx-community/Qwen3.5-9B-4bit --revision main", "")),
         ),
         Command(
-            "rm", "remove a model that was fetched", "start_llm.cli.models:main_rm", (NAME,), (("rm qwen3.6-27b", ""),)
+            "rm", "remove a model that was fetched", "start_llm.cli.fetched:main_rm", (NAME,), (("rm qwen3.6-27b", ""),)
         ),
         Command(
             "recommend",

@@ -76,7 +76,9 @@ def read(words: Sequence[str]) -> ParsedCommand:
         raise HelpRequested(f"{program()} {start_llm.__version__} (Python {sys.version.split()[0]})")
     if words and words[0] in {"help", *HELP}:
         return _help(words[1:])
-    if not words or words[0].startswith("-"):
+    if not words:
+        return _options(COMMANDS["begin"], words)
+    if words[0].startswith("-"):
         return _options(COMMANDS["serve"], words)
     if words[0] not in COMMANDS:
         raise UsageError(_no_command(words[0], [*SHOWN, "help"]))

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from start_llm.core.modelmap import MOST_NAME, ModelMap, parse_model_map
 
@@ -109,15 +108,14 @@ class SettingsError(ValueError):
     """A setting has a bad value. The message names the variable, the value and what is allowed."""
 
 
-class Settings(BaseSettings):
-    """One frozen object, built once by `app`. Field names are the variables' names in lower case.
+class Settings(BaseModel):
+    """One frozen object, built once by `app`. Field names are the variables' names in lower case. It reads no
+    environment and no file: `load_settings` does.
 
     The text below a field is its description in the documents and on the page.
     """
 
-    model_config = SettingsConfigDict(
-        env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
     # Model
     model_path: Annotated[str | None, OffOr] = None
@@ -407,24 +405,29 @@ def meaning(name: str) -> str:
 
 def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides: Any) -> Settings:
     """Reads the environment and `env_file`. Raises SettingsError: naming the variable, its value and what is allowed;
-    or a name in the file that is no setting."""
-    known = {*_known(), *RETIRED}
-    if wrong := [name for name in _names_in(env_file) if name.upper() not in known]:
-        raise SettingsError("\n".join(f"{env_file}: {name} is no setting of start_llm{_hint(name)}" for name in wrong))
+    or a name in the file that is no setting. All of them at once."""
+    known = {*setting_names(), *RETIRED}
+    stored = {} if env_file is None else dotenv_values(env_file)
+    unknown = [name for name in stored if name.upper() not in known]
+    wrong = [f"{env_file}: {name} is no setting of start_llm{_hint(name)}" for name in unknown]
+    # Both may hold names in small letters. The last one counts: flags, then the environment, then the file.
+    values = {name.lower(): value for name, value in (stored | os.environ).items() if value is not None}
+    settings = None
     try:
-        return Settings(_env_file=env_file, **overrides)  # type: ignore[call-arg]
+        settings = Settings.model_validate({name: values[name] for name in values if name.upper() in known} | overrides)
     except ValidationError as error:
-        lines = []
         for problem in error.errors():
             name = str(problem["loc"][0]).upper() if problem["loc"] else "?"
-            lines.append(f"{name}={problem['input']!r}: {plain(problem['msg'])}")
-        raise SettingsError("\n".join(lines)) from None
+            wrong.append(f"{name}={problem['input']!r}: {plain(problem['msg'])}")
+    if settings is None or wrong:
+        raise SettingsError("\n".join(wrong))
+    return settings
 
 
 def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str]:
     """A sentence for each variable, in `env_file` and the environment, that does nothing although somebody may think
     so: retired or misspelt."""
-    settings = _known()
+    settings = setting_names()
     sentences = []
     for name in dict.fromkeys(name.upper() for name in [*_names_in(env_file), *os.environ]):
         if name in RETIRED:
@@ -434,7 +437,7 @@ def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str
     return sentences
 
 
-def _known() -> list[str]:
+def setting_names() -> list[str]:
     """Names of settings, older ones that mean the same included."""
     names = list(Settings.model_fields)
     for field in Settings.model_fields.values():
@@ -448,7 +451,7 @@ def _names_in(env_file: str | os.PathLike[str] | None) -> list[str]:
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name.upper(), _known(), 1, _LIKE)
+    near = difflib.get_close_matches(name.upper(), setting_names(), 1, _LIKE)
     return f"; the nearest one is {near[0]}." if near else "; .env.example lists all of them."
 
 

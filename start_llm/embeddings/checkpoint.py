@@ -10,9 +10,8 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from start_llm.core.errors import NotSupported
-from start_llm.models.capabilities import context_length
 from start_llm.models.catalog import snapshot
-from start_llm.models.checkpoint import read_config, read_json, safetensors_header
+from start_llm.models.checkpoint import context_length, read_config, read_json, safetensors_header
 
 Pooling = Literal["cls", "mean", "max", "last"]
 

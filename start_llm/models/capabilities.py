@@ -24,14 +24,13 @@ from typing import Any, Literal
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.settings import Settings
-from start_llm.models.checkpoint import read_config
+from start_llm.models.checkpoint import context_length, read_config
 from start_llm.models.family import Family, chosen_family, detect_family, families
 from start_llm.models.generation_config import GenerationConfig, read_generation_config
 from start_llm.models.overrides import SAMPLING, TRAIT_NAMES, Overrides, read_overrides
 from start_llm.models.tool_probe import ToolCallProbe
 from start_llm.prompt.traits import Traits
 
-DEFAULT_CONTEXT = 32768
 Kind = Literal["text", "vision", "embeddings", "audio"]
 _AUDIO = ("whisper", "parakeet", "kokoro", "bark", "csm", "outetts", "voxtral", "wav2vec", "canary")
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernbert", "nomic-bert", "deberta")
@@ -231,17 +230,6 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
     if kind in _ENCODERS:
         return "embeddings"
     return "vision" if isinstance(config.get("vision_config"), dict) else "text"
-
-
-def context_length(config: Mapping[str, Any]) -> int:
-    """The model's own limit; multimodal configs keep it in ``text_config``."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            value = part.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-    return DEFAULT_CONTEXT
 
 
 def read_hints(

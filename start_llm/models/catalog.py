@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from start_llm.models.capabilities import context_length
 from start_llm.models.checkpoint import (
     MOST_JSON_BYTES,
     CheckpointError,
     check_audio,
     check_files,
     check_source,
+    context_length,
     read_config,
     task_of,
 )
@@ -28,6 +26,8 @@ EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_CONTEXT = 8192
 DEFAULT_REVISION = "main"
 _PREFIX = "models--"
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))(\w([\w.-]{0,94}\w)?/)?\w([\w.-]{0,94}\w)?(?<!\.git)", re.ASCII)
+"""What the hub takes as a repository. Its own check (`huggingface_hub.utils`) costs every command its HTTP client."""
 _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 
 
@@ -45,9 +45,10 @@ class StoredModel:
 
 
 def hub_folder(repository: str) -> Path:
-    """Where the Hugging Face cache keeps a repository, whether it is there or not. Raises HFValidationError."""
-    validate_repo_id(repository)
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    """Where the Hugging Face cache keeps a repository, whether it is there or not. Raises ValueError: no such name."""
+    if not _REPOSITORY.fullmatch(repository):
+        raise ValueError(f"{repository[:120]!r} is no repository's name (owner/name)")
+    return Path(constants.HF_HUB_CACHE) / (_PREFIX + repository.replace("/", "--"))
 
 
 def snapshot(repository: str) -> Path | None:
@@ -55,7 +56,7 @@ def snapshot(repository: str) -> Path | None:
     try:
         folder = hub_folder(repository)
         commit = (folder / "refs" / DEFAULT_REVISION).read_text("utf-8").strip()
-    except (OSError, HFValidationError):
+    except (OSError, ValueError):
         return None
     found = folder / "snapshots" / commit
     return found if found.is_dir() else None

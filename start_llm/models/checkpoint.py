@@ -22,6 +22,7 @@ from typing import Any
 from start_llm.core.media import AudioTask
 
 INDEX = "model.safetensors.index.json"
+DEFAULT_CONTEXT = 32768
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _PYTORCH = ("pytorch_model*.bin", "*.pth", "*.pt", "consolidated*.safetensors")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -78,6 +79,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{folder / 'config.json'} is not a JSON object")
     return data
+
+
+def context_length(config: Mapping[str, Any]) -> int:
+    """The model's own limit; multimodal configs keep it in ``text_config``."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            value = part.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return DEFAULT_CONTEXT
 
 
 def is_path(source: str) -> bool:

@@ -33,6 +33,11 @@ NOT_RUNNING = 3  # what init scripts say
 MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
+_BEGIN = (
+    ("recommend", "models for this machine"),
+    ("start NAME", "fetch and serve one of them; without a name a small one, to look around"),
+    ("launch pi", "a coding agent in this folder, connected to it"),
+)
 _KV = re.compile(r"^start_llm_kv_bytes (\S+)$", re.MULTILINE)
 
 
@@ -204,6 +209,19 @@ def ago(moment: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def main_begin(settings: Settings, options: argparse.Namespace) -> int:
+    """What is running, or how to begin. Fetches and starts nothing."""
+    if running_ports(settings):
+        options.json = False
+        main_ps(settings, options)
+        print(f"{program()} launch pi    an agent;    {program()} help    all commands")
+        return 0
+    print(f"No server runs. To begin (all commands: {program()} help):")
+    for words, what in _BEGIN:
+        print(f"  {program()} {words:12} {what}")
+    return 0
+
+
 # --- ps and logs ----------------------------------------------------------------------------
 
 
@@ -226,7 +244,7 @@ def _row(known: dict[str, Any], kv: int | None) -> tuple[str, ...]:
     counts = (known["requests"]["running"], known["requests"]["queued"], known.get("users", 0))
     memory = f"{known.get('memory_bytes', 0) / GIB:.1f} GiB"
     stored = "-" if kv is None else f"{kv / MIB:,.0f} MiB"
-    words = (str(known["port"]), known["model"] or "-", known["state"])
+    words = (str(known["port"]), known.get("model") or "-", known["state"])
     return *words, *map(str, counts), memory, stored, ago(known.get("since", time.time()))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ExitCode
-from start_llm.core.settings import Settings
+from start_llm.core.settings import Settings, setting_names
 from start_llm.files.atomic import write_atomic
 from start_llm.host.activation import LAUNCHD_SOCKET
 from start_llm.host.home import home, made_home, module_command, python_path
@@ -46,9 +46,17 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     if installed is not None and installed != options.on_demand:
         print("A service of the other kind is installed; `service uninstall` first.", file=sys.stderr)
         return 1
-    unit = unit_for(sys.platform, settings, options.overrides, os.environ, on_demand=options.on_demand)
+    of_shell = {name: os.environ[name] for name in setting_names() if os.environ.get(name) and name not in _KEPT}
+    of_shell = {name: value for name, value in of_shell.items() if name.lower() not in options.overrides}
+    flags = ({name.lower(): value for name, value in of_shell.items()} if options.from_env else {}) | options.overrides
+    unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
     for path, text in unit.files.items():
         print(f"{path}:\n\n{text}")
+    if of_shell and not options.from_env:
+        names = ", ".join(of_shell)
+        print(
+            f"Not written, though this shell sets it: {names}. --from-env writes it; or put it into {home() / '.env'}."
+        )
     asked = "Write it and start the server? [y/N] "
     if not options.yes and not (sys.stdin.isatty() and input(asked).strip().lower() in {"y", "yes"}):
         print("Nothing was written; --yes writes it without asking.")

@@ -16,6 +16,7 @@ from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
 from start_llm.clients import CLIENTS
 from start_llm.host.home import COMMAND_VARIABLE
+from start_llm.service import commands as service
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +67,32 @@ def test_help_imports_little() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.endswith("[]\n")
+
+
+def test_what_only_looks_imports_no_library_that_takes_its_time() -> None:
+    """0.4 s of computing in place of 1.0; each of these adds a tenth or more."""
+    code = (
+        "import sys, start_llm.cli.running, start_llm.cli.models, start_llm.service.commands;"
+        "slow = {'numpy', 'httpx', 'rich', 'jsonschema', 'llguidance', 'pydantic_settings', 'asyncio', 'mlx'};"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_without_a_command_it_says_what_runs_or_how_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(f"start-llm {words}" in said for words in ("recommend", "start NAME", "launch pi"))
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(service, "running_ports", lambda settings: [8099])
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert "8099" in said and "recommend" not in said
 
 
 @pytest.mark.parametrize("agent", CLIENTS)

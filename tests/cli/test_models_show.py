@@ -46,13 +46,13 @@ def test_a_models_facts_and_who_says_so(
     monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
     (tmp_path / "reply").write_text(CALLERS[2].reply())
 
-    assert main(["models", "show", str(model)]) == 0
+    assert main(["models", "show", str(model), "--all"]) == 0
     before = capsys.readouterr().out
     assert "found out when it is served for the first time" in before and "tool_parser" not in before
 
     serve_once(load_settings(None, model_path=str(model), trust_remote_code=True))
     capsys.readouterr()
-    assert main(["models", "show", str(model)]) == 0
+    assert main(["models", "show", str(model), "--all"]) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:] if line.strip()}
     assert lines["tool_parser"] == ["glm47", "probe"]
@@ -64,6 +64,12 @@ def test_a_models_facts_and_who_says_so(
     assert "wrote glm47" in " ".join(lines["Asked"])
     assert lines["batches"] == ["no", "probe"] and lines["kv_reuse"] == ["yes", "probe"]
     assert "Requests are decoded one by one, not in batches: its predictions differ by 14%." in shown
+
+    assert main(["models", "show", str(model)]) == 0
+    summary = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert summary["tools"] == "glm47 (by probe)" and summary["context"] == "262,144 tokens (by config)"
+    assert summary["sampling"].startswith("temperature 0.6, top_p 0.9, top_k 40")
+    assert "template.tools" not in summary and len(summary) < 12
 
     own = tmp_path / "home" / "models"
     own.mkdir(parents=True)

@@ -61,6 +61,14 @@ def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert (settings.mlx_port, settings.http_threads) == (9002, 3)
 
 
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    (file := tmp_path / ".env").write_text("MLX_PROT=1\nHTTP_THREADS=0\nKV_BITS=5\nLOG_ROOT=/x\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings(file)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 3 and all(any(n in line for line in lines) for n in ("MLX_PROT", "HTTP_THREADS", "KV_BITS"))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [

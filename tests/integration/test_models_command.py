@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from start_llm.__main__ import main
-from start_llm.cli import loaded
+from start_llm.cli import loading
 from start_llm.core.request import Sampling
 from start_llm.host.ports import free_port
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
@@ -147,15 +147,15 @@ def test_without_a_server(command: Command) -> None:
 
 
 def test_it_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(loaded, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(loaded, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(loading, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(loading, "_LOOK_SECONDS", 0.001)
     said = threading.Event()
 
-    class Heard(loaded.Console):
+    class Heard(loading.Console):
         def print(self, *objects: object, **how: object) -> None:
             super().print(*objects, **how)  # type: ignore[arg-type]
             said.set()
 
-    monkeypatch.setattr(loaded, "Console", Heard)
-    assert loaded._with_life("loading small", lambda: (200, said.wait(30))) == (200, True)
+    monkeypatch.setattr(loading, "Console", Heard)
+    assert loading._with_life("loading small", lambda: (200, said.wait(30))) == (200, True)
     assert "loading small ... 0 s" in capsys.readouterr().err

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 from collections import namedtuple
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id
 
-from start_llm.cli.models import main_rm
+from start_llm.cli.fetched import main_rm
 from start_llm.core.settings import load_settings
 from start_llm.models import pull as pulling
 from start_llm.models.catalog import hub_folder, snapshot, stored_models, whole_snapshot
@@ -54,6 +58,19 @@ def fetch(hub: Hub, cache: Path, **more: object) -> Pulled:
     done = pull("owner/model", lambda _, part: steps.append(part), pause=0.0, **more)  # type: ignore[arg-type]
     assert steps == sorted(steps)
     return done
+
+
+def test_a_repositorys_name_is_what_the_hub_takes() -> None:
+    draw = random.Random(7)
+    for _ in range(3000):
+        name = "".join(draw.choices(["a", "9", "-", ".", "_", "/", ".git", "é", "b" * 93], k=draw.randint(1, 9)))
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            with pytest.raises(ValueError, match="no repository's name"):
+                hub_folder(name)
+        else:
+            assert hub_folder(name).name == repo_folder_name(repo_id=name, repo_type="model")
 
 
 def test_what_is_needed_is_fetched_and_verified(hub: Hub, cache: Path) -> None:

@@ -143,7 +143,25 @@ def test_the_other_kind_is_uninstalled_first(
 
 
 def options(what: str, *, yes: bool = False, on_demand: bool = False) -> argparse.Namespace:
-    return argparse.Namespace(what=what, yes=yes, on_demand=on_demand, overrides={})
+    return argparse.Namespace(what=what, yes=yes, on_demand=on_demand, overrides={}, from_env=False)
+
+
+def test_settings_of_the_shell_are_told_and_written_if_asked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(units.sys.stdin, "isatty", lambda: False, raising=False)
+    monkeypatch.setenv("HTTP_THREADS", "7")
+    monkeypatch.setenv("MLX_PORT", "9")
+    asked = options("install")
+    asked.overrides["mlx_port"] = "8099"
+    assert units.main(settings, asked) == 0
+    said = capsys.readouterr().out
+    assert "HTTP_THREADS" in said.rpartition("Not written")[2] and "HTTP_THREADS=7" not in said
+    assert "MLX_PORT=8099" in said or "<string>8099</string>" in said
+    asked.from_env = True
+    assert units.main(settings, asked) == 0
+    said = capsys.readouterr().out
+    assert "7" in said.partition("HTTP_THREADS")[2][:40] and "Not written" not in said and "8099" in said
 
 
 def test_it_is_shown_and_not_written_unless_agreed(

@@ -1,0 +1,123 @@
+"""The commands ``models load``, ``models unload`` and ``models pin``, for a running server."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from rich.console import Console
+
+from start_llm.cli.loaded import Card, server_cards
+from start_llm.core.errors import ExitCode
+from start_llm.core.settings import Settings
+from start_llm.dashboard.progress import LINE_SECONDS
+from start_llm.host.home import command as program
+from start_llm.host.ports import ask_json, server_state
+from start_llm.models.device import GIB
+from start_llm.models.recommended import full_name
+from start_llm.service.commands import NOT_RUNNING
+from start_llm.service.place import Place, is_waiting, running_ports
+
+_CHANGE_SECONDS = 3600.0  # the server gives up earlier
+_LOOK_SECONDS = 0.2
+_PATHS = ("/", "~", "./", "../")
+_DOING = {"load": "loading", "unload": "unloading", "pin": "pinning"}
+
+
+def change(settings: Settings, options: argparse.Namespace) -> int:
+    """Loads, unloads or pins a model of the running server. 1: it could not be done; 2: typed wrong; 3: no server."""
+    what, name = options.what, options.name
+    if not name:
+        print(f"models {what}: NAME is missing; {program()} models lists them", file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    place = Place(settings)
+    if is_waiting(place) or server_state(place.host, place.port) is None:
+        print(_no_server(settings, what, name), file=sys.stderr)
+        return NOT_RUNNING
+    meant = str(Path(name).expanduser().resolve()) if name.startswith(_PATHS) else name
+    body: dict[str, Any] = {"model": meant} | ({"pinned": not options.off} if what == "pin" else {})
+    began = time.monotonic()
+    status, answer = _with_life(
+        f"{_DOING[what]} {name}",
+        lambda: ask_json(f"{place.url}/v1/models/{what}", settings.api_key, _CHANGE_SECONDS, body),
+    )
+    if status != 200 or not isinstance(answer, dict):
+        print(_refusal(settings, name, status, answer), file=sys.stderr)
+        return ExitCode.NOT_STARTED
+    print(json.dumps(answer, indent=1) if options.json else _done(what, answer, time.monotonic() - began))
+    return 0
+
+
+def _no_server(settings: Settings, what: str, name: str) -> str:
+    others = [port for port in running_ports(settings) if port != settings.mlx_port]
+    here = f"No server answers on port {settings.mlx_port}."
+    if others:
+        listed = ", ".join(map(str, others))
+        return f"{here} Running: port {listed}; {program()} models {what} {name} --port {others[0]}"
+    if what == "unload":
+        return f"{here} Nothing is loaded there."
+    return f"{here} {program()} start {name} starts one with that model."
+
+
+def _with_life(doing: str, work: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
+    """What `work` returns. It may take minutes: standard error shows meanwhile that it goes on."""
+    done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    threading.Thread(target=lambda: done.put(work()), name="models", daemon=True).start()
+    console, began, last_line = Console(stderr=True, markup=False), time.monotonic(), 0.0
+    with console.status(f"{doing} ...") as status:
+        while True:
+            try:
+                return done.get(timeout=_LOOK_SECONDS)
+            except Empty:
+                past = time.monotonic() - began
+            if console.is_terminal:
+                status.update(f"{doing} ... {past:.0f} s")
+            elif past - last_line >= LINE_SECONDS:
+                last_line = past
+                console.print(f"{doing} ... {past:.0f} s")
+
+
+def _refusal(settings: Settings, name: str, status: int, answer: Any) -> str:
+    """Why it could not be done, and what to do."""
+    if status == 0:
+        return "The server has stopped answering. " + f"{program()} status tells how it is."
+    error = answer.get("error") if isinstance(answer, dict) else None
+    reason = error.get("message") if isinstance(error, dict) else None
+    sentence = str(reason or f"The server answered with status {status}.")
+    if status == 404:
+        return f"{sentence}{_near(settings, name)}"
+    if status == 507:
+        return f"{sentence} {program()} models unload NAME makes room."
+    return sentence
+
+
+def _near(settings: Settings, name: str) -> str:
+    names = {str(card["id"]).lower(): str(card["id"]) for card in server_cards(settings) or ()}
+    found = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, 3, 0.6)
+    if found:
+        return f" Did you mean {' or '.join(names[near] for near in found)}?"
+    repository = full_name(name) or name
+    return "" if name.startswith(_PATHS) or "/" not in repository else f" {program()} pull {name} fetches it."
+
+
+def _done(what: str, card: Card, seconds: float) -> str:
+    name, details = card.get("id"), card.get("details", {})
+    state = details.get("state")
+    if what == "load":
+        weights = details.get("weight_bytes", 0) / GIB
+        context = f"{card.get('context_length', 0):,} tokens"
+        return f"{name} is loaded: {weights:.2f} GiB of weights, context {context}, {seconds:.1f} s"
+    if what == "unload":
+        return f"{name} is still being unloaded." if state == "unloading" else f"{name} is not loaded any more."
+    if not details.get("pinned"):
+        return f"{name} is not pinned: it may go when another model needs its memory."
+    more = "" if state == "ready" else f" It is not loaded; {program()} models load {name}"
+    return f"{name} is pinned: once it is loaded, it stays.{more}"

@@ -1,0 +1,126 @@
+"""The command `models show`: what is known of a model on this disk, and who says so. Loads nothing."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.settings import Settings
+from start_llm.dashboard.tables import print_table
+from start_llm.host.home import command as program
+from start_llm.host.home import home
+from start_llm.models.capabilities import Fact, read_capabilities
+from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, stored_models
+from start_llm.models.fingerprint import fingerprint
+from start_llm.models.probe_table import FILE, probe_key, read_probe
+from start_llm.models.recommended import full_name
+
+GB = 1e9
+_SAMPLING = ("temperature", "top_p", "top_k")
+
+
+def show(settings: Settings, options: argparse.Namespace) -> int:
+    """A summary; with ``--all`` every fact. 1 with a sentence: no such model is here, or its own file is wrong."""
+    asked = options.name or settings.model_path or EMBEDDED_NAME
+    source = full_name(asked) or asked
+    folder = _folder(settings, source)
+    if folder is None:
+        near = _similar(settings, asked)
+        print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
+        return 1
+    tried = home() / settings.cache_dir / FILE
+    probe = read_probe(tried, probe_key(fingerprint(folder))) if tried.exists() else None
+    try:
+        capabilities, makers = read_capabilities(settings, home() / settings.model_files.expanduser(), source, folder)
+    except (NotSupported, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if probe is not None:
+        capabilities = capabilities.with_probe(probe)
+    facts = capabilities.facts
+    if options.json:
+        values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
+        trial = None if probe is None else asdict(probe.trial)
+        file = None if capabilities.overrides.path is None else str(capabilities.overrides.path)
+        print(
+            json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": values}, indent=1)
+        )
+        return 0
+    print(f"{source}  ({folder})")
+    if options.all:
+        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
+        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
+    else:
+        for name, text in _summary(facts, folder):
+            print(f"{name:12} {text}")
+    for why in makers.odd.values():
+        print(f"{why}.")
+    if probe is None:
+        print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
+    elif options.all:
+        print(f"{_sentence(probe.trial.report(capabilities.tool_parser))}.")
+    for line in capabilities.decoding.report():
+        print(f"{_sentence(line)}.")
+    if not options.all:
+        print(f"{program()} models show {asked} --all    every fact, and who says so")
+    return 0
+
+
+def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str]]:
+    """(what, words) for people: as much as fits a few lines."""
+    stored = describe(str(folder), folder)
+    yield "kind", f"{facts['kind'].value}, family {facts['family'].value}, {stored.size / GB:.1f} GB"
+    if stored.problem:
+        yield "problem", stored.problem
+    yield "context", f"{facts['context'].value:,} tokens (by {facts['context'].source})"
+    if stored.can:
+        yield "can", ", ".join(stored.can)
+    for name, key in (("tools", "tool_parser"), ("reasoning", "reasoning_parser")):
+        if key in facts:
+            yield name, f"{facts[key].value} (by {facts[key].source})"
+    sampling = [f"{name} {facts[key].value:g}" for name in _SAMPLING if (key := f"sampling.{name}") in facts]
+    if sampling:
+        yield "sampling", f"{', '.join(sampling)} (by {facts[f'sampling.{_SAMPLING[0]}'].source})"
+
+
+def _sentence(line: str) -> str:
+    return f"{line[:1].upper()}{line[1:]}"
+
+
+def _similar(settings: Settings, asked: str) -> str:
+    """A question with the name of a model on this disk that is nearly the one that was asked for; else empty."""
+    stored = stored_models(home() / settings.cache_dir, settings.model_path)
+    names = [model.name.rpartition("/")[2] for model in stored]
+    found = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
+def _folder(settings: Settings, source: str) -> Path | None:
+    """Where the model lies: by its path or repository, else by the last part of its name."""
+    found = folder_of(source)
+    if found is not None and (found / "config.json").is_file():
+        return found
+    stored = stored_models(home() / settings.cache_dir, settings.model_path)
+    for model in stored:
+        # the embedded model's folder also says how its weights are kept
+        bare = EMBEDDED_NAME if model.folder.name.startswith(f"{EMBEDDED_NAME}-") else model.folder.name
+        if source in {model.name.rpartition("/")[2], bare}:
+            return model.folder
+    return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
