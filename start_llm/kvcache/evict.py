@@ -49,6 +49,7 @@ class Eviction:
             self._evict(now, lambda: resident.counters["evicted"] < target, thin=False)
         if resident.ghosts > config.ghost_tokens:
             resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
+        resident.tidy()
         if resident.nbytes < before:
             self._kit.free_buffers()
 
@@ -57,7 +58,7 @@ class Eviction:
         todo = [s for s in self._resident.tree if s.is_leaf]
         while todo:
             segment = todo.pop()
-            if segment.used >= before:
+            if segment.used >= before or self._resident.is_lent(segment):
                 continue
             if (above := self._resident.drop(segment)) is not None:
                 todo.append(above)
@@ -86,6 +87,8 @@ class Eviction:
                 heapq.heappush(queue, (here, id(segment), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
+            elif resident.is_lent(segment):
+                continue
             elif (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (order(above), id(above), above))
 

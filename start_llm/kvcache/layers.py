@@ -23,10 +23,12 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from start_llm.kvcache.types import Checkpoint, Form, Slices, Unstorable, Window, WindowPiece
+from start_llm.kvcache.types import Checkpoint, Form, Rows, Slices, Unstorable, Window, WindowPiece
 
 _NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
+ROOM_SHARE = 32  # a row that grows gets room for this part of its length
+_LEAST_ROOM = 256  # and for at least so many tokens
 
 
 class LayerKit:
@@ -81,12 +83,24 @@ class LayerKit:
 
     # --- stored pieces ------------------------------------------------------
 
-    def part(self, slices: Slices, start: int, stop: int) -> Slices:
-        """The rows [start, stop) of a run, with their own buffers."""
-        arrays = [tuple(mx.contiguous(a[..., start:stop, :]) for a in layer) for layer in slices.arrays]
-        return _slices(arrays, slices.forms, stop - start)
+    def part(self, rows: Rows, start: int, stop: int) -> Slices:
+        """The rows [start, stop) of a segment's, with their own buffers."""
+        arrays = [tuple(mx.contiguous(a[..., start:stop, :]) for a in layer) for layer in rows.arrays]
+        return _slices(arrays, rows.forms, stop - start)
 
-    def check_joins(self, before: Slices, cache: Sequence[Any]) -> None:
+    def parts(self, rows: Sequence[Rows], free: Callable[[int], None]) -> list[Slices]:
+        """Each of these with buffers of its own; copied layer by layer. `free` is called after each layer."""
+        forms = rows[0].forms
+        copies: list[list[tuple[Any, ...]]] = [[] for _ in rows]
+        for index in range(len(forms)):
+            for one, made in zip(rows, copies, strict=True):
+                made.append(tuple(mx.contiguous(a) for a in one.layer(index)))
+            mx.eval([made[index] for made in copies])
+            free(index)
+            mx.clear_cache()
+        return [_slices(made, forms, one.length) for one, made in zip(rows, copies, strict=True)]
+
+    def check_joins(self, before: Rows, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain ones may become quantised."""
         for old, leaf in zip(before.forms, self._leaves_of(cache, cut=True), strict=True):
             new = _rows(leaf, 0)[1]
@@ -94,36 +108,90 @@ class LayerKit:
                 raise Unstorable(f"a layer's rows change form from {old} to {new}")
 
     def build(
-        self, runs: Sequence[Slices], checkpoint: Checkpoint | None, length: int, spare: int = 512
+        self,
+        runs: Sequence[Rows],
+        checkpoint: Checkpoint | None,
+        length: int,
+        spare: int = 512,
+        free: Callable[[int], None] | None = None,
     ) -> tuple[list[Any], int]:
         """Fresh caches of `length` tokens: the runs joined (the last one cut short), and the checkpoint's state.
 
         Args:
             runs: consecutive, from token 0; together at least `length` tokens.
             spare: room for this many more tokens, so that the next prefill chunk does not copy all rows again.
+            free: is called after each cut layer, with its number: what it lets go of is freed before the next one.
 
         Returns:
             The caches, evaluated and shared with nobody, and the bytes copied.
         """
         capacity = -(-(length + spare) // _ROUND) * _ROUND
-        states = iter(checkpoint.states if checkpoint is not None else ())
-        rows = zip(*(zip(run.arrays, run.forms, strict=True) for run in runs), strict=True)
-        copied, filled, empty = 0, [], self.new()
-        for leaf, is_cut, is_state in zip(leaves(empty), self._is_cut, self._is_state, strict=True):
-            if is_cut and length:
-                leaf, size = _join(next(rows), length, capacity, leaf)
+        forms = [run.forms for run in runs]
+        copied, filled, empty = 0, list[Any](), self.new()
+        for index, leaf in enumerate(self._leaves_of(empty, cut=True)):
+            if length:
+                parts = [(run.layer(index), form[index]) for run, form in zip(runs, forms, strict=True)]
+                leaf, size = _join(parts, length, capacity, leaf)
+                del parts
+                mx.eval(_arrays(_state(leaf)))
                 copied += size
-            elif is_state and (state := next(states, None)) is not None:
-                leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
-                copied += sum(a.nbytes for a in _arrays(leaf.state))
+                if free is not None:
+                    free(index)
+                    mx.clear_cache()
             filled.append(leaf)
-        mx.eval(_arrays([_state(leaf) for leaf in filled]))
-        following = iter(filled)
+        cache, restored = self._assembled(empty, filled, checkpoint)
+        return cache, copied + restored
+
+    def adopt(
+        self, buffers: list[tuple[Any, ...]], forms: Sequence[Form], checkpoint: Checkpoint | None, length: int
+    ) -> tuple[list[Any], int]:
+        """Caches that write into these very buffers behind their first `length` tokens, and the checkpoint's state.
+
+        Empties the list `buffers`: nobody else may hold them, or the first pass copies them. Returns what `build` does.
+        """
+        filled, empty = list[Any](), self.new()
+        for leaf, form in zip(self._leaves_of(empty, cut=True), forms, strict=True):
+            filled.append(_filled(buffers.pop(0), form, length, leaf))
+        return self._assembled(empty, filled, checkpoint)
+
+    def _assembled(self, empty: list[Any], filled: list[Any], checkpoint: Checkpoint | None) -> tuple[list[Any], int]:
+        """The caches `empty` with these cut layers and the checkpoint's state, and the bytes of that state."""
+        states = iter(checkpoint.states if checkpoint is not None else ())
+        cut, copied, made = iter(filled), 0, list[Any]()
+        for leaf, is_cut, is_state in zip(leaves(empty), self._is_cut, self._is_state, strict=True):
+            if is_state and (state := next(states, None)) is not None:
+                leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
+                mx.eval(_arrays(leaf.state))
+                copied += sum(a.nbytes for a in _arrays(leaf.state))
+            made.append(next(cut) if is_cut else leaf)
+        following = iter(made)
         return [_with_leaves(entry, following) for entry in empty], copied
+
+    # --- the buffers of a row ---------------------------------------------------
+
+    def buffers(self, cache: Sequence[Any]) -> list[tuple[tuple[Any, ...], Form]]:
+        """The arrays of each cut layer as they are, and their form. Raises Unstorable, like `slice`."""
+        return [_rows(leaf, 0) for leaf in self._leaves_of(cache, cut=True)]
+
+    def take_buffers(self, cache: Sequence[Any], length: int, *, leave: bool) -> list[tuple[tuple[Any, ...], Form]]:
+        """`buffers`, evaluated, of caches that nobody writes into any more; without `leave` these are emptied.
+
+        Raises Unstorable: they hold fewer than `length` tokens.
+        """
+        cut = self._leaves_of(cache, cut=True)
+        found = [_rows(leaf, length) for leaf in cut]
+        mx.eval([arrays for arrays, _ in found])
+        for leaf in cut if not leave else ():
+            leaf.keys, leaf.values, leaf.offset = None, None, 0
+        return found
+
+    def make_room(self, cache: Sequence[Any], tokens: int) -> None:
+        """See `make_room`."""
+        make_room(cache, tokens)
 
     # --- to and from plain buffers (the disk tier) ---------------------------
 
-    def pack(self, piece: Slices | Checkpoint) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
+    def pack(self, piece: Rows | Checkpoint) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
         """Copies into numpy buffers, with a JSON text that `unpack` needs."""
         buffers: dict[str, np.ndarray[Any, Any]] = {}
         dtypes: dict[str, str] = {}
@@ -134,11 +202,11 @@ class LayerKit:
             buffers[name] = np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)
             return {"array": name}
 
-        if isinstance(piece, Slices):
-            tree: Any = _encode([list(layer) for layer in piece.arrays], put)
-            meta = {"kind": "slices", "tree": tree, "forms": piece.forms, "length": piece.length}
+        if isinstance(piece, Checkpoint):
+            meta: dict[str, Any] = {"kind": "checkpoint", "tree": _encode(list(piece.states), put)}
         else:
-            meta = {"kind": "checkpoint", "tree": _encode(list(piece.states), put)}
+            tree = _encode([list(layer) for layer in piece.arrays], put)
+            meta = {"kind": "slices", "tree": tree, "forms": piece.forms, "length": piece.length}
         return buffers, json.dumps({**meta, "dtypes": dtypes})
 
     def unpack(self, buffers: dict[str, np.ndarray[Any, Any]], meta: str) -> Slices | Checkpoint:
@@ -206,7 +274,7 @@ def _rows(leaf: Any, stop: int) -> tuple[tuple[Any, ...], Form]:
 def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], length: int) -> Slices:
     flat = [a for layer in arrays for a in layer]
     mx.eval(flat)
-    return Slices(tuple(arrays), tuple(forms), length, sum(a.nbytes for a in flat))
+    return Slices(list(arrays), tuple(forms), length, sum(a.nbytes for a in flat))
 
 
 def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: int, empty: Any) -> tuple[Any, int]:
@@ -227,10 +295,39 @@ def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: i
         room = mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype)
         joined.append(mx.concatenate([*parts, room], axis=-2))
     copied = sum(a.nbytes // capacity * length for a in joined)
+    return _filled(joined, form, length, empty), copied
+
+
+def _filled(arrays: Sequence[Any], form: Form, length: int, empty: Any) -> Any:
+    """A cut layer that holds `length` tokens in these arrays."""
+    if form == _NO_ROWS or not arrays:
+        return empty
     layer = QuantizedKVCache(group_size=form[0], bits=form[1]) if form else KVCache()
-    layer.keys, layer.values = (tuple(joined[:3]), tuple(joined[3:])) if form else joined
+    layer.keys, layer.values = (tuple(arrays[:3]), tuple(arrays[3:])) if form else arrays
     layer.offset = length
-    return layer, copied
+    return layer
+
+
+def make_room(cache: Sequence[Any], tokens: int) -> None:
+    """Makes sure that a pass over so many tokens finds room in each cut layer, and copies one layer at a time for it.
+
+    mlx-lm's own growth copies all layers in the pass. Room grows with the row, so that a long one is rarely copied.
+    """
+    for leaf in leaves(cache):
+        if type(leaf) not in (KVCache, QuantizedKVCache) or leaf.keys is None:
+            continue
+        arrays, form = _rows(leaf, 0)
+        if leaf.offset + tokens <= arrays[0].shape[-2]:
+            continue
+        spare = -(-(tokens + max(_LEAST_ROOM, leaf.offset // ROOM_SHARE)) // _ROUND) * _ROUND
+        grown = []
+        for a in arrays:
+            *outer, _, width = a.shape
+            grown.append(mx.concatenate([a[..., : leaf.offset, :], mx.zeros((*outer, spare, width), a.dtype)], axis=-2))
+        mx.eval(grown)
+        leaf.keys, leaf.values = (tuple(grown[:3]), tuple(grown[3:])) if form else grown
+        del arrays, a
+        mx.clear_cache()
 
 
 def _state(leaf: Any) -> Any:

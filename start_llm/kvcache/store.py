@@ -4,13 +4,15 @@ What a request does here, in order:
 
     lookup    how much of its tokens is stored          does not change the store
     pauses    where its prefill should stop for `put`   does not change the store
-    restore   copies KV into fresh caches               marks segments as used, reads files, may evict
+    restore   caches that hold the stored KV            marks segments as used, reads files, may evict
     put       at each pause, after the prefill, and     adds segments and checkpoints, may evict
               after the generation
+    take_back when the request has ended                the caches' buffers are the tree's, may evict
 
-Contract: all of it is for the model thread, and there are no locks; only `peek` and `snapshot` are for any thread. What
-`restore` returns belongs to the caller. `put` copies from the caller's caches and keeps no reference to them. A plan
-is no promise: what was evicted since is not restored. Nothing here knows what tokens mean, or who may see them.
+Contract: all of it is for the model thread, and there are no locks; only `peek` and `snapshot` are for any thread. The
+caches of `restore` are the caller's alone, or, with `lend`, the caller's until `take_back`: KV moves into them and is
+not copied, and `put` from them copies nothing either. From other caches `put` copies and keeps no reference to them. A
+plan is no promise: what was evicted since is not restored. Nothing here knows what tokens mean, or who may see them.
 """
 
 from __future__ import annotations
@@ -100,21 +102,25 @@ class KVStore:
         found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
 
-    def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
-        """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned.
+    def restore(self, tokens: TokenSequence, plan: RestorePlan, *, lend: bool = False) -> Restored:
+        """Caches of at most `plan.length` tokens: less, if that has gone since it was planned.
 
-        They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more.
+        They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more. With
+        `lend` the caller writes behind what is stored and then calls `take_back`, in any case.
         """
         whole = self._memo.get(tokens)
         array = whole[: plan.length]
         path = self._ready(array, plan.length)
         if not path:
-            return Restored(self._kit.new(), 0, 0)
+            return Restored(self.resident.lend((), None, 0, 0)[0] if lend else self._kit.new(), 0, 0)
         length = min(path[-1].end, len(array))
-        rows = [segment.rows for segment in path if segment.rows is not None]
-        spare = len(whole) - length + _ANSWER_ROOM
-        cache, copied = self._kit.build(rows, path[-1].checkpoint, length, spare)
+        checkpoint, spare = path[-1].checkpoint, len(whole) - length + _ANSWER_ROOM
         self.resident.use(path, self._clock())
+        if lend:
+            cache, copied = self.resident.lend(path, checkpoint, length, spare)
+        else:
+            rows = [segment.rows for segment in path if segment.rows is not None]
+            cache, copied = self._kit.build(rows, checkpoint, length, spare)
         path[-1].landed += length == path[-1].end
         self.resident.counters["copied_bytes"] += copied
         self.disk.used(path)
@@ -131,6 +137,11 @@ class KVStore:
             if self.disk.read(path):
                 return path
             # A file was gone or damaged and is forgotten now: plan again without it.
+
+    def take_back(self, cache: Sequence[Any], *, valid: bool = True, copied: bool = False) -> None:
+        """The request of these caches has ended: see `ResidentKV.take_back`."""
+        self.resident.take_back(cache, valid=valid, copied=copied)
+        self._eviction.enforce(self._clock())
 
     # --- writing ------------------------------------------------------------
 
@@ -199,7 +210,7 @@ class KVStore:
         for segment in path:
             segment.one_shot = one_shot and (segment.one_shot or segment.rows is None)
             if segment.rows is None:
-                resident.fill(segment, self._kit.slice(cache, segment.start, segment.end))
+                resident.fill_from(segment, cache)
                 resident.counters["stored_tokens"] += segment.length
                 segment.seconds_per_token = seconds_per_token
         end = path[-1]

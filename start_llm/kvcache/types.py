@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 Form = tuple[int, ...]
 """How a layer's rows are held: () plain, (group_size, bits) quantised."""
@@ -14,15 +14,32 @@ class Unstorable(Exception):
     """This cache cannot be stored; the message says why."""
 
 
+class Rows(Protocol):
+    """The KV of a run of tokens: `Slices`, or a `Run` of a row (`rows`)."""
+
+    @property
+    def arrays(self) -> Sequence[tuple[Any, ...]]: ...
+    @property
+    def forms(self) -> tuple[Form, ...]: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def layer(self, index: int) -> tuple[Any, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Slices:
     """The rows of a run of tokens, one tuple of arrays a cut layer. Every array is evaluated and owns its buffer."""
 
     # (keys, values), each [1, heads, length, dim], or for quantised rows (keys, scales, biases, values, scales, biases)
-    arrays: tuple[tuple[Any, ...], ...]
+    arrays: list[tuple[Any, ...]]  # emptied layer by layer when a request takes them over
     forms: tuple[Form, ...]  # per cut layer
     length: int
     nbytes: int
+
+    def layer(self, index: int) -> tuple[Any, ...]:
+        return self.arrays[index]
 
 
 @dataclass(slots=True, eq=False)

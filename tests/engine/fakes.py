@@ -138,8 +138,11 @@ class FakeStore:
     def peek(self, tokens: Any, limit: int) -> RestorePlan:
         return self.lookup(tokens, limit)
 
-    def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
+    def restore(self, tokens: Any, plan: RestorePlan, *, lend: bool = False) -> Restored:
         return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)
+
+    def take_back(self, cache: list[Any], *, valid: bool = True, copied: bool = False) -> None:
+        pass
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return () if self.cuttable else tuple(b for b in prompt.boundaries if b > start)

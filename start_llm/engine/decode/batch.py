@@ -12,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.wired import no_wired_limit
+from start_llm.kvcache.layers import make_room
 
 _SAMPLE = (0, 0)
 
@@ -58,6 +59,7 @@ class BatchRunner:
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         with mx.stream(self._batch.stream):
+            make_room(cache, len(tokens))
             if images:
                 self._model.see(tokens, cache, images)
             else:
@@ -68,6 +70,7 @@ class BatchRunner:
         return max(0, taken)
 
     def insert(self, row: RowState) -> int:
+        row.on_copy()
         # The generator takes a token that was drawn for the end of a prompt: it feeds it but does not report it.
         (uid,) = self._batch.insert(
             [[row.newest]],

@@ -34,6 +34,7 @@ class Quantisation:
         for index, layer in enumerate(cache):
             if type(layer) is KVCache and layer.offset >= (self.start if start is None else start):
                 cache[index] = layer.to_quantized(group_size=self.group_size, bits=self.bits)
+                mx.eval(cache[index].keys, cache[index].values)  # layer by layer: what was plain is freed at once
                 changed = True
         return changed
 

@@ -39,6 +39,7 @@ class RowState:
     processors: Processors = ()  # these, too; they look at the newest token only
     fresh: bool = True  # `newest` ends the prompt, so it is not reported
     drafts: RowDrafts = field(default_factory=RowDrafts)
+    on_copy: Callable[[], None] = lambda: None  # called before its KV is copied into a batch: it may be kept then
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ from start_llm.engine.decode.gate import MOST_HEADED, DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
+from start_llm.kvcache.layers import make_room
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
@@ -175,6 +176,7 @@ class SingleRow:
 
     def _forward(self, fed: mx.array) -> mx.array:
         self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
+        make_room(self.state.cache, fed.size)
         began = time.perf_counter()
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
         self._timer.launched(began, fed.size)

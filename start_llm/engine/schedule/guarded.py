@@ -65,7 +65,14 @@ class GuardedStore:
         return self._store.snapshot()
 
     def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
-        return self._or(None, self._store.restore, tokens, plan) or Restored(self._fresh(), 0, 0)
+        """The caches are the store's again after `take_back`."""
+        if not self._reuse:
+            return Restored(self._fresh(), 0, 0)
+        return self._or(None, self._store.restore, tokens, plan, lend=True) or Restored(self._fresh(), 0, 0)
+
+    def take_back(self, cache: Cache, **about: Any) -> None:
+        """`about`: the keyword arguments of `KVStore.take_back`."""
+        self._or(None, self._store.take_back, cache, **about)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return self._or((), self._store.pauses, prompt, start) if self._reuse else ()

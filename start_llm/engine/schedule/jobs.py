@@ -38,6 +38,7 @@ class Job:
     position: int = 0  # how many of `tokens` are in `cache` so far
     pauses: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
     cache: Cache | None = None
+    lent: Cache | None = None  # the caches that the store takes back when the job runs no more
     uid: int = -1
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)  # about the first admission

@@ -67,9 +67,15 @@ class Prefill:
     def restore(self, job: Job, plan: RestorePlan) -> Restored:
         """The job goes on from what is stored."""
         restored = self._store.restore(job.tokens, plan)
-        job.cache, job.position = restored.cache, restored.length
+        job.cache, job.lent, job.position = restored.cache, restored.cache, restored.length
         job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
         return restored
+
+    def take_back(self, job: Job, *, valid: bool = True, copied: bool = False) -> None:
+        """The job's caches are the store's again: see `KVStore.take_back`. Unless they are that already."""
+        cache, job.lent = job.lent, None
+        if cache is not None:
+            self._store.take_back(cache, valid=valid, copied=copied)
 
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""
@@ -81,6 +87,12 @@ class Prefill:
         """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""
         work, cost = job.work, self.seconds_per_token
         self._store.put(tokens, cache, session=work.session, one_shot=work.one_shot, seconds_per_token=cost, **about)
+
+
+def trusted(error: BaseException | None) -> bool:
+    """Whether a row may still hold what it held before a pass that raised this. The device's own errors are of two
+    classes, and after one of them nobody knows what it has written."""
+    return not isinstance(error, RuntimeError | MemoryError)
 
 
 def _whole_images(job: Job, before: int, end: int) -> int:
@@ -125,9 +137,10 @@ class IdlePrefill:
             self.tokens += self._prefill.chunk(job, step)
             if job.position >= job.prefix:
                 self.end()
-        except Exception:
+        except Exception as error:
             log.warning("prefill in an idle gap failed", exc_info=True)
             self._job = None
+            self._prefill.take_back(job, valid=trusted(error))
 
     def end(self) -> None:
         """Stops and keeps what there is."""
@@ -135,10 +148,14 @@ class IdlePrefill:
         if job is not None and job.cache is not None and job.position > job.report.reused:
             self._prefill.keep(job)
             self._done.append((job.tokens, job.report.reused, job.position))
+        if job is not None:
+            self._prefill.take_back(job)
 
     def forget(self) -> None:
-        """Stops and keeps nothing."""
-        self._job = None
+        """Stops and keeps nothing new."""
+        job, self._job = self._job, None
+        if job is not None:
+            self._prefill.take_back(job)
 
     def share(self, tokens: Tokens, reused: int) -> int:
         """How many of the `reused` tokens of a prompt had been computed here."""

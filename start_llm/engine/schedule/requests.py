@@ -21,7 +21,7 @@ from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.jobs import EndReason, Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.prefill import Prefill, Prompts
+from start_llm.engine.schedule.prefill import Prefill, Prompts, trusted
 from start_llm.kvcache.blocks import as_tokens
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def insert(self, job: Job, cache: Cache) -> None:
-        """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens."""
+    def insert(self, job: Job, cache: Cache, copied: Callable[[], None]) -> None:
+        """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens. `copied`: see `RowState`."""
         tokens, newest, fresh = job.tokens.tolist(), job.pending, job.pending is None
         if fresh:
             job.drawing = self._draw(job.work, job.generated)
@@ -52,7 +52,7 @@ class Rows:
         drawing = job.drawing
         drawing.drafts.counts = job.counts
         row = RowState(
-            cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh=fresh, drafts=drawing.drafts
+            cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, copied
         )
         job.uid = self._runner.insert(row)
         job.stage = Stage.DECODE
@@ -140,14 +140,14 @@ class Requests:
         if job.stage is Stage.DECODE:
             self._take_out(job)
         try:
-            self._forget(job)
+            self._forget(job, valid=trusted(error))
         finally:
             job.fail(error if isinstance(error, StartLLMError) else _as_error(error))
 
     def fail_all(self, error: StartLLMError) -> None:
         """Ends everything; nothing of what was running is stored."""
         for job in self:
-            self._forget(job)
+            self._forget(job, valid=False)
             job.fail(error)
         self._rows.clear()
 
@@ -163,12 +163,15 @@ class Requests:
         self._forget(job)
         job.end(reason)
 
-    def put_back(self, job: Job, place: int = 0) -> None:
-        """From prefill or decoding back to the queue. It goes on where it was once it is admitted again."""
+    def put_back(self, job: Job, place: int = 0, *, valid: bool = True) -> None:
+        """From prefill or decoding back to the queue. It goes on where it was once it is admitted again.
+
+        `valid`: see `KVStore.take_back`.
+        """
         if job.stage is Stage.DECODE:
             self._store(job, self._take_out(job))
         self._memory.give(job.work.id)
-        self._to_waiting(job, place)
+        self._to_waiting(job, place, valid=valid)
 
     def pause(self, job: Job) -> bool:
         """Makes room: the job goes to the front of the queue and its KV to the store. False: not at this step."""
@@ -188,12 +191,12 @@ class Requests:
         for job in reversed([*self._rows.clear(), *self._prompts]):
             self.put_back(job)
 
-    def try_alone(self, jobs: Sequence[Job]) -> None:
-        """A step of these jobs failed, and their rows are gone."""
+    def try_alone(self, jobs: Sequence[Job], *, valid: bool) -> None:
+        """A step of these jobs failed, and their rows are gone. `valid`: see `KVStore.take_back`."""
         for job in reversed(jobs):
             job.failures += 1
             job.alone = TRIAL_TOKENS if job.failures == 1 else math.inf
-            self.put_back(job)
+            self.put_back(job, valid=valid)
 
     def may_start(self, job: Job) -> bool:
         """Whether a waiting job may be admitted: those on trial one after the other."""
@@ -212,8 +215,9 @@ class Requests:
         if not job.alone and untried:
             self.put_back(job, self.waiting.index(untried[-1]) + 1)
 
-    def _to_waiting(self, job: Job, place: int, pending: int | None = None) -> None:
+    def _to_waiting(self, job: Job, place: int, pending: int | None = None, *, valid: bool = True) -> None:
         self._prompts.discard(job)
+        self._prefill.take_back(job, valid=valid)
         job.pause(self._clock(), pending)
         self.waiting.insert(place, job)
 
@@ -232,15 +236,18 @@ class Requests:
             cache, tokens = kv
             self._prefill.store(job, as_tokens(tokens), cache)
 
-    def _forget(self, job: Job) -> None:
-        """Takes the job out of everything but the runner."""
+    def _forget(self, job: Job, *, valid: bool = True) -> None:
+        """Takes the job out of everything but the runner. `valid`: see `KVStore.take_back`."""
         self.decoded.update(asdict(job.counts))
         job.cache = None
         self._by_id.pop(job.work.id, None)
         self._prompts.discard(job)
         if job in self.waiting:
             self.waiting.remove(job)
-        self._memory.give(job.work.id)
+        try:
+            self._memory.give(job.work.id)  # first, so that the store has the room
+        finally:
+            self._prefill.take_back(job, valid=valid)
 
 
 def _as_error(error: Exception) -> StartLLMError:

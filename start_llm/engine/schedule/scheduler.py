@@ -28,7 +28,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.preemption import Preemption
-from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, report_of
+from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, report_of, trusted
 from start_llm.engine.schedule.requests import Draw, Requests, Rows
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
 from start_llm.kvcache.blocks import as_tokens
@@ -169,7 +169,7 @@ class Scheduler:
                 self.requests.fail(jobs[0], error)
                 return
             log.warning("a step of %d rows failed; each is tried alone", len(jobs), exc_info=True)
-            self.requests.try_alone(jobs)
+            self.requests.try_alone(jobs, valid=trusted(error))
             return
         if rows:
             self._share.decoded(self._clock() - began)
@@ -223,4 +223,4 @@ class Scheduler:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
         job.room = self._preemption.room(job)
         cache, job.cache = job.cache, None
-        self._rows.insert(job, cache)
+        self._rows.insert(job, cache, lambda: self._prefill.take_back(job, copied=True))

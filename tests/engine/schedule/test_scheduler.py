@@ -155,7 +155,7 @@ class Forgetful(FakeStore):
     gives = 10**6
     deaf = False
 
-    def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
+    def restore(self, tokens: Any, plan: RestorePlan, *, lend: bool = False) -> Restored:
         return super().restore(tokens, replace(plan, length=min(plan.length, self.gives)))
 
     def put(self, tokens: Any, cache: list[Any], **about: Any) -> None:

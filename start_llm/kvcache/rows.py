@@ -1,0 +1,108 @@
+"""The buffers of one row as a place where segments have their KV. Model thread only. Does not know what a request is.
+
+A request that continues a stored path takes over the path's buffers and writes behind them. Meanwhile they are *lent*:
+the segments stay in the tree as *runs* of the row, and can be read between two passes, because nothing that is behind
+a row's last rewind ever changes. When the request has ended the buffers are *at rest*: they belong to the tree, and
+the next request takes them over as they are. A row always begins at the first token of its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.types import Form, Rows
+
+
+class RowKV:
+    """
+    Attributes:
+        lent_to: the caches of the request that writes here; ``None``: the row is at rest.
+        tokens: of all segments that are runs of this row.
+        token_bytes: of the KV of one token.
+        counted: the bytes of this row that the owner of the tree has counted.
+    """
+
+    def __init__(self, kit: LayerKit, cache: Sequence[Any]) -> None:
+        self._kit = kit
+        self._layers: list[tuple[Any, ...]] = []
+        self._forms: tuple[Form, ...] = ()
+        self.lent_to: Sequence[Any] | None = cache
+        self.tokens = self.token_bytes = self.counted = 0
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return self._forms if self.lent_to is None else tuple(form for _, form in self._kit.buffers(self.lent_to))
+
+    @property
+    def nbytes(self) -> int:
+        """Of its buffers, room that no token fills yet included. While it is lent: what the request's caches take."""
+        return sum(a.nbytes for layer in self._all_layers() for a in layer)
+
+    def layer(self, index: int) -> tuple[Any, ...]:
+        """The buffers of one cut layer, from token 0 on; they may be longer than the row."""
+        return self._layers[index] if self.lent_to is None else self._kit.buffers(self.lent_to)[index][0]
+
+    def measure(self) -> None:
+        """Learns `token_bytes`: a row may have become quantised."""
+        self.token_bytes = sum(a.nbytes // a.shape[-2] for layer in self._all_layers() for a in layer)
+
+    def lend(self) -> tuple[list[tuple[Any, ...]], tuple[Form, ...]]:
+        """Gives its buffers away; the caller builds caches of them and sets `lent_to`."""
+        layers, self._layers = self._layers, []
+        return layers, self._forms
+
+    def rest(self, length: int, *, copied: bool) -> None:
+        """The request has ended. Takes its buffers, `length` tokens at least. Raises Unstorable: they hold fewer.
+
+        `copied`: somebody is going to copy the caches; else they are left empty.
+        """
+        assert self.lent_to is not None
+        buffers = self._kit.take_buffers(self.lent_to, length, leave=copied)
+        self._layers, self._forms = [layer for layer, _ in buffers], tuple(form for _, form in buffers)
+        self.lent_to = None
+        self.measure()
+
+    def free_layer(self, index: int) -> None:
+        self._layers[index] = ()
+
+    def clear(self) -> None:
+        """Nobody needs it any more."""
+        self._layers, self.lent_to = [], None
+
+    def _all_layers(self) -> list[tuple[Any, ...]]:
+        return self._layers if self.lent_to is None else [layer for layer, _ in self._kit.buffers(self.lent_to)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The KV of tokens [start, start + length), which lies in a row. Read like `Slices`."""
+
+    row: RowKV
+    start: int
+    length: int
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return self.row.forms
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self.row.token_bytes
+
+    def layer(self, index: int) -> tuple[Any, ...]:
+        """Views, which pin the row's buffers: to be copied at once."""
+        return tuple(a[..., self.start : self.start + self.length, :] for a in self.row.layer(index))
+
+    @property
+    def arrays(self) -> list[tuple[Any, ...]]:
+        return [self.layer(index) for index in range(len(self.forms))]
+
+
+def divided(kit: LayerKit, rows: Rows, start: int, stop: int) -> Rows:
+    """The rows [start, stop) of a segment's: a run of the same row, or a copy."""
+    if isinstance(rows, Run):
+        return Run(rows.row, rows.start + start, stop - start)
+    return kit.part(rows, start, stop)
