@@ -49,9 +49,9 @@ class ResidentKV:
 
     def fill(self, segment: Segment, rows: Rows) -> None:
         """The segment, a ghost until now, holds its rows."""
+        self.learn(rows, None)
         self._hold(segment, rows)
         self.ghosts -= segment.length
-        self.learn(rows, None)
 
     def fill_from(self, segment: Segment, cache: Sequence[Any]) -> None:
         """`fill` from a request's caches: a run of them if they are lent, else a copy."""
@@ -153,7 +153,6 @@ class ResidentKV:
                 self._hold(segment, Run(row, segment.start, segment.length))
             self._lent[id(cache)] = row
             self._count(row)
-            self._kit.make_room(cache, spare)
             done = True
         finally:
             if not done:
@@ -239,13 +238,14 @@ class ResidentKV:
                 self.nbytes += sign * held.nbytes
 
     def _count(self, row: RowKV) -> None:
-        if row.lent_to is not None:
-            self._ragged.discard(row)
-        elif not row.tokens:
-            self._ragged.discard(row)
+        """Counts a row's bytes: none while it is lent."""
+        if row.lent_to is None and not row.tokens:
             row.clear()
-        held = row.tokens * row.token_bytes if row in self._ragged else row.nbytes
-        counted = held if row.lent_to is None else 0
+        if row.lent_to is not None or not row.tokens:
+            self._ragged.discard(row)
+            counted = 0
+        else:
+            counted = row.tokens * row.token_bytes if row in self._ragged else row.nbytes
         self.nbytes += counted - row.counted
         row.counted = counted
 

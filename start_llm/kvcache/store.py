@@ -116,16 +116,27 @@ class KVStore:
         length = min(path[-1].end, len(array))
         checkpoint, spare = path[-1].checkpoint, len(whole) - length + _ANSWER_ROOM
         self.resident.use(path, self._clock())
-        if lend:
-            cache, copied = self.resident.lend(path, checkpoint, length, spare)
-        else:
+        path[-1].landed += length == path[-1].end
+        self.disk.used(path)
+        if not lend:
             rows = [segment.rows for segment in path if segment.rows is not None]
             cache, copied = self._kit.build(rows, checkpoint, length, spare)
-        path[-1].landed += length == path[-1].end
-        self.resident.counters["copied_bytes"] += copied
-        self.disk.used(path)
-        self._eviction.enforce(self._clock())  # what came from disk takes memory
+            self._restored(copied)
+            return Restored(cache, length, copied)
+        cache, copied = self.resident.lend(path, checkpoint, length, spare)
+        done = False
+        try:
+            self._kit.make_room(cache, spare)
+            self._restored(copied)
+            done = True
+        finally:
+            if not done:  # the caller never gets these caches
+                self.resident.take_back(cache)
         return Restored(cache, length, copied)
+
+    def _restored(self, copied: int) -> None:
+        self.resident.counters["copied_bytes"] += copied
+        self._eviction.enforce(self._clock())  # what came from disk takes memory
 
     def _ready(self, tokens: Tokens, limit: int) -> Sequence[Segment]:
         """The segments to restore from, all in memory now; empty if there is nothing to restore."""

@@ -59,7 +59,7 @@ class NothingStored(FakeStore):
     def put(self, *_: Any, **__: Any) -> None:
         pass
 
-    def restore(self, *_: Any) -> Any:
+    def restore(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("nothing is stored")
 
 

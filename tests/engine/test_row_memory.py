@@ -1,4 +1,4 @@
-"""What a continuing turn takes beside the KV that is stored: its row, once."""
+"""What a continuing turn takes: its KV once, and a layer of it that moves."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
     """
     history = [number % 250 for number in range(HISTORY)]
     drafts = Drafts(DraftGate(Published({1: 1.0})))
+    model()  # its weights are no KV
     gc.collect()  # what another run has left
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -124,7 +125,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
 def test_a_continuing_turn_alone_takes_its_row_once_and_leaves_nothing() -> None:
     assert TOKEN_BYTES >= 250_000
     taken = continuing_turn(alone=True, beside=0)
-    assert taken.peak <= 2.2 and taken.after <= 1.2
+    assert taken.peak <= 1.3 and taken.after <= 1.05
 
 
 @pytest.mark.slow

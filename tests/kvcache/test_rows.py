@@ -1,0 +1,321 @@
+"""KV that moves between the tree and the rows of requests: what is read, what is counted, what is freed."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.rows import Run
+from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.types import Slices
+from tests.kvcache.tiny import known_cache, read_known
+
+LAYERS = 3
+TOKEN_BYTES = LAYERS * 2 * 4
+MANY = 1 << 30
+
+
+def caches(tokens: list[int], hybrid: bool = False) -> list[Any]:
+    """`known_cache` with more layers that can be cut."""
+    return [*known_cache(tokens, hybrid), *(known_cache(tokens)[0] for _ in range(LAYERS - 1))]
+
+
+def read(cache: list[Any]) -> list[int]:
+    first, *others = cache[-(LAYERS - 1) :]
+    known = read_known([first])
+    assert all(read_known([layer]) == known for layer in others)
+    assert read_known(cache[: 1 - LAYERS]) == known
+    return known
+
+
+def append(cache: list[Any], new: list[int]) -> None:
+    """As a pass over these tokens does it."""
+    rows = mx.array(np.asarray(new, dtype=np.float32).reshape(1, 1, -1, 1))
+    for layer in cache:
+        if isinstance(layer, KVCache) or hasattr(layer, "max_size"):
+            layer.update_and_fetch(rows, -rows)
+        else:
+            before = (float(layer[0].item()), int(layer[1].item())) if layer[0] is not None else (0.0, 0)
+            layer[0], layer[1] = mx.array([[before[0] + sum(new)]]), mx.array([[before[1] + len(new)]])
+    mx.eval([layer.state for layer in cache])
+
+
+def make_store(hybrid: bool = False, budget_bytes: int = MANY) -> KVStore:
+    config = StoreConfig(budget_bytes, checkpoint_grid=8, checkpoints_recent=2)
+    return KVStore(LayerKit(lambda: caches([], hybrid)), config)
+
+
+def begin(store: KVStore, tokens: list[int]) -> list[Any]:
+    """A request for `tokens` that has the stored part of them."""
+    return store.restore(tokens, store.lookup(tokens), lend=True).cache
+
+
+def turn(store: KVStore, tokens: list[int]) -> None:
+    """A whole request."""
+    cache = begin(store, tokens)
+    append(cache, tokens[len(read(cache)) :])
+    store.put(tokens, cache, session="s")
+    store.take_back(cache)
+
+
+def check(store: KVStore, running: int = 0) -> None:
+    """Every segment holds its own tokens' KV, and every byte is counted once."""
+    resident = store.resident
+    assert len(resident._lent) == running
+    at_rest, own = {}, 0
+    tokens: dict[int, int] = {}
+    for segment in resident.tree:
+        rows = segment.rows
+        if rows is None:
+            continue
+        assert rows.length == segment.length
+        for keys, values in rows.arrays:
+            assert np.array(keys)[0, 0, :, 0].tolist() == segment.tokens.tolist()
+            assert (np.array(keys) == -np.array(values)).all()
+        if isinstance(rows, Slices):
+            own += rows.nbytes
+        elif isinstance(rows, Run):
+            assert rows.start == segment.start
+            tokens[id(rows.row)] = tokens.get(id(rows.row), 0) + rows.length
+            assert (rows.row.lent_to is not None) == (rows.row in resident._lent.values())
+            if rows.row.lent_to is None:
+                at_rest[id(rows.row)] = rows.row
+    for row in [*at_rest.values(), *resident._lent.values()]:
+        assert row.tokens == tokens.get(id(row), 0)
+    checkpoints = [segment.checkpoint for segment in resident.tree if segment.checkpoint is not None]
+    pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
+    states = sum(checkpoint.own_bytes for checkpoint in checkpoints) + sum(pieces.values())
+    assert resident.nbytes == own + states + sum(row.nbytes for row in at_rest.values())
+    assert resident.ghosts == sum(segment.length for segment in resident.tree if segment.rows is None)
+
+
+def numbers(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_request_takes_over_what_it_continues_and_gives_it_back(hybrid: bool) -> None:
+    store = make_store(hybrid)
+    tokens = numbers(1, 300)
+    store.put(tokens, caches(tokens, hybrid))
+    check(store)
+    states = store.resident.nbytes - 300 * TOKEN_BYTES
+    cache = begin(store, [*tokens, 900])
+    assert store.resident.nbytes == states, "what is lent is the request's"
+    check(store, running=1)
+    append(cache, [900, 901])
+    store.put([*tokens, 900, 901], cache)
+    check(store, running=1)
+    store.take_back(cache)
+    check(store)
+    assert store.lookup([*tokens, 900, 901]).length == 302
+    store.take_back(cache)  # a second time: ignored
+    check(store)
+
+
+def test_a_row_at_rest_is_taken_over_as_it_is() -> None:
+    store = make_store()
+    tokens = numbers(1, 6000)
+    turn(store, tokens)
+    copied = store.stats()["copied_bytes"]
+    turn(store, [*tokens, *numbers(7000, 20)])
+    assert store.stats()["copied_bytes"] == copied
+    check(store)
+    assert store.resident.nbytes <= 6020 * TOKEN_BYTES * 1.05
+
+
+def test_who_else_needs_what_is_lent_copies_it() -> None:
+    store = make_store()
+    tokens = numbers(1, 200)
+    turn(store, tokens)
+    first = begin(store, [*tokens, 900])
+    second = begin(store, [*tokens[:150], 800])
+    assert read(second) == tokens[:150]
+    append(first, [900])
+    append(second, [800, 801])
+    store.put([*tokens, 900], first)
+    store.put([*tokens[:150], 800, 801], second)
+    check(store, running=2)
+    store.take_back(second)
+    check(store, running=1)
+    store.take_back(first)
+    check(store)
+    assert store.lookup([*tokens, 900]).length == 201 and store.lookup([*tokens[:150], 800, 801]).length == 152
+
+
+@pytest.mark.parametrize("cut", [290, 100])
+def test_a_request_that_leaves_the_path_takes_over_what_is_worth_it(cut: int) -> None:
+    """At 290 what stands behind it is copied out, at 100 what stands in front of it."""
+    store = make_store()
+    tokens = numbers(1, 300)
+    turn(store, tokens)
+    turn(store, [*tokens, 1000])  # at rest as one row
+    turn(store, [*tokens[:cut], *numbers(2000, 50)])
+    check(store)
+    assert store.lookup([*tokens, 1000]).length == 301
+    assert store.lookup([*tokens[:cut], *numbers(2000, 50)]).length == cut + 50
+    assert store.resident.nbytes <= (301 + 50) * TOKEN_BYTES * 1.1
+
+
+def test_part_of_a_row_that_goes_is_really_freed() -> None:
+    store = make_store()
+    turn(store, numbers(1, 30_000))  # MLX does not copy a slice out of a buffer that is hardly larger
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    store.set_budget(10_000 * TOKEN_BYTES)
+    check(store)
+    assert 7_000 * TOKEN_BYTES <= store.resident.nbytes <= 10_000 * TOKEN_BYTES
+    mx.clear_cache()
+    assert before - mx.get_active_memory() >= 19_000 * TOKEN_BYTES
+
+
+def test_a_row_that_is_not_valid_takes_its_kv_along() -> None:
+    store = make_store()
+    tokens = numbers(1, 100)
+    turn(store, tokens)
+    turn(store, [*tokens[:60], 900])
+    cache = begin(store, [*tokens, 500])
+    store.take_back(cache, valid=False)
+    check(store)
+    assert store.lookup([*tokens, 500]).matched < 100
+    turn(store, [*tokens, 500])
+    check(store)
+
+
+class Fault(Exception):
+    """What one of the calls below the store raises."""
+
+
+class Interleaving:
+    """Requests that begin, go on, are read beside each other and end in a random order; faults in between."""
+
+    METHODS = ("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers")
+
+    def __init__(self, seed: int, faults: bool) -> None:
+        self.random, self.faults = random.Random(seed), faults
+        self.hybrid = seed % 3 == 0
+        self.store = make_store(self.hybrid, self.random.choice([MANY, 60 * TOKEN_BYTES, 200 * TOKEN_BYTES]))
+        self.store.resident.tree._longest = self.random.choice([8, 64, 2048])
+        self.rows: list[tuple[list[int], list[Any]]] = []
+        self.raise_in = -1  # calls until one raises
+        for name in self.METHODS:
+            self.wrap(name)
+
+    def wrap(self, name: str) -> None:
+        kit = self.store._kit
+        method = getattr(kit, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.raise_in -= 1
+            if self.raise_in == 0:
+                raise Fault(name)
+            return method(*args, **kwargs)
+
+        setattr(kit, name, call)
+
+    def text(self, most: int) -> list[int]:
+        return [self.random.randint(1, 2) for _ in range(self.random.randint(1, most))]
+
+    def begin(self) -> None:
+        tokens = self.text(40)
+        if self.rows and self.random.random() < 0.5:
+            known = self.random.choice(self.rows)[0]
+            tokens = known[: self.random.randint(0, len(known))] + tokens
+        try:
+            cache = begin(self.store, tokens)
+        except Fault:
+            cache = caches([], self.hybrid)
+        held = read(cache)
+        assert held == tokens[: len(held)]
+        if len(held) < len(tokens):
+            append(cache, tokens[len(held) :])
+        self.rows.append((tokens, cache))
+
+    def go_on(self) -> None:
+        tokens, cache = self.random.choice(self.rows)
+        new = self.text(10)
+        append(cache, new)
+        tokens += new
+        if not self.hybrid and self.random.random() < 0.3:
+            wrong = self.text(4)
+            append(cache, wrong)
+            for layer in cache:
+                layer.trim(len(wrong))
+        if self.random.random() < 0.2:
+            self.store._kit.make_room(cache, 300)
+
+    def put(self) -> None:
+        tokens, cache = self.random.choice(self.rows)
+        self.store.put(list(tokens), cache, session=str(len(tokens) % 3), checkpoint=self.random.random() < 0.7)
+
+    def look(self) -> None:
+        tokens = self.text(30) if not self.rows else list(self.random.choice(self.rows)[0])
+        got = self.store.restore(tokens, self.store.lookup(tokens, self.random.randint(0, len(tokens))))
+        assert read(got.cache) == tokens[: got.length]
+
+    def end(self) -> None:
+        tokens, cache = self.rows.pop(self.random.randrange(len(self.rows)))
+        try:
+            if self.random.random() < 0.6:
+                self.store.put(list(tokens), cache)
+        finally:
+            self.store.take_back(cache, valid=self.random.random() < 0.9, copied=self.random.random() < 0.3)
+
+    def squeeze(self) -> None:
+        self.store.set_budget(self.random.choice([MANY, 30 * TOKEN_BYTES, 120 * TOKEN_BYTES]))
+
+    def forget(self) -> None:
+        tokens = self.text(20)
+        self.store.forget(tokens, self.random.randint(0, len(tokens)))
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            kinds = [self.begin, self.look, self.squeeze, self.forget]
+            if self.rows:
+                kinds += [self.go_on] * 4 + [self.put] * 3 + [self.end] * 2
+            if len(self.rows) > 3:
+                kinds = [self.end]
+            if self.faults and self.random.random() < 0.4:
+                self.raise_in = self.random.randint(1, 12)
+            try:
+                self.random.choice(kinds)()
+            except Fault:
+                pass
+            self.raise_in = -1
+            lent = {id(cache) for _, cache in self.rows} & set(self.store.resident._lent)
+            check(self.store, running=len(lent))
+            assert set(self.store.resident._lent) == lent, "a request that has ended still has KV of the tree"
+        while self.rows:
+            self.end()
+        check(self.store)
+
+
+def interleave(seeds: range, steps: int, faults: bool) -> None:
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for seed in seeds:
+        Interleaving(seed, faults).play(steps)
+    gc.collect()
+    mx.clear_cache()
+    assert mx.get_active_memory() - before < 4096
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_no_order_of_requests_reads_wrong_kv_or_loses_bytes(faults: bool) -> None:
+    interleave(range(25), 25, faults)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [False, True])
+def test_a_thousand_orders_of_requests(faults: bool) -> None:
+    interleave(range(1000, 2000), 30, faults)
