@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -285,10 +286,8 @@ class Interleaving:
                 kinds = [self.end]
             if self.faults and self.random.random() < 0.4:
                 self.raise_in = self.random.randint(1, 12)
-            try:
+            with suppress(Fault):
                 self.random.choice(kinds)()
-            except Fault:
-                pass
             self.raise_in = -1
             lent = {id(cache) for _, cache in self.rows} & set(self.store.resident._lent)
             check(self.store, running=len(lent))
