@@ -61,6 +61,16 @@ ADDRESSES = (
 AROUND_HTML = ("{}", "text **{}** text", "- item\n\n  {}", "| a |\n|---|\n| {} |", "> {}\n\n# {}")
 AROUND_ADDRESS = ("[click]({})", "![seen]({})", "<{}>", "[click][1]\n\n[1]: {}")
 
+# What a reader of Markdown may need minutes or its whole stack for.
+SLOW = (
+    "_a_b" * 20_000,
+    "a**b" * 20_000 + "c* " * 20_000,
+    "a" + " " * 20_000 + "b",
+    ">" * 3000 + " x",
+    "[a](" * 20_000,
+    "`".join("`" * length for length in range(300)),
+)
+
 SNIPPETS = (
     *(around.replace("{}", html) for html in HTML for around in AROUND_HTML),
     *(around.replace("{}", address) for address in ADDRESSES for around in AROUND_ADDRESS),

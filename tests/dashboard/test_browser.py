@@ -170,7 +170,7 @@ def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Brows
     said = page.text("#said .text")
     page.open(server.url)
     page.view("try")
-    assert page.text("#said .text") == said, "kept"
+    page.until(lambda: page.text("#said .text") == said, "what was kept")
     page.one("#try-again").click()
     page.until(lambda: page.one("#try-again").is_enabled() and page.text("#said .text") == said, "the same again")
     page.one("#try-clear").click()

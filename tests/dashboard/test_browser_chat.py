@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.dashboard.browser import Browser
-from tests.dashboard.hostile import HTML, SNIPPETS
+from tests.dashboard.hostile import HTML, SLOW, SNIPPETS
 from tests.integration.live import Live
 from tests.lazy import Package
 from tests.oracle.oracle import script
@@ -111,6 +111,20 @@ def test_hostile_answers_run_nothing_and_fetch_nothing(page: Browser, wall: str)
     else:
         page.complaints()  # the policy refuses the handlers while DOMPurify takes them apart
     assert page.run("return typeof window.pwned") == "undefined"
+
+
+@pytest.mark.thorough
+def test_answers_that_are_slow_to_read_are_shown_as_they_are(page: Browser) -> None:
+    """Unbounded, the first one takes two minutes, and the fourth one ends in an error."""
+    script = (
+        "const began = performance.now(); const texts = arguments[0];"
+        "return import('/page/markdown.js').then(({ markdown }) => { const shown = texts.map((text) => {"
+        "const box = document.createElement('div'); box.append(markdown(text)); return box.textContent.trim(); });"
+        "return [shown, (performance.now() - began) / 1000]; })"
+    )
+    shown, seconds = page.run(script, list(SLOW))
+    assert shown[2] == SLOW[2] and shown[3] == SLOW[3], "as plain text"
+    assert all(shown) and seconds < 20
 
 
 def send(page: Browser, text: str) -> None:
