@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from start_llm.api.common.dialect import Exchange, Task, error_reply
-from start_llm.api.http.answers import CACHE_HEADER, ID_HEADER, STREAM_HEADERS, encode_head, encode_reply
+from start_llm.api.http.answers import (
+    ANTHROPIC_ID_HEADER,
+    CACHE_HEADER,
+    ID_HEADER,
+    STREAM_HEADERS,
+    encode_head,
+    encode_reply,
+)
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.http.watcher import DisconnectWatcher, Watch, is_gone
@@ -27,7 +34,6 @@ log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 20.0
 """The reader of a stream may take nothing of it so long."""
-ANTHROPIC_ID_HEADER = "request-id"
 HEADER_WAIT = 1.0
 """Seconds that the headers of a stream wait for the cache report."""
 

@@ -19,6 +19,7 @@ from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
+from start_llm.api.openapi import ApiDescription
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
 from start_llm.core.jsontext import parse_json
@@ -138,7 +139,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 def build_routes(
     dialects: Dialects, stored: StoredResponses, page: Page, status: Status, encodings: Encodings, sounds: AudioRoutes
 ) -> Routes:
-    return Routes(
+    described = ApiDescription(
         [
             Route("/", {"GET": page.file}, lane="quick"),
             Route("/page/feed", {"GET": page.feed}, lane="feed"),
@@ -175,3 +176,4 @@ def build_routes(
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
         ]
     )
+    return Routes(described.routes)

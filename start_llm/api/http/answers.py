@@ -12,6 +12,7 @@ from start_llm.core.protocol import status_phrase
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CACHE_HEADER = "x-start-llm-cache"
 ID_HEADER = "x-request-id"
+ANTHROPIC_ID_HEADER = "request-id"
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",

@@ -119,6 +119,9 @@ class Routes:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = tuple(routes)
 
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
     @property
     def patterns(self) -> tuple[str, ...]:
         return tuple(re.sub(r"{.*?}", "{id}", route.pattern) for route in self._routes)

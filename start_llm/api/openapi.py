@@ -1,0 +1,284 @@
+"""``/openapi.json`` and ``/docs``: the routes as an OpenAPI 3.1 document, made from the table and the bodies' models.
+
+Every route of the table is in it, described here or not. It knows no requests.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import start_llm
+from start_llm.api.anthropic.messages import MessagesBody
+from start_llm.api.common.request import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS, WORDS
+from start_llm.api.http import sse
+from start_llm.api.http.answers import ANTHROPIC_ID_HEADER, CACHE_HEADER, ID_HEADER
+from start_llm.api.http.routes import Reply, Route
+from start_llm.api.media.audio import SpeechBody, TranscriptionBody
+from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
+from start_llm.api.openai.chat import ChatBody, CompletionBody
+from start_llm.api.openai.responses import ResponsesBody
+from start_llm.core.errors import StartLLMError
+from start_llm.core.protocol import HEAD_HEADER, REFUSAL_HEADER, WHEN_PLANNED, ErrorStyle, status_phrase, style_of
+
+_SCHEMAS = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What the table does not say of a method of a route."""
+
+    summary: str
+    body: type[BaseModel] | None = None
+    media: str = "application/json"  # of the answer
+    stream: str = ""  # media type of the answer where the body says ``stream``
+    is_request: bool = False  # is counted, has an id and a report
+
+
+_EVENTS = "text/event-stream"
+_COUNTED = "Counts the tokens of the prompt that this body would make; runs nothing"
+OPERATIONS: dict[str, Operation] = {
+    "GET /v1/models": Operation("Lists the models, loaded or not"),
+    "GET /v1/models/{*}": Operation("One model, by any name that a request may use"),
+    "POST /v1/models/load": Operation("Loads a model; answers when it is loaded"),
+    "POST /v1/models/unload": Operation("Unloads a model; its KV goes to disk"),
+    "POST /v1/models/pin": Operation("Pins a model, or not any more"),
+    "POST /v1/chat/completions": Operation("OpenAI chat completions", ChatBody, stream=_EVENTS, is_request=True),
+    "POST /v1/completions": Operation("Raw prompts", CompletionBody, stream=_EVENTS, is_request=True),
+    "POST /v1/messages": Operation("Anthropic messages", MessagesBody, stream=_EVENTS, is_request=True),
+    "POST /v1/messages/count_tokens": Operation(_COUNTED, MessagesBody),
+    "POST /v1/responses": Operation("OpenAI Responses", ResponsesBody, stream=_EVENTS, is_request=True),
+    "POST /v1/responses/input_tokens": Operation(_COUNTED, ResponsesBody),
+    "GET /v1/responses/{}": Operation("A stored response"),
+    "DELETE /v1/responses/{}": Operation("Forgets a stored response"),
+    "GET /v1/responses/{}/input_items": Operation("The input that led to a stored response"),
+    "POST /v1/embeddings": Operation("Vectors of texts", EmbeddingsBody, is_request=True),
+    "POST /v1/rerank": Operation("Documents in the order of a query", RerankBody, is_request=True),
+    "POST /v1/audio/speech": Operation("A text as speech", SpeechBody, "audio/*", is_request=True),
+    "POST /v1/audio/transcriptions": Operation("What is said in a recording", TranscriptionBody, is_request=True),
+    "POST /v1/cache/explain": Operation("What a body of any dialect would reuse and compute; runs nothing"),
+    "GET /v1/cache/requests": Operation("This key's last requests, newest first"),
+    "GET /v1/cache/requests/{}": Operation("The cache report of a request"),
+    "GET /health": Operation("200 if the model answers, else 503"),
+    "GET /metrics": Operation("Figures for Prometheus", media="text/plain"),
+    "GET /openapi.json": Operation("This document"),
+    "GET /docs": Operation("This document, for people", media="text/html"),
+    "GET /": Operation("A page for people", media="text/html"),
+    "GET /page/feed": Operation("The feed that fills the page", media=_EVENTS),
+}
+"""By method and pattern."""
+
+OWN_FIELDS: dict[str, dict[str, Any]] = {
+    **{name: {"type": ["string", "integer", "null"]} for name in SESSION_FIELDS},
+    "adapter": {"type": ["string", "null"], "description": "LoRA adapter that the model is asked with"},
+    "enable_thinking": {"description": f"Whether it thinks first: {WORDS}"},
+    "reasoning_effort": {"description": f"How much it thinks: {WORDS}"},
+    "chat_template_kwargs": {"type": ["object", "null"], "description": "Variables of the chat template"},
+    "extra_body": {"description": "The same fields, as some clients nest them"},
+}
+"""Fields of every body that asks the model, read beside those of its dialect."""
+_ERRORS: dict[ErrorStyle, dict[str, Any]] = {
+    "openai": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+            }
+        },
+    },
+    "anthropic": {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+    "problem": {
+        "type": "object",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "param": {"type": "string"},
+            "code": {"type": "string"},
+        },
+    },
+}
+_TEXT = {"schema": {"type": "string"}}
+_ANSWER_HEADERS = {
+    CACHE_HEADER: {"description": "What was reused and computed, and why", **_TEXT},
+    ID_HEADER: {"description": "The request's id, for /v1/cache/requests/{id}", **_TEXT},
+    ANTHROPIC_ID_HEADER: {"description": "The same id", **_TEXT},
+}
+_ERROR_HEADERS = {
+    "Retry-After": {"description": "Seconds, where another try makes sense", "schema": {"type": "integer"}},
+    REFUSAL_HEADER: {"description": "The word for why a sound request is not answered now", **_TEXT},
+}
+_ASKED_HEADERS = {
+    **dict.fromkeys(SESSION_HEADERS, "Names the conversation"),
+    AGENT_HEADER: "Names a sub-agent of it",
+    HEAD_HEADER: f"{WHEN_PLANNED}: a stream's head waits for the cache report",
+}
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_PLAIN = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
+"""What may be answered where no model is asked, beside 500 and 503."""
+
+
+def error_statuses() -> dict[int, list[str]]:
+    """The statuses of all errors that a client can see, and the codes that come with each."""
+    found: dict[int, set[str]] = {}
+    kinds = [StartLLMError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if kind.type != "client_closed_request":
+            found.setdefault(kind.status, set()).update([kind.code] if kind.code else [])
+    return {status: sorted(codes) for status, codes in sorted(found.items())}
+
+
+class ApiDescription:
+    """`routes`: those of the table, and the two that this describes them by."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes = [
+            *routes,
+            Route("/openapi.json", {"GET": lambda inbound: Reply(self._json)}),
+            Route("/docs", {"GET": lambda inbound: Reply(self._page, 200, "text/html; charset=utf-8", _PAGE_HEADERS)}),
+        ]
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        models = {operation.body for operation in OPERATIONS.values() if operation.body is not None}
+        ordered = sorted(models, key=lambda model: model.__name__)
+        _, found = models_json_schema([(model, "validation") for model in ordered], ref_template=_SCHEMAS)
+        schemas = found["$defs"]
+        for name in ("ChatBody", "CompletionBody", "MessagesBody", "ResponsesBody"):
+            schemas[name]["properties"] = OWN_FIELDS | schemas[name]["properties"]
+        schemas |= {f"Error_{style}": schema for style, schema in _ERRORS.items()}
+        paths: dict[str, dict[str, Any]] = {}
+        for route in self.routes:
+            path, parameters = _path(route)
+            inside = {method.lower(): _operation(route, method) for method in route.handlers}
+            paths[path] = inside | ({"parameters": parameters} if parameters else {})
+        key = {"bearer": {"type": "http", "scheme": "bearer"}}
+        key |= {"key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "start_llm",
+                "version": start_llm.__version__,
+                "description": "A local LLM server for coding agents. A turn costs what is new in it.",
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            },
+            "servers": [{"url": "/"}],
+            "security": [{}, {"bearer": []}, {"key": []}],
+            "paths": paths,
+            "components": {"schemas": schemas, "securitySchemes": key},
+        }
+
+    @cached_property
+    def _json(self) -> bytes:
+        return sse.dumps(self.document)
+
+    @cached_property
+    def _page(self) -> bytes:
+        return "".join(_lines(self.document)).encode()
+
+
+def _path(route: Route) -> tuple[str, list[dict[str, Any]]]:
+    """``/v1/models/{id}``, and its parameter."""
+    path = route.pattern.replace("{*}", "{id}").replace("{}", "{id}")
+    given = {"name": "id", "in": "path", "required": True, **_TEXT}
+    return path, [given] if "{id}" in path else []
+
+
+def _operation(route: Route, method: str) -> dict[str, Any]:
+    known = OPERATIONS.get(f"{method} {route.pattern}", Operation(f"{method} {route.pattern}, for the server's page"))
+    content: dict[str, Any] = {known.media: {"schema": {} if "json" in known.media else {"type": "string"}}}
+    if known.stream:
+        content[known.stream] = {"schema": {"type": "string"}}
+    answer: dict[str, Any] = {"description": "The answer", "content": content}
+    if known.is_request:
+        answer["headers"] = _ANSWER_HEADERS
+    found: dict[str, Any] = {
+        "summary": known.summary + (" (for who may see everything)" if route.private else ""),
+        "operationId": f"{method.lower()}{route.pattern.replace('{*}', 'id').replace('{}', 'id').replace('/', '_')}",
+        "tags": [route.pattern.split("/")[2] if route.pattern.startswith("/v1/") else "server"],
+        "responses": {"200": answer} | dict(_errors(route, method, asks=known.is_request)),
+    }
+    if known.body is not None:
+        kind = "multipart/form-data" if route.form else "application/json"
+        schema: dict[str, Any] = {"$ref": _SCHEMAS.format(model=known.body.__name__)}
+        found["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
+    elif method == "POST":
+        found["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    if known.is_request:
+        headers = _ASKED_HEADERS.items()
+        found["parameters"] = [{"name": name, "in": "header", "description": what, **_TEXT} for name, what in headers]
+    return found
+
+
+def _errors(route: Route, method: str, *, asks: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    style = style_of(route.pattern)
+    kind = "application/problem+json" if style == "problem" else "application/json"
+    for status, codes in error_statuses().items():
+        if asks or method == "POST" or status in {*_PLAIN, 500, 503}:
+            yield (
+                str(status),
+                {
+                    "description": status_phrase(status) + (f": {', '.join(codes)}" if codes else ""),
+                    "headers": _ERROR_HEADERS,
+                    "content": {kind: {"schema": {"$ref": _SCHEMAS.format(model=f"Error_{style}")}}},
+                },
+            )
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    """The document as a page without scripts and styles, which the strictest policy lets through."""
+    title = f"{document['info']['title']} {document['info']['version']}"
+    yield f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}: API</title><h1>{title}</h1>"
+    yield "<p>The same for programs: <a href=/openapi.json>openapi.json</a>. <a href=#bodies>Bodies</a>"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if method == "parameters":
+                continue
+            yield f"<h2 id={operation['operationId']}>{method.upper()} {html.escape(path)}</h2>"
+            yield f"<p>{html.escape(operation['summary'])}"
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                if name := media["schema"].get("$ref", "").rpartition("/")[2]:
+                    yield f"<p>Body: <a href=#{name}>{name}</a>"
+            statuses = ", ".join(operation["responses"])
+            yield f"<p>Answers: {', '.join(operation['responses']['200']['content'])}. Statuses: {statuses}."
+    yield "<h1 id=bodies>Bodies</h1>"
+    for name, schema in document["components"]["schemas"].items():
+        yield f"<h2 id={name}>{name}</h2><ul>"
+        for field, what in schema.get("properties", {}).items():
+            needed = ", required" if field in schema.get("required", ()) else ""
+            yield f"<li><b>{html.escape(field)}</b>{needed}: <code>{html.escape(json.dumps(what))}</code>"
+        yield "</ul>"
