@@ -20,6 +20,7 @@ class Session:
     ends: list[Segment] = field(default_factory=list)  # the segments where its last stored turns end, oldest first
     caller: str = ""  # name of the conversation that is taken to have begun this one, as an agent begins sub-agents
     called: float = -math.inf  # when one that it began was used last
+    alternates: bool = False  # it once went on from an end that was not its newest one
 
 
 class Sessions:
@@ -44,6 +45,7 @@ class Sessions:
         if (caller := self._known.get(session.caller)) is not None:
             caller.called = now
         above = set(map(id, end.ancestors()))
+        session.alternates = session.alternates or any(id(e) in above for e in session.ends[:-1])
         kept = [e for e in session.ends if e is not end and e.rows is not None and id(e) not in above]
         session.ends = [*kept, end][-self._keep :] if self._keep else []
         self._known.put(name, session)
@@ -66,6 +68,10 @@ class Sessions:
         weakest. One that waits for conversations that it began will come back for sure: up to half of the budget is
         reserved for such ones, the eldest first, so that a dozen sub-agents do not push out the one that called them.
         (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
+
+        A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
+        back to where it was: such an end is weaker than the newest end of any other. It is not, if this conversation
+        was seen to go back: then it may be several, which share a name.
         """
         strengths: dict[int, tuple[int, float]] = {}
         left, seen = budget_bytes // 2, set[int]()
@@ -81,7 +87,9 @@ class Sessions:
             strength = (2, -session.created) if id(session) in reserved else (1, session.used)
             for end in session.ends:
                 if end.rows is not None:
-                    strengths[id(end)] = max(strengths.get(id(end), strength), strength)
+                    left_behind = end is not session.ends[-1] and not session.alternates
+                    here = (0, session.used) if left_behind else strength
+                    strengths[id(end)] = max(strengths.get(id(end), here), here)
         return strengths
 
     def protected_bytes(self, now: float) -> int:

@@ -24,6 +24,24 @@ def test_an_end_that_grew_is_an_end_no_more() -> None:
     assert sessions.protection(3.0, BUDGET).keys() == {id(branch), id(third)}
 
 
+def test_an_end_that_was_left_behind_is_weaker_than_any_newest_end() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    other = grow(tree, run(1000, 5))
+    sessions.add_end("other", other, 1.0)
+    long = grow(tree, run(0, 50))
+    sessions.add_end("a", long, 2.0)
+    summed_up = grow(tree, [*run(0, 10), *run(2000, 5)])
+    sessions.add_end("a", summed_up, 3.0)
+    strengths = sessions.protection(4.0, BUDGET)
+    assert strengths[id(long)] < strengths[id(other)] < strengths[id(summed_up)]
+    # Who goes back to an older end may do so again: main and sub-agent under one name.
+    long = grow(tree, run(0, 60))
+    sessions.add_end("a", long, 5.0)
+    sessions.add_end("a", grow(tree, [*run(0, 10), *run(2000, 9)]), 6.0)
+    strengths = sessions.protection(7.0, BUDGET)
+    assert strengths[id(other)] < strengths[id(long)]
+
+
 def test_no_end_is_protected_if_none_is_kept() -> None:
     sessions = Sessions(idle=60, keep=0)
     sessions.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
