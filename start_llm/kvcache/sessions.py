@@ -36,14 +36,15 @@ class Sessions:
         self._idle = idle
         self._keep = keep
         self._lately = (idle or _USUAL_IDLE) / 6
+        self._between = (idle or _USUAL_IDLE) / 30  # two requests of a sub-agent are seldom further apart
         self._known: Lru[str, Session] = Lru(most)
 
     def add_end(self, name: str, end: Segment, now: float) -> None:
         """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more."""
         session = self._known.get(name) or Session(now, now, caller=self._caller_of(end, now))
         session.used = now
-        if (caller := self._known.get(session.caller)) is not None:
-            caller.called = now
+        if (caller := self._known.get(session.caller)) is not None and caller.used < session.created:
+            caller.called = now  # it has not come back since it began this one
         above = set(map(id, end.ancestors()))
         session.alternates = session.alternates or any(id(e) in above for e in session.ends[:-1])
         kept = [e for e in session.ends if e is not end and e.rows is not None and id(e) not in above]
@@ -51,15 +52,19 @@ class Sessions:
         self._known.put(name, session)
 
     def _caller_of(self, end: Segment, now: float) -> str:
-        """Of a new conversation: the eldest that was active lately and begins with the same segment; or ``""``."""
+        """Of a new conversation: who was active last and begins with the same segment, or ``""``. If that one was begun
+        by somebody who has not come back since, the same one has begun this, too."""
         first = _first(end)
         alike = [
-            (session.created, name)
+            (session.used, name)
             for name, session in self._known.items()
             if now - max(session.used, session.called) <= self._lately
             and any(_first(known) is first for known in session.ends[-1:])
         ]
-        return min(alike, default=(0.0, ""))[1]
+        _, latest = max(alike, default=(0.0, ""))
+        session = self._known.get(latest)
+        caller = self._known.get(session.caller) if session is not None else None
+        return session.caller if session and caller and caller.used < session.created else latest
 
     def protection(self, now: float, budget_bytes: int) -> dict[int, tuple[int, float]]:
         """For each protected end (by `id`): how strongly, greater is stronger.
@@ -70,12 +75,12 @@ class Sessions:
         (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
 
         A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
-        back to where it was: such an end is weaker than the newest end of any other. It is not, if this conversation
-        was seen to go back: then it may be several, which share a name.
+        back to where it was: such an end is weaker than the newest end of any other. If this conversation was seen to go
+        back, it may be several that share a name: then each end counts by its own silence.
         """
         strengths: dict[int, tuple[int, float]] = {}
         left, seen = budget_bytes // 2, set[int]()
-        waiting = [s for s in self._live(now) if s.called > s.used and now - s.called <= self._lately]
+        waiting = [s for s in self._live(now) if s.called > s.used and now - s.called <= self._between]
         waiting = [s for s in waiting if now - s.used <= 2 * self._lately]
         reserved = set[int]()
         for session in sorted(waiting, key=lambda s: s.created):
@@ -87,8 +92,8 @@ class Sessions:
             strength = (2, -session.created) if id(session) in reserved else (1, session.used)
             for end in session.ends:
                 if end.rows is not None:
-                    left_behind = end is not session.ends[-1] and not session.alternates
-                    here = (0, session.used) if left_behind else strength
+                    newest = end is session.ends[-1]
+                    here = strength if newest else (int(session.alternates), end.used)
                     strengths[id(end)] = max(strengths.get(id(end), here), here)
         return strengths
 

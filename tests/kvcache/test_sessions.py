@@ -24,18 +24,18 @@ def test_an_end_that_grew_is_an_end_no_more() -> None:
     assert sessions.protection(3.0, BUDGET).keys() == {id(branch), id(third)}
 
 
-def test_an_end_that_was_left_behind_is_weaker_than_any_newest_end() -> None:
+def test_an_end_that_was_left_behind_is_weaker_than_any_newest_one() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     other = grow(tree, run(1000, 5))
     sessions.add_end("other", other, 1.0)
-    long = grow(tree, run(0, 50))
+    long = grow(tree, run(0, 50), used=2.0)
     sessions.add_end("a", long, 2.0)
     summed_up = grow(tree, [*run(0, 10), *run(2000, 5)])
     sessions.add_end("a", summed_up, 3.0)
     strengths = sessions.protection(4.0, BUDGET)
     assert strengths[id(long)] < strengths[id(other)] < strengths[id(summed_up)]
     # Who goes back to an older end may do so again: main and sub-agent under one name.
-    long = grow(tree, run(0, 60))
+    long = grow(tree, run(0, 60), used=5.0)
     sessions.add_end("a", long, 5.0)
     sessions.add_end("a", grow(tree, [*run(0, 10), *run(2000, 9)]), 6.0)
     strengths = sessions.protection(7.0, BUDGET)
@@ -68,9 +68,28 @@ def test_who_waits_for_those_it_called_is_reserved() -> None:
     assert (strengths[id(main)], strengths[id(agent)], strengths[id(other)]) == ((2, -1.0), (1, 50.0), (1, 0.0))
     sessions.add_end("main", main, 61.0)  # it has come back
     assert sessions.protection(61.0, BUDGET)[id(main)] == (1, 61.0)
-    sessions.add_end("agent", agent, 100.0)
-    assert sessions.protection(200.0, BUDGET)[id(main)][0] == 2
-    assert sessions.protection(200.1, BUDGET)[id(main)][0] == 1  # the agent is silent, too
+    sessions.add_end("agent", agent, 100.0)  # goes on by itself: nobody waits for it
+    assert sessions.protection(100.0, BUDGET)[id(main)] == (1, 61.0)
+    sessions.add_end("main", main, 101.0)
+    for number in (7, 8):  # two at once
+        sessions.add_end(f"agent {number}", grow(tree, [*tools, 1000 + number]), 101.0 + number)
+    sessions.add_end("agent 8", grow(tree, [*tools, 1008, 1]), 130.0)
+    assert sessions.protection(150.0, BUDGET)[id(main)][0] == 2
+    assert sessions.protection(150.1, BUDGET)[id(main)][0] == 1  # the agents are silent, too
+
+
+def test_one_that_began_before_the_main_conversation_is_not_reserved() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    tools = run(0, 10)
+    early = grow(tree, [*tools, 7])
+    sessions.add_end("early", early, 0.0)
+    main = grow(tree, [*tools, 1])
+    sessions.add_end("main", main, 5.0)
+    sessions.add_end("early", early, 6.0)
+    sessions.add_end("main", main, 8.0)
+    sessions.add_end("agent", grow(tree, [*tools, 9]), 10.0)
+    strengths = sessions.protection(20.0, BUDGET)
+    assert (strengths[id(main)][0], strengths[id(early)][0]) == (2, 1)
 
 
 def test_a_conversation_of_long_ago_called_nobody() -> None:
