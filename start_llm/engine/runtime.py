@@ -110,7 +110,15 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None 
         gate=gate,
         quantisation=quantisation,
         batches=not loaded.capabilities.decoding.batches,
+        landmarks=landmarks_of(loaded),
     )
+
+
+def landmarks_of(loaded: LoadedModel) -> set[int]:
+    """The tokens that end reasoning and that begin a call, where these are tokens of their own."""
+    style, marks = loaded.style, loaded.tokenizer.get_added_vocab()
+    texts = (style.reasoning.end, *(opener.text for opener in style.openers(())))
+    return {marks[text] for text in texts if text in marks}
 
 
 def make_store(

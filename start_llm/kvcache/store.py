@@ -166,6 +166,7 @@ class KVStore:
         seconds_per_token: float = 0.0,
         checkpoint: bool = True,
         head: bool = False,
+        states: Sequence[tuple[int, Sequence[Any]]] = (),
     ) -> None:
         """Stores what is not stored yet of `cache`, which holds exactly `tokens` (one row, not a batch).
 
@@ -175,6 +176,7 @@ class KVStore:
             seconds_per_token: measured cost of computing the new tokens (0: unknown).
             checkpoint: also save the state of layers that cannot be cut.
             head: the tools+system block ends here: its checkpoint is kept longer than others.
+            states: layers as they were after so many of `tokens`: checkpoints of these places are saved, too.
 
         Raises:
             ValueError: the cache holds another number of tokens.
@@ -187,6 +189,8 @@ class KVStore:
             return
         try:
             end = self._insert(array, cache, one_shot, seconds_per_token, checkpoint and not self._kit.cuttable)
+            for length, layers in states:
+                self._attach(array[:length], layers)
         except Unstorable as error:
             self.resident.counters["refused"] += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
@@ -229,6 +233,12 @@ class KVStore:
             resident.attach(end, state)
         resident.use(path, self._clock())
         return end
+
+    def _attach(self, tokens: Tokens, layers: Sequence[Any]) -> None:
+        """Saves a checkpoint at the end of `tokens`, which are stored."""
+        place = self.resident.tree.extend(tokens)[-1]
+        if place.rows is not None and place.checkpoint is None:
+            self.resident.attach(place, self._kit.checkpoint(layers))
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""

@@ -124,6 +124,17 @@ def test_a_checkpoint_inside_a_stored_path() -> None:
     assert store.stats()["bytes"] == 90 * TOKEN_BYTES + 2 * STATE_BYTES
 
 
+def test_states_of_an_answer_are_checkpoints_inside_of_it() -> None:
+    store = store_of(hybrid=True)
+    put(store, run(0, 40), hybrid=True)
+    states = [(length, known_cache(run(0, length), hybrid=True)) for length in (40, 60)]
+    put(store, run(0, 90), hybrid=True, states=states)
+    assert restored(store, [*run(0, 70), 7]) == run(0, 60)  # a call that came back in other words
+    assert restored(store, [*run(0, 55), 7]) == run(0, 40)
+    assert restored(store, run(0, 90)) == run(0, 90)
+    assert store.stats()["checkpoints"] == 3
+
+
 def test_pauses_stand_at_boundaries_and_partings() -> None:
     store = store_of(hybrid=True, checkpoints_recent=2, checkpoint_grid=1000)
     tokens = run(0, 100)

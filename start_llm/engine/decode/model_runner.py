@@ -54,6 +54,7 @@ class ModelRunner:
         gate: decides about drafts, and learns what passes cost; ``None``: there are no drafts.
         quantisation: of a row's KV, as it grows.
         batches: several rows are decoded together; else each by itself, one after the other.
+        landmarks: see `SingleRow`. A row in a batch keeps no states.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class ModelRunner:
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
         batches: bool = True,
+        landmarks: Iterable[int] = (),
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
-        self._together = batches
+        self._together, self._landmarks = batches, frozenset(landmarks)
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
         self._rows: dict[int, _Row] = {}
@@ -170,7 +172,13 @@ class ModelRunner:
             if isinstance(row.place, RowState):
                 gate = None if row.drafts.find_drafter is None else self._gate
                 row.place = SingleRow(
-                    row.uid, self._model, row.place, eos=self._eos, gate=gate, quantisation=self._quantisation
+                    row.uid,
+                    self._model,
+                    row.place,
+                    eos=self._eos,
+                    gate=gate,
+                    quantisation=self._quantisation,
+                    landmarks=self._landmarks,
                 )
             drafter = None if row.drafts.find_drafter is None else row.drafts.find_drafter()
             if drafter is not None:

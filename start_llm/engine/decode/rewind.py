@@ -12,6 +12,7 @@ How depends on the layer. Uses of mlx-lm's internals: `RotatingKVCache._idx`, `A
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,19 @@ class Rewinder:
             elif isinstance(leaf, RotatingKVCache):
                 kept.append((leaf, (leaf.keys, leaf.values, leaf.offset, leaf._idx)))
         return kept
+
+    def states(self) -> list[Any] | None:
+        """The layers with the states that they hold now and without rows; later passes do not change them. ``None``: no
+        layer has one, or one is written in place."""
+        if not self.carries or any(isinstance(leaf, RotatingKVCache) for leaf in leaves(self._cache)):
+            return None
+        found: list[Any] = []
+        for leaf in leaves(self._cache):
+            kept = copy.copy(leaf) if isinstance(leaf, ArraysCache) else KVCache()
+            if isinstance(leaf, ArraysCache):
+                kept.cache = list(leaf.cache)
+            found.append(kept)
+        return found
 
     def cut(self, tokens: int) -> None:
         """Takes out the last tokens of the newest pass, which computed more than these. Not for layers that carry."""

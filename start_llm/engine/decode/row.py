@@ -40,6 +40,8 @@ class RowState:
     fresh: bool = True  # `newest` ends the prompt, so it is not reported
     drafts: RowDrafts = field(default_factory=RowDrafts)
     on_copy: Callable[[], None] = lambda: None  # called before its KV is copied into a batch: it may be kept then
+    # (tokens, layers): what the layers that cannot be cut held at landmarks of the answer, see `SingleRow`
+    states: list[tuple[int, Cache]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
 _PAUSE = 0.005
+_NEAR = 16  # tokens: of two landmarks so near to each other the later one is enough
+_MOST_STATES = 4  # that a row keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class SingleRow:
         state: taken over.
         gate: where it is missing, nothing is drafted.
         quantisation: a block does not reach beyond its `start`.
+        landmarks: tokens behind which clients are likely to part from an answer, as the beginning of a call, which
+            they may write down otherwise. Layers that cannot be cut leave their state there (`RowState.states`).
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class SingleRow:
         eos: frozenset[int],
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
+        landmarks: frozenset[int] = frozenset(),
     ) -> None:
         self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
@@ -82,6 +87,8 @@ class SingleRow:
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
         self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
+        self._landmarks = landmarks if self._rewinder.possible and self._rewinder.carries else frozenset[int]()
+        self._stops = eos | self._landmarks  # a draft ends there
         self._timer = _PassTimer(self._gate)
         self._drafter: SuffixIndex | None = None
         self._next = _NextPass()  # while the state is `fresh`: `Start`
@@ -185,9 +192,18 @@ class SingleRow:
     def _commit(self, tokens: Sequence[int]) -> None:
         """These are in the KV for good. Chooses the next state."""
         self.state.tokens += tokens
+        if tokens[-1] in self._landmarks:
+            self._keep_states()
         if self._quantisation is not None:
             self._quantisation.apply(self.state.cache)
         self._next = self._next_pass()
+
+    def _keep_states(self) -> None:
+        kept, here, layers = self.state.states, len(self.state.tokens), self._rewinder.states()
+        if kept and here - kept[-1][0] < _NEAR:
+            kept.pop()
+        if layers is not None and len(kept) < _MOST_STATES:
+            kept.append((here, layers))
 
     def _next_pass(self) -> _NextPass:
         """Of a pass that is in the KV: may the next one start before it is known what it begins with?"""
@@ -250,7 +266,7 @@ class SingleRow:
     def _draft(self, token: int, now: _NextPass) -> Proposal | None:
         """What to verify behind this token, the newest one; ``None`` if nothing pays."""
         most = self._room(len(now.carried))
-        if self._gate is None or token in self._eos or most < 1:
+        if self._gate is None or token in self._stops or most < 1:
             return None
         proposals = [] if (read := self._from_text(token, most)) is None else [read]
         if self._head is not None:
@@ -263,7 +279,7 @@ class SingleRow:
         if not length:
             return None
         draft = proposals[index].tokens[:length] or self._from_head(token, now, length)
-        end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), None)
+        end = next((i for i, drafted in enumerate(draft) if drafted in self._stops), None)
         draft = draft if end is None else draft[: end + 1]
         if self._guide is not None:
             draft = draft[: self._guide.allowed(token, draft)]

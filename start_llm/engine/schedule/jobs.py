@@ -39,6 +39,7 @@ class Job:
     pauses: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
     cache: Cache | None = None
     lent: Cache | None = None  # the caches that the store takes back when the job runs no more
+    states: list[tuple[int, Cache]] = field(default_factory=list)  # of its answer, see `RowState`
     uid: int = -1
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)  # about the first admission

@@ -54,6 +54,7 @@ class Rows:
         row = RowState(
             cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, copied
         )
+        row.states = job.states
         job.uid = self._runner.insert(row)
         job.stage = Stage.DECODE
         self._jobs[job.uid] = job
@@ -234,7 +235,7 @@ class Requests:
     def _store(self, job: Job, kv: tuple[Cache, Sequence[int]] | None) -> None:
         if kv is not None:
             cache, tokens = kv
-            self._prefill.store(job, as_tokens(tokens), cache)
+            self._prefill.store(job, as_tokens(tokens), cache, states=job.states)
 
     def _forget(self, job: Job, *, valid: bool = True) -> None:
         """Takes the job out of everything but the runner. `valid`: see `KVStore.take_back`."""

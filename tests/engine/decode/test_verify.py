@@ -208,6 +208,33 @@ def test_a_row_without_drafts_says_the_same(name: str) -> None:
     assert_same_kv(got, expected)
 
 
+@pytest.mark.parametrize("lies", [None, liar(1)])
+def test_a_state_is_kept_behind_each_landmark(lies: Callable[[int], tuple[int, int | None]] | None) -> None:
+    model, sampling = make("qwen3_5"), SAMPLINGS["greedy"]
+    expected = reference(model, sampling, 40)
+    landmarks = frozenset({expected.tokens[4], expected.tokens[30]})
+    row = single(model, sampling, 40, truth=expected.tokens, lies=lies, landmarks=landmarks)
+    assert said(row).tokens == expected.tokens
+    assert len(row.state.states) >= 2
+    for length, layers in row.state.states:
+        spoken = length - len(PROMPT)
+        assert expected.tokens[spoken - 1] in landmarks
+        after = reference(model, sampling, spoken)
+        for kept, layer in zip(layers, after.kv, strict=True):
+            assert type(kept) is type(layer)
+            if isinstance(layer, ArraysCache):
+                for x, y in zip(rows_of(kept), rows_of(layer), strict=True):
+                    np.testing.assert_allclose(np.array(x), np.array(y), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_no_state_is_kept_where_none_is_needed_or_it_is_written_in_place(name: str) -> None:
+    model = make(name)
+    row = single(model, SAMPLINGS["greedy"], 20, landmarks=frozenset(range(VOCAB)))
+    said(row)
+    assert row.state.states == []
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_5", "gemma3_text"])
 def test_a_rejection_at_every_place_of_a_block(name: str) -> None:
     model = make(name)
