@@ -75,8 +75,8 @@ class Sessions:
         (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
 
         A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
-        back to where it was: such an end is weaker than the newest end of any other. If this conversation was seen to go
-        back, it may be several that share a name: then each end counts by its own silence.
+        back to where it was: such an end is weaker than the newest end of any other. One that was seen to go back may
+        be several that share a name: then each end counts by its own silence.
         """
         strengths: dict[int, tuple[int, float]] = {}
         left, seen = budget_bytes // 2, set[int]()

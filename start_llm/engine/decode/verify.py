@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
 _PAUSE = 0.005
-_NEAR = 16  # tokens: of two landmarks so near to each other the later one is enough
+_NEAR = 16  # tokens: of two landmarks so near to each other one is enough
 _MOST_STATES = 4  # that a row keeps
 
 
@@ -199,10 +199,10 @@ class SingleRow:
         self._next = self._next_pass()
 
     def _keep_states(self) -> None:
-        kept, here, layers = self.state.states, len(self.state.tokens), self._rewinder.states()
-        if kept and here - kept[-1][0] < _NEAR:
-            kept.pop()
-        if layers is not None and len(kept) < _MOST_STATES:
+        kept, here = self.state.states, len(self.state.tokens)
+        if len(kept) == _MOST_STATES or (kept and here - kept[-1][0] < _NEAR):
+            return
+        if (layers := self._rewinder.states()) is not None:
             kept.append((here, layers))
 
     def _next_pass(self) -> _NextPass:
