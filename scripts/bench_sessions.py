@@ -8,8 +8,10 @@ usage: python3.12 install_and_run.py run scripts/bench_sessions.py PATH.. [--at-
 PATH: a file with a session a line (`Session.parse` tells the format; may be .gz), or a JSON file of kv-cache-tester.
 
 Columns: computed / optimum, where the optimum computes what no earlier prompt began with; the share of reuse that came
-from memory and from disk; seconds waited at p50 and p90; GB written to disk; and what was computed beyond the optimum,
-by cause, in parts of the optimum (evicted; no checkpoint: the state there was not kept; floor: between restore places).
+from memory and from disk; seconds waited at p50 and p90; KB that a real model would have written to disk for each token
+of the optimum; and what was computed beyond the optimum, by cause, in parts of the optimum (evicted; no checkpoint: the
+state there was not kept; floor: between restore places). With `--restart` the server is started again in the middle,
+and a second line tells the next turn of each conversation.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -41,6 +42,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from start_llm.core.prompt import Prompt
+from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
@@ -165,7 +167,7 @@ class Device:
 
 @dataclass
 class Score:
-    """What one policy did. Tokens."""
+    """What one policy did. Tokens; `written`: bytes of a real model's KV."""
 
     policy: str
     prompt: int = 0
@@ -199,7 +201,7 @@ class Score:
             f"{self.computed / self.optimum:.3f}",
             f"{self.from_memory / reused:.0%} + {self.from_disk / reused:.0%}",
             f"{statistics.median(waits):.1f} / {waits[len(waits) * 9 // 10]:.1f}",
-            f"{self.written * device.token_bytes / 1e9:.0f}" if self.written else "-",
+            f"{self.written / self.optimum / 1024:.0f}" if self.written else "-",
             causes,
         ]
 
@@ -228,18 +230,49 @@ class TinyModel:
         return layers
 
 
+class CountingTier(DiskTier):
+    """Counts what a real model would have written. `tokens` with KV, `states` of layers that cannot be cut."""
+
+    tokens = states = 0
+
+    def write(self, piece: StoredPiece, buffers: Any, layout: str) -> str:
+        self.tokens += len(piece.tokens) // 4
+        self.states += not piece.tokens
+        return super().write(piece, buffers, layout)
+
+
 def replay_ours(
-    requests: Sequence[Request], budget: int, device: Device, state_tokens: int, folder: Path | None
-) -> Score:
-    """The real store, as the engine calls it: look up, restore, pause for checkpoints, store at the prompt's end."""
-    score = Score("start_llm + disk" if folder is not None else "start_llm")
-    model, now = TinyModel(state_tokens), 0.0
-    disk = DiskTier(folder, "bench", 1 << 50) if folder is not None else None
+    requests: Sequence[Request],
+    budget: int,
+    device: Device,
+    state_tokens: int,
+    folder: Path | None,
+    restart: bool = False,
+) -> list[Score]:
+    """The real store, as the engine calls it: look up, restore, pause for checkpoints, store at the prompt's end.
+
+    With `restart` the store is closed half-way and opened anew; the second score is that of the turns that each
+    conversation of before continues with.
+    """
+    name = "start_llm + disk" if folder is not None else "start_llm"
+    score, resumed = Score(name), Score("next turns after a restart")
+    model, now, written = TinyModel(state_tokens), 0.0, 0
     config = StoreConfig((budget or 1 << 40) * TOKEN_BYTES)
-    store = KVStore(model.kit, config, disk=disk, clock=lambda: now)
-    for request in requests:
+
+    def opened() -> tuple[KVStore, CountingTier | None]:
+        disk = CountingTier(folder, "bench", 1 << 50) if folder is not None else None
+        return KVStore(model.kit, config, disk=disk, clock=lambda: now), disk
+
+    store, disk = opened()
+    waiting = set[str]()
+    for number, request in enumerate(requests):
         now = request.time
         store.idle()
+        if restart and number == len(requests) // 2:
+            waiting = {before.conversation for before in requests[:number]}
+            store.close()
+            written += _written(disk, device, state_tokens)
+            store, disk = opened()
         tokens = request.tokens
         prompt = Prompt(tuple(tokens.tolist()), head=min(request.head, len(tokens)), generation=len(tokens) - 1)
         plan = store.lookup(prompt.tokens, len(tokens) - 1)
@@ -247,7 +280,10 @@ def replay_ours(
         found = store.restore(prompt.tokens, plan)
         paged = store.stats()["paged_tokens"] - paged
         reason = plan.reason if plan.reason in {"evicted", "no_checkpoint"} else "floor"
-        score.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
+        parts = [score, resumed] if request.conversation in waiting else [score]
+        waiting.discard(request.conversation)
+        for part in parts:
+            part.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
         about: dict[str, Any] = {"session": request.conversation, "seconds_per_token": 1 / device.prefill}
         for place in store.pauses(prompt, found.length):
             store.put(tokens[:place], model.cache(place), head=place == prompt.head, **about)
@@ -255,10 +291,13 @@ def replay_ours(
         if disk is not None:
             store.disk.flush()
         mx.clear_cache()
-    if disk is not None:
-        score.written = store.stats()["stored_tokens"]
     store.close()
-    return score
+    score.written = written + _written(disk, device, state_tokens)
+    return [score, resumed] if restart else [score]
+
+
+def _written(disk: CountingTier | None, device: Device, state_tokens: int) -> int:
+    return 0 if disk is None else (disk.tokens + disk.states * state_tokens) * device.token_bytes
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
@@ -365,11 +404,10 @@ def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 
 def scores(requests: Sequence[Request], budget: int, device: Device, options: argparse.Namespace) -> Iterator[Score]:
     state = options.state_tokens if options.hybrid else 0
-    yield replay_ours(requests, budget, device, state, None)
+    yield from replay_ours(requests, budget, device, state, None)
     if options.disk:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            yield replay_ours(requests, budget, device, state, folder)
+        with tempfile.TemporaryDirectory() as folder:
+            yield from replay_ours(requests, budget, device, state, Path(folder), options.restart)
     if options.baselines:
         yield replay_oracle(requests, budget, device, options.block)
         yield replay_lru("LRU, blocks of a tree", requests, budget, device, options.block)
@@ -386,6 +424,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--hybrid", action="store_true", help="a model with recurrent state")
     parser.add_argument("--state-tokens", type=int, default=1024, help="its size, in tokens of KV")
+    parser.add_argument("--restart", action="store_true", help="with disk: start the server again half-way")
     parser.add_argument("--no-disk", dest="disk", action="store_false")
     parser.add_argument("--no-baselines", dest="baselines", action="store_false")
     parser.add_argument("--longest", type=int, default=200_000, help="leave out sessions with longer prompts")
@@ -408,7 +447,7 @@ def main(given: Sequence[str] | None = None) -> int:
             limit = f"{budget:,} tokens" if budget else "no limit"
             kind = "hybrid" if options.hybrid else "plain"
             table = Table(
-                "policy", "computed / optimum", "reuse: memory + disk", "s waited p50 / p90", "GB written", "beyond"
+                "policy", "computed / optimum", "reuse: memory + disk", "s waited p50 / p90", "KB / token", "beyond"
             )
             for score in scores(requests, budget, device, options):
                 table.add_row(*score.row(device))

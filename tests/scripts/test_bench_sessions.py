@@ -57,7 +57,7 @@ def test_with_all_kept_the_optimum_is_computed(path: Path) -> None:
     for name in ("start_llm", "start_llm + disk", "LRU, whole conversations"):
         assert found[name].computed == found[name].optimum, name
     assert found["knows the future"].computed <= found["start_llm"].optimum + 5 * 3 * 64
-    assert found["start_llm + disk"].written == 3 * (600 + 324 + 44 + 60 + 144)
+    assert found["start_llm + disk"].written == 3 * (600 + 324 + 44 + 60 + 144) * 65536
     assert found["LRU, blocks of 256"].excess["floor"] > 0
 
 
@@ -79,6 +79,15 @@ def test_a_hybrid_is_restored_where_a_state_was_kept(path: Path) -> None:
     score = found["start_llm"]
     assert score.computed - score.optimum == sum(score.excess.values()) > 0
     assert score.from_memory > 0
+
+
+def test_the_next_turns_after_a_restart_come_from_disk(path: Path) -> None:
+    for kind in ((), ("--hybrid", "--state-tokens", "8")):
+        found = scores(path, "--at-once", "3", "--budgets", "0", "--no-baselines", "--restart", *kind)
+        resumed = found["next turns after a restart"]
+        assert 3 <= len(resumed.waits) <= 6 and resumed.from_disk > 0
+        assert kind or resumed.computed == resumed.optimum
+        assert found["start_llm + disk"].computed == found["start_llm"].computed
 
 
 def test_files_of_kv_cache_tester_are_read(tmp_path: Path) -> None:
