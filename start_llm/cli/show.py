@@ -18,6 +18,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.capabilities import Fact, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, stored_models
+from start_llm.models.drafters import own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.probe_table import FILE, probe_key, read_probe
 from start_llm.models.recommended import full_name
@@ -44,7 +45,8 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         return 1
     if probe is not None:
         capabilities = capabilities.with_probe(probe)
-    facts = capabilities.facts
+    head = own_drafter(folder, capabilities.config)
+    facts = {**capabilities.facts, **({} if head is None else {"drafts_by": Fact(head.detail, "weights")})}
     if options.json:
         values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
         trial = None if probe is None else asdict(probe.trial)

@@ -16,6 +16,7 @@ from start_llm.models.device import GIB, Device
 from start_llm.models.loader import load_model
 from start_llm.models.probe import probe_model
 from start_llm.models.tool_probe import TOKENS
+from tests.engine.headed import write_checkpoint
 from tests.models.callers import CALLERS, build_caller
 from tests.models.lora import build_adapter, build_base, change
 
@@ -121,3 +122,14 @@ def test_models_are_listed_with_their_adapters(
     assert main(["models", "--json"]) == 0
     listed = {model["name"]: model["adapters"] for model in json.loads(capsys.readouterr().out)}
     assert listed[str(base)] == ["titles"]
+
+
+def test_a_head_that_drafts_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
+    assert main(["models", "show", str(write_checkpoint(tmp_path / "headed"))]) == 0
+    assert any(
+        line.split() == ["drafts_by", "its", "own", "MTP", "head", "weights"]
+        for line in capsys.readouterr().out.splitlines()
+    )

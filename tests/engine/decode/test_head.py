@@ -20,7 +20,9 @@ from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel, HiddenTail
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.verify import SingleRow
+from start_llm.engine.vision import VisionModel
 from start_llm.kvcache.layers import LayerKit, leaves
+from tests.engine import vision_zoo
 from tests.engine.decode.test_verify import (
     PROMPT,
     SAMPLINGS,
@@ -33,7 +35,7 @@ from tests.engine.decode.test_verify import (
     rows_of,
     said,
 )
-from tests.engine.headed import headed
+from tests.engine.headed import headed, headed_vision
 from tests.engine.zoo import VOCAB
 
 KINDS = ["qwen3_5", "llama", "small", "same"]
@@ -71,6 +73,23 @@ def assert_same(one: Said, model: HeadedModel, tolerance: float = 2e-4) -> None:
         pairs = (a.state[0], b.state[0]) if isinstance(a, HiddenTail) else (rows_of(a), rows_of(b))
         for x, y in zip(*pairs, strict=True):
             np.testing.assert_allclose(np.array(x), np.array(y), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("label", ["greedy", "seeded"])
+def test_a_vision_model_says_the_same_with_copies_and_with_a_head(label: str) -> None:
+    plain = VisionModel(vision_zoo.make("qwen3_5"))
+    expected = reference(plain, SAMPLINGS[label], 24)
+    for model in (plain, headed_vision()):
+        gate = Anything()
+        gate.head = gate.head if isinstance(model, HeadedModel) else None
+        row = row_of(model, label, 24, gate)
+        row.offer(Prophet([*PROMPT, *expected.tokens], len(PROMPT), liar(3)))  # type: ignore[arg-type]
+        got = said(row)
+        assert got.tokens == expected.tokens
+        assert row.state.drafts.counts.accepted > 0
+        if isinstance(model, HeadedModel):
+            assert row.state.drafts.counts.drafted > 0
+            assert_same(got, model)
 
 
 @pytest.mark.parametrize("name", KINDS)
