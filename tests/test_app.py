@@ -18,6 +18,7 @@ from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
 from start_llm.models.device import Device
 from start_llm.proxy.sent import Sent
+from tests.kvcache.replay import all_events
 from tests.oracle import build_oracle
 
 
@@ -66,6 +67,23 @@ def test_a_program_can_have_a_server_for_a_block(make: Callable[..., Any]) -> No
         httpx.get(f"{app.url}/health", timeout=60)
     with pytest.raises(AttributeError, match="no attribute 'Ap'"):
         start_llm.Ap  # noqa: B018 - that it raises is what is asked
+
+
+def test_routers_are_told_of_what_a_conversation_left(make: Callable[..., Any]) -> None:
+    app, said = make(kv_events="tcp://127.0.0.1:0")
+    app.start()
+    line = next(line for line in said if line.startswith("events"))
+    replay = line.rpartition("missed ones: ")[2].rstrip(")")
+    words = " ".join(f"word{n}" for n in range(200))
+    body = {"model": "default", "messages": [{"role": "user", "content": words}], "max_tokens": 4}
+    assert httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    cleared, stored = all_events(replay, 2)[:2]
+    assert cleared == ["AllBlocksCleared"]
+    name, names, parent, tokens, size, *_ = stored
+    assert (name, parent, size) == ("BlockStored", None, 64) and len(tokens) == 64 * len(names)
+    text = app.on_model_thread(lambda model, tokenizer: tokenizer.decode(tokens))
+    assert "word0 word1" in text and "word190" in text
+    assert "start_llm_kv_events_stored_total" in httpx.get(f"{app.url}/metrics", timeout=60).text
 
 
 def test_untrusted_code_is_refused_with_the_settings_name(make: Callable[..., Any]) -> None:

@@ -143,7 +143,7 @@ class ApiServer:
             Dialects(settings, service, self._store, owners),
             StoredResponses(self._store),
             self.page,
-            Status(service, self.metrics, request_log, owners, encoders),
+            Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency),
             Encodings(encoders, owners),
             AudioRoutes(audio, owners),
         )

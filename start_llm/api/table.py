@@ -154,6 +154,7 @@ def build_routes(
             Route("/page/{}", {"GET": page.file}, lane="quick"),
             Route("/health", {"GET": status.health}, lane="quick"),
             Route("/metrics", {"GET": status.metrics}, lane="quick"),
+            Route("/v1/loads", {"GET": status.loads}, lane="quick"),
             Route("/v1/models", {"GET": status.models}, lane="quick"),
             Route("/v1/models/load", {"POST": status.load}, private=True),
             Route("/v1/models/unload", {"POST": status.unload}, private=True),

@@ -21,6 +21,7 @@ _KINDS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", *DRA
 GAUGES = {
     "http_waiting": "Connections that no worker has.",
     "kv_segments": "Segments with KV in memory.",
+    "kv_tokens": "Tokens of these segments.",
     "kv_leaves": "Conversation ends among them.",
     "kv_bytes": "KV in memory, checkpoints included.",
     "kv_budget_bytes": "KV that may be in memory.",
@@ -95,6 +96,7 @@ class Metrics(Observer):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._prompted = self._reused = 0
         self._sources: list[Callable[[], Mapping[str, float]]] = []
         counter = partial(Counter, namespace="start_llm", registry=self.registry)
         gauge = partial(Gauge, namespace="start_llm", registry=self.registry)
@@ -110,11 +112,16 @@ class Metrics(Observer):
         self.queued = gauge("engine_queued", "Requests waiting for the engine.")
         self.first = histogram("first_token_seconds", "Arrival to first token.")
         self.total = histogram("request_seconds", "Arrival to end.")
+        # The names that routers read (Gateway API inference extension, llm-d, Dynamo).
+        vllm, labels = partial(Counter, registry=self.registry), ["model_name", "engine"]
+        self.prefix_queries = vllm("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", labels)
+        self.prefix_hits = vllm("vllm:prefix_cache_hits", "Prompt tokens whose KV was stored.", labels)
 
     def watch(self, service: Service) -> None:
         """Reads the engine's gauges from `service` at every scrape."""
         self.running.set_function(lambda: service.health().running)
         self.queued.set_function(lambda: service.health().queued)
+        self.registry.register(_VLLMGauges(service, self.figures))
 
     def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
         """Shows ``figures()`` at every scrape: those of `GAUGES` as gauges, all others as counters."""
@@ -137,12 +144,20 @@ class Metrics(Observer):
         report = outcome.report
         if report is None:
             return
+        self._prompted += report.prompt
+        self._reused += report.reused
+        self.prefix_queries.labels(request.model, "0").inc(report.prompt)
+        self.prefix_hits.labels(request.model, "0").inc(report.reused)
         for kind in _KINDS:
             self.tokens.labels(kind).inc(getattr(report, kind))
         self.tokens.labels("generated").inc(outcome.usage.completion if outcome.usage else report.generated)
         self.copied.inc(report.copied_bytes)
         if report.miss is not None:
             self.misses.labels(report.miss.reason).inc()
+
+    def hit_rate(self) -> float:
+        """Part of all prompt tokens so far whose KV was stored, 0 to 1."""
+        return self._reused / self._prompted if self._prompted else 0.0
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -160,3 +175,29 @@ class _Figures(Collector):
             else:
                 yield CounterMetricFamily(full_name, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
                 yield GaugeMetricFamily(full_name, f"Deprecated: {full_name}_total.", value)
+
+
+class _VLLMGauges(Collector):
+    """The server's load under vLLM's names; its model is the main one."""
+
+    def __init__(self, service: Service, figures: Callable[[], Mapping[str, float]]) -> None:
+        self._service, self._figures = service, figures
+
+    def collect(self) -> Iterator[Metric]:
+        health, figures = self._service.health(), self._figures()
+        names = [next((card.id for card in self._service.models()), ""), "0"]
+        values = (
+            ("num_requests_running", "Requests being computed.", health.running),
+            ("num_requests_waiting", "Requests waiting for the engine.", health.queued),
+            ("kv_cache_usage_perc", "Part of the KV memory that is used, 0 to 1.", kv_usage(figures)),
+        )
+        for name, meaning, value in values:
+            family = GaugeMetricFamily(f"vllm:{name}", meaning, labels=["model_name", "engine"])
+            family.add_metric(names, value)
+            yield family
+
+
+def kv_usage(figures: Mapping[str, float]) -> float:
+    """Part of the memory for stored KV that is used, 0 to 1."""
+    budget = figures.get("kv_budget_bytes", 0)
+    return min(1.0, figures.get("kv_bytes", 0) / budget) if budget else 0.0

@@ -293,6 +293,7 @@ class KVStore:
         checkpoints = [segment.checkpoint_bytes for segment in segments if segment.checkpoint is not None]
         return {
             "segments": len(segments),
+            "tokens": sum(segment.length for segment in segments),
             "leaves": sum(segment.is_leaf for segment in segments),
             "bytes": resident.nbytes,
             "budget_bytes": self._eviction.budget_bytes,

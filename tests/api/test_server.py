@@ -53,10 +53,22 @@ def test_light_routes_answer_while_all_workers_stream(serve: Serve, service: Fak
     for _ in range(4):
         connect(server).post(PATH, CHAT | {"stream": True})
     streams = [service.streams.get(timeout=60) for _ in range(2)]
-    for path in ("/health", "/metrics", "/v1/models", "/v1/models/tiny"):
+    for path in ("/health", "/metrics", "/v1/loads", "/v1/models", "/v1/models/tiny"):
         assert connect(server).get(path).response()[0] == 200
     for stream in streams:
         stream.close()
+
+
+def test_loads_are_in_sglangs_fields(server: ApiServer, connect: Connect) -> None:
+    figures = {"kv_bytes": 30.0, "kv_budget_bytes": 120.0, "kv_tokens": 500.0}
+    server.metrics.watch_figures(lambda: figures)
+    body = json.loads(connect(server).get("/v1/loads").response()[2])
+    (load,) = body["loads"]
+    assert (load["num_running_reqs"], load["num_waiting_reqs"], load["dp_rank"]) == (1, 2, 0)
+    assert (load["num_used_tokens"], load["max_total_num_tokens"], load["token_usage"]) == (500, 2000, 0.25)
+    figures.clear()
+    (load,) = json.loads(connect(server).get("/v1/loads").response()[2])["loads"]
+    assert (load["token_usage"], load["max_total_num_tokens"]) == (0, 0)
 
 
 def test_a_full_pool_refuses(serve: Serve, service: FakeService, connect: Connect) -> None:

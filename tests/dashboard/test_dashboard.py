@@ -31,6 +31,7 @@ from start_llm.dashboard.terminal import (
     span,
     terminal,
 )
+from tests.api.fakes import FakeService
 
 REPORT = CacheReport(prompt=1200, reused=1000, computed=200, new=150, miss=Miss("diverged", 1000, detail="the clock"))
 REQUEST = ChatRequest("chatcmpl-abcdef123456", "chat", "m", session="ses/1")
@@ -78,6 +79,23 @@ def test_figures_of_other_rooms_follow_prometheus_conventions() -> None:
     assert "start_llm_fallbacks_queue_full_total 1.0" in text
     assert all(family.documentation for family in families.values())
     assert not GAUGES.keys() & COUNTERS.keys()
+
+
+def test_routers_read_the_load_under_vllms_names() -> None:
+    metrics = Metrics()
+    metrics.watch(FakeService())
+    metrics.watch_figures(lambda: {"kv_bytes": 30.0, "kv_budget_bytes": 120.0})
+    metrics.started(REQUEST)
+    metrics.ended(REQUEST, GOOD)
+    lines = metrics.text().decode().splitlines()
+    for name, value in (("num_requests_running", 1.0), ("num_requests_waiting", 2.0), ("kv_cache_usage_perc", 0.25)):
+        assert f'vllm:{name}{{engine="0",model_name="tiny"}} {value}' in lines
+    report = GOOD.report
+    assert report is not None
+    for name, tokens in (("queries", report.prompt), ("hits", report.reused)):
+        label = f'{{engine="0",model_name="{REQUEST.model}"}}'
+        assert f"vllm:prefix_cache_{name}_total{label} {float(tokens)}" in lines
+    assert metrics.hit_rate() == report.reused / report.prompt
 
 
 def test_log_lines_by_session_and_day(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from start_llm.kvcache import publisher
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.kvcache.events import BLOCK, block_names
 from start_llm.kvcache.types import RestorePlan
+from tests.kvcache.replay import WAIT_SECONDS, all_events, asked_again
 
-WAIT_SECONDS = 60.0
 TOKENS = as_tokens(list(range(200)))
 
 
@@ -30,33 +30,6 @@ def events() -> Iterator:
     made.start()
     yield made
     made.stop()
-
-
-def asked_again(events, first: int) -> list:
-    """What the replay socket answers: (number, batch)."""
-    with zmq.Context.instance().socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.connect(events.replay)
-        socket.send_multipart([b"", first.to_bytes(8, "big")])
-        found = []
-        while True:
-            assert socket.poll(WAIT_SECONDS * 1000)
-            empty, topic, number, batch = socket.recv_multipart()
-            assert empty == b""
-            if number == publisher.END:
-                assert (topic, batch) == (b"", b"")
-                return found
-            assert topic == b"kv@here@model"
-            found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)))
-
-
-def all_events(events, wanted: int) -> list:
-    until = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < until:
-        found = [event for _, (_, batch, _) in asked_again(events, 0) for event in batch]
-        if len(found) >= wanted:
-            return found
-    raise AssertionError(f"{len(found)} events, not {wanted}")
 
 
 def test_the_wire_is_that_of_vllm(events) -> None:
@@ -80,14 +53,14 @@ def test_the_wire_is_that_of_vllm(events) -> None:
 
 def test_what_was_missed_is_sent_again_from_a_number_on(events) -> None:
     events.announce(TOKENS[:64], TOKENS[:64], held)
-    assert [event[0] for event in all_events(events, 2)] == ["AllBlocksCleared", "BlockStored"]
+    assert [event[0] for event in all_events(events.replay, 2)] == ["AllBlocksCleared", "BlockStored"]
     events.announce(TOKENS, TOKENS, held)
-    assert len(all_events(events, 3)[2][1]) == 2  # only what is new
-    batches = asked_again(events, 0)
+    assert len(all_events(events.replay, 3)[2][1]) == 2  # only what is new
+    batches = asked_again(events.replay, 0)
     numbers = [number for number, _ in batches]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert asked_again(events, numbers[-1]) == batches[-1:]
-    assert asked_again(events, numbers[-1] + 1) == []
+    assert asked_again(events.replay, numbers[-1]) == batches[-1:]
+    assert asked_again(events.replay, numbers[-1] + 1) == []
     assert numbers[0] > 1_700_000_000_000, "numbers go on behind those of an earlier process"
 
 
@@ -98,10 +71,10 @@ def test_what_is_dropped_is_counted_and_clears_all(events) -> None:
     assert small.figures()["kv_events_dropped"] == 15
     small.start()
     try:
-        assert all_events(small, 2) == [["AllBlocksCleared"], ["AllBlocksCleared"]]
+        assert all_events(small.replay, 2) == [["AllBlocksCleared"], ["AllBlocksCleared"]]
         assert small.figures()["kv_events_blocks"] == 0
         small.announce(TOKENS, TOKENS, held)
-        assert all_events(small, 3)[2][0] == "BlockStored"
+        assert all_events(small.replay, 3)[2][0] == "BlockStored"
     finally:
         small.stop()
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from start_llm import __version__
 from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
@@ -16,7 +17,7 @@ from start_llm.api.http.routes import Reply, Request
 from start_llm.core.errors import BadRequest, Forbidden, NotFound
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import ModelCard, Service
-from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.metrics import Metrics, kv_usage
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.embeddings.service import EncoderService
 
@@ -34,6 +35,7 @@ class Status:
     request_log: RequestLog
     owners: RequestOwners
     encoders: EncoderService | None = None
+    most_running: int = 0  # requests that are computed at the same time
 
     def health(self, inbound: Request) -> Reply:
         health = self.service.health()
@@ -42,6 +44,23 @@ class Status:
 
     def metrics(self, inbound: Request) -> Reply:
         return Reply(self.counts.text(), content_type=self.counts.content_type)
+
+    def loads(self, inbound: Request) -> Reply:
+        """How busy the server is, in the fields of SGLang's route of this name, as far as they are measured here."""
+        health, figures = self.service.health(), self.counts.figures()
+        usage, tokens = kv_usage(figures), int(figures.get("kv_tokens", 0))
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": health.running,
+            "num_waiting_reqs": health.queued,
+            "max_running_requests": self.most_running,
+            "num_used_tokens": tokens,
+            "max_total_num_tokens": round(tokens / usage) if usage else 0,
+            "token_usage": round(usage, 4),
+            "cache_hit_rate": round(self.counts.hit_rate(), 4),
+        }
+        now = datetime.now(UTC).isoformat()
+        return Reply(sse.dumps({"timestamp": now, "version": __version__, "loads": [load]}))
 
     def models(self, inbound: Request) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
