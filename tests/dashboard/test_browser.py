@@ -69,12 +69,12 @@ def test_the_overview_tells_of_real_requests(page: Browser, server: Live) -> Non
     conversation(server, "first-talk")
     conversation(server, "second-talk", "opencode/2.0")
     page.until_text("#ended", "first-talk", "second-talk", "computed")
-    page.until_text("#reuse", "%", "of prompt tokens reused", "for KV in memory")
+    page.until_text("#reuse", "%", "of prompt tokens reused", "for stored conversations in memory")
     page.until_text("#conversations", "first-talk", "second-talk", "100%")
     page.until_text("#day", "pi", "opencode", "% of")
     assert page.run("return document.querySelectorAll('#day svg path.fill-reused').length") >= 2
     page.until_text("#bytes", "in memory", "on disk")
-    page.until_text("#cache-told", "segments", "tokens in memory")
+    page.until_text("#cache-told", "pieces", "tokens in memory")
     assert painted(page), "the tree is drawn"
 
 

@@ -175,6 +175,7 @@ def test_model_sampling_and_files_go_along(page: Browser, server: Live, tmp_path
     )
     page.until_text("#try-files", "notes.txt", "pixel.png")
     page.until_text("#try-files-note", "data.bin is neither text nor")
+    page.until_text("#try-images-note", "does not see images and is only told that there was one")
     page.run(
         "window.sent = []; const before = window.fetch;"
         "window.fetch = (path, options) => { if (options && options.body) window.sent.push(options.body);"

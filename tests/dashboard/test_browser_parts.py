@@ -68,7 +68,7 @@ def test_charts_tell_the_last_hour_and_day_in_words_and_as_a_table(page: Browser
     page.until(lambda: "last day" in page.run("return document.querySelector('#charts svg').ariaLabel"), "the day")
     assert page.one('button[data-range="day"]').get_attribute("aria-pressed") == "true"
     page.until_text("#charts-rows", "%")
-    page.until_text("#pressure", "Memory", "weights", "running requests", "stored KV")
+    page.until_text("#pressure", "Memory", "weights", "running requests", "stored conversations")
 
 
 def test_a_running_request_is_cancelled_by_its_button(
@@ -78,7 +78,7 @@ def test_a_running_request_is_cancelled_by_its_button(
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(ask(server, "Go on [[long 9000]]", "endless")))
     asking.start()
-    page.until_text("#now .run", "endless", "answering")
+    page.until_text("#now .run", "endless", "answering", "of memory")
     label = page.run("return document.querySelector('#now button').ariaLabel")
     assert label.startswith("Cancel the request of") and label.endswith(", endless")
     page.press("#now button")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import threading
 import time
@@ -216,7 +217,7 @@ class Page:
         for model in stored_models(self._settings.cache_dir, self._settings.model_path):
             row = _model(model) | {"needs": (model.weight_bytes or model.size) + PREFILL_BYTES}
             row["loaded"] = row["name"] in sources
-            key = row["name"] if is_embedded(row["name"]) else str(model.folder.resolve())
+            key = row["name"] if row["name"] == EMBEDDED_NAME else str(model.folder.resolve())
             if key not in found or row["loaded"]:  # a folder may be listed by two names
                 found[key] = row
         here = {model["name"] for model in found.values()}
@@ -305,8 +306,9 @@ def _reply(body: Any, status: int = 200) -> Reply:
 def _model(model: StoredModel) -> dict[str, Any]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
     shown = {name: getattr(model, name) for name in ("name", "context", "can", "problem")}
-    if is_embedded(model.name):  # however its weights are stored here
-        shown["name"] = EMBEDDED_NAME
+    shown["command"] = f"start-llm serve {shlex.quote(short or model.name)}"
+    if is_path(model.name) and is_embedded(model.name):  # however its weights are stored here
+        shown |= {"name": EMBEDDED_NAME, "command": "start-llm serve"}
     return shown | {"short": short, "bytes": model.size}
 
 

@@ -44,6 +44,7 @@ async function add(chosen) {
 }
 
 function showFiles() {
+  byId("try-form").dispatchEvent(new Event("files"));
   byId("try-files").replaceChildren(...files.map((file, index) => {
     const remove = make("button", { type: "button", "aria-label": `Remove ${file.name}`, onclick: () => {
       files.splice(index, 1);
@@ -70,6 +71,7 @@ export function takeFiles() {
 }
 
 export const hasFiles = () => files.length > 0;
+export const hasImages = () => files.some((file) => file.image);
 
 // The content of a message with files, as in the chat API.
 export function contentOf(text, attached = []) {

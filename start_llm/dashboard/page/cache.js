@@ -59,8 +59,8 @@ function summary() {
   const counts = [0, 0, 0];
   for (let at = 0; at < plan.count; at += 1) counts[stateOf(tree, at)] += tree.tokens[at];
   const parts = STATES.map((state, at) => [counts[at], state]).filter(([tokens]) => tokens).map(([tokens, state]) => `${number(tokens)} tokens ${state}`);
-  const left = tree.left_out ? `, ${number(tree.left_out)} segments not shown` : "";
-  return `${number(plan.count)} segments: ${parts.join(", ")}${left}. ${HELP}`;
+  const left = tree.left_out ? `, ${number(tree.left_out)} pieces not shown` : "";
+  return `${number(plan.count)} pieces: ${parts.join(", ")}${left}. ${HELP}`;
 }
 
 // --- drawing ---
@@ -223,7 +223,7 @@ export function showBytes(figures) {
     const most = figures.kv_disk_budget_bytes;
     meters.push(["on disk", figures.kv_disk_bytes, most || figures.kv_disk_bytes, most ? `${bytes(figures.kv_disk_bytes)} of ${bytes(most)}` : bytes(figures.kv_disk_bytes)]);
   }
-  if (figures.kv_checkpoint_bytes) meters.push(["of it restore points", figures.kv_checkpoint_bytes, budget, bytes(figures.kv_checkpoint_bytes)]);
+  if (figures.kv_checkpoint_bytes) meters.push(["of it places to go on from", figures.kv_checkpoint_bytes, budget, bytes(figures.kv_checkpoint_bytes)]);
   byId("bytes").replaceChildren(...meters.map((one) => meter(...one)));
   const now = [held, figures.kv_segments, figures.kv_disk_bytes, figures.kv_evicted].join();
   if (now === shown) return;

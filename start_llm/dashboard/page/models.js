@@ -21,13 +21,12 @@ function byFit(models, memory) {
 function row(model, memory) {
   const able = model.problem || [...model.can, model.short && `short name ${model.short}`].filter(Boolean).join(", ");
   const isLoaded = model.loaded;
-  const start = `start-llm serve ${model.short || model.name}`;
   return make("tr", {},
     make("th", { scope: "row" }, model.name, " ", isLoaded ? null : tooLarge(model, memory), isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
     make("td", {}, bytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
     make("td", { class: model.problem ? "bad words" : "words" }, able),
     make("td", {}, model.problem || isLoaded ? "" : act("Load", `Load ${model.name}`, "load", { model: model.name }), " ",
-      model.problem ? "" : copier(start, `the command that serves ${model.name}`)));
+      model.problem ? "" : copier(model.command, `the command that serves ${model.name}`)));
 }
 
 function known(model, memory) {

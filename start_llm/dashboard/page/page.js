@@ -11,6 +11,7 @@ import { openModels, showModels, showPull, showServed } from "./models.js";
 import { forgetLog, openServer, showLog } from "./server.js";
 
 const VIEWS = ["overview", "try", "models", "connect", "server"];
+const STATES = { wedged: "stuck" }; // where the server's own word needs another one
 let seesAll = false;
 let feed = null; // the AbortController of the open feed
 let gone = false; // the page was left, and the browser keeps it for the way back
@@ -48,7 +49,8 @@ function showServer(server, all) {
   const health = server.health;
   const state = byId("state");
   const counts = health.running || health.queued ? `, ${health.running} running, ${health.queued} waiting` : "";
-  setText(state, health.detail ? `${health.state}: ${health.detail}` : `${health.state}${counts}`);
+  const name = STATES[health.state] || health.state;
+  setText(state, health.detail ? `${name}: ${health.detail}` : `${name}${counts}`);
   state.className = health.ok ? "good" : "bad";
   const models = server.models.map((model) => `${model.id} · ${number(model.context)} tokens${model.vision ? " · sees images" : ""}`);
   setText(byId("model"), models.join("; ") || "no model yet");
@@ -61,7 +63,7 @@ function take(message) {
   showAll(message.all);
   showServer(message.server, message.all);
   showEnded(message.ended);
-  showNow(message.now, message.all);
+  showNow(message.now, message.all, message.server.figures);
   showReuse(message.server.figures);
   if (!message.all) return;
   showBytes(message.server.figures);

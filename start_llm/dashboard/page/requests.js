@@ -12,7 +12,14 @@ const cancelled = new Set(); // ids of running requests whose end was asked for
 
 // --- now ---
 
-function running(run, all) {
+// About its part of the KV that all running requests hold: by tokens.
+function memoryOf(run, rows, figures) {
+  const tokens = (one) => (one.state === "answer" ? one.total : one.done) + one.pieces;
+  const all = rows.reduce((sum, one) => sum + tokens(one), 0);
+  return all && figures.kv_running_bytes ? `, about ${bytes((figures.kv_running_bytes * tokens(run)) / all)} of memory` : "";
+}
+
+function running(run, all, memory) {
   let end = duration(run.seconds);
   let strip = bar([], 1, "waiting");
   if (run.state === "queued") end = `waiting, ${end}`;
@@ -26,7 +33,7 @@ function running(run, all) {
     end = run.pieces ? `answering, ${number(run.pieces)} tokens, ${run.rate.toFixed(1)} tokens/s` : `answering, ${end}`;
     strip = bar([["reused", run.reused], ["fresh", run.total - run.reused]], run.total, end);
   }
-  const reused = run.state === "queued" ? "" : `${number(run.reused)} reused, ${number(run.total - run.reused)} to compute`;
+  const reused = run.state === "queued" ? "" : `${number(run.reused)} reused, ${number(run.total - run.reused)} to compute${memory}`;
   return make("li", { class: `run ${run.state}` },
     make("div", { class: "names" },
       make("b", {}, run.client || run.dialect),
@@ -57,10 +64,10 @@ function canceller(run) {
 }
 
 // The rows are made anew at each message: the button that has the focus keeps it.
-export function showNow(rows, all) {
+export function showNow(rows, all, figures) {
   const focused = document.activeElement?.dataset?.id;
   for (const id of cancelled) if (!rows.some((run) => run.id === id)) cancelled.delete(id);
-  byId("now").replaceChildren(...(rows.length ? rows.map((run) => running(run, all)) : [make("li", { class: "quiet" }, "No request runs.")]));
+  byId("now").replaceChildren(...(rows.length ? rows.map((run) => running(run, all, memoryOf(run, rows, figures))) : [make("li", { class: "quiet" }, "No request runs.")]));
   showFirstRun(rows);
   if (focused) byId("now").querySelector(`button[data-id="${CSS.escape(focused)}"]`)?.focus();
   setText(byId("now-count"), rows.length ? String(rows.length) : "");
@@ -72,7 +79,7 @@ export function showPressure(figures) {
   if (!weights) return;
   const used = memory ? (weights + runs) / memory : 0;
   const state = used > 0.95 ? "full: requests wait for each other" : used > 0.8 ? "getting full" : "room for more";
-  const parts = `weights ${bytes(weights)}, running requests ${bytes(runs)}, stored KV ${bytes(stored)} (gives way)`;
+  const parts = `weights ${bytes(weights)}, running requests ${bytes(runs)}, stored conversations ${bytes(stored)} (give way)`;
   const words = memory ? `Memory: ${state}. Of ${bytes(memory)}: ${parts}` : `Memory: ${parts}`;
   byId("pressure").replaceChildren(
     memory ? bar([["fresh", weights], ["again", runs], ["memory", stored]], memory, words) : "",
@@ -209,5 +216,5 @@ export function showReuse(figures) {
     tile(firsts.length ? duration(firsts[Math.floor(firsts.length / 2)]) : "–", "to the first token, median"),
     tile(told.length ? number(told.length) : "–", `requests, ${short(prompt)} tokens`),
     ...(figures.fallbacks ? [tile(number(figures.fallbacks), `sent to FALLBACK_MODEL: ${sentFor(figures)}`)] : []),
-    tile(figures.kv_budget_bytes ? bytes(held) : "–", `of ${bytes(figures.kv_budget_bytes || 0)} for KV in memory`));
+    tile(figures.kv_budget_bytes ? bytes(held) : "–", `of ${bytes(figures.kv_budget_bytes || 0)} for stored conversations in memory`));
 }

@@ -1,6 +1,6 @@
 // A chat with the served model. It is kept in this browser only.
 
-import { chip, contentOf, hasFiles, takeFiles } from "./attach.js";
+import { chip, contentOf, hasFiles, hasImages, takeFiles } from "./attach.js";
 import { byId, copier, duration, make, number, setText } from "./dom.js";
 import { markdown } from "./markdown.js";
 import { json } from "./net.js";
@@ -54,7 +54,16 @@ export async function openTry() {
       ...writers.map((model) => make("option", { value: model.id }, model.id, model.details?.state === "ready" ? " (loaded)" : "")));
     models = new Map(writers.map((model) => [model.id, model]));
     byId("try-model").value = models.has(chat.model) ? chat.model : "default";
+    tellOfImages();
   } catch { /* the main model can be asked all the same */ }
+}
+
+// What becomes of an image where the chosen model does not see it.
+function tellOfImages() {
+  const model = models.get(byId("try-model").value) || models.values().next().value; // the main one is listed first
+  const blind = hasImages() && model && !model.capabilities.vision;
+  const what = model?.capabilities.images === "reject" ? "and refuses them" : "and is only told that there was one";
+  setText(byId("try-images-note"), blind ? `${model.id} does not see images ${what}.` : "");
 }
 
 // --- showing ---
@@ -220,7 +229,9 @@ byId("try-clear").addEventListener("click", () => {
   show();
   byId("try-text").focus();
 });
+byId("try-form").addEventListener("files", tellOfImages);
 byId("try-model").addEventListener("change", () => {
+  tellOfImages();
   chat.model = byId("try-model").value;
   keep();
 });

@@ -134,18 +134,24 @@ def test_of_the_settings_the_level_of_the_log_can_change(server: ApiServer) -> N
 def test_each_model_is_listed_once_and_says_what_it_needs(
     server: ApiServer, service: FakeService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "models" / "large"
+    folder = tmp_path / "models" / "a large one"
     folder.mkdir(parents=True)
     (tmp_path / "link").symlink_to(folder)
     embedded = [StoredModel(f"/models/{EMBEDDED_NAME}-{kind}", tmp_path / kind, 9, 8192, ()) for kind in ("q4", "f32")]
     large = [StoredModel(str(path), path, 10**11, 4096, ()) for path in (folder, tmp_path / "link")]
-    monkeypatch.setattr("start_llm.api.ops.page.stored_models", lambda *places: [*embedded, *large])
+    other = StoredModel(f"somebody/{EMBEDDED_NAME}", tmp_path / "other", 9, 8192, ())  # of the same name, from a hub
+    monkeypatch.setattr("start_llm.api.ops.page.stored_models", lambda *places: [*embedded, *large, other])
     monkeypatch.setattr(server.metrics, "figures", lambda: {"models_memory_bytes": 10**10})
     card = replace(service.models()[0], details={"source": EMBEDDED_NAME})
     monkeypatch.setattr(service, "models", lambda: (card,))
     told = httpx.get(f"{server.url}/page/models").json()
-    assert [model["name"] for model in told["models"]] == [EMBEDDED_NAME, str(folder)]
-    assert [model["loaded"] for model in told["models"]] == [True, False]
+    assert [model["name"] for model in told["models"]] == [EMBEDDED_NAME, str(folder), other.name]
+    assert [model["loaded"] for model in told["models"]] == [True, False, False]
+    assert [model["command"] for model in told["models"]] == [
+        "start-llm serve",
+        f"start-llm serve '{folder}'",
+        f"start-llm serve {other.name}",
+    ]
     assert told["memory"] == 10**10 < told["models"][1]["needs"]
     assert all(model["needs"] > model["bytes"] for model in told["known"])
 
