@@ -48,6 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench import drafted
 from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
+from scripts.bench.virtual import VirtualClock
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.costs import MOST_DRAFTED, WIDTHS, PassCosts
@@ -141,7 +142,8 @@ def served(
         checkpoint = build_oracle(
             work / "oracle", kind, template=template, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"]
         )
-        with drafted.serving(checkpoint, work, fixed=fixed, passes=part.passes) as url:
+        clock = VirtualClock()
+        with drafted.serving(checkpoint, work, fixed=fixed, passes=part.passes, clock=clock) as url:
             answers, totals = drafted.replay(
                 url,
                 work / "reply.txt",
@@ -161,7 +163,7 @@ def served(
     console.print(
         f"{name}: answers {part.first + 1} to {answers}, {totals.said:,} tokens, {totals.forwards:,} passes; "
         f"tokens a pass {totals.per_forward:.3f}; simulated {expected.said:,} tokens, {expected.forwards:,} passes, "
-        f"{expected.per_forward:.3f}; share {share:.3f}",
+        f"{expected.per_forward:.3f}; share {share:.3f}; {clock.late} passes were late",
         highlight=False,
     )
 

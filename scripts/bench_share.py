@@ -1,8 +1,9 @@
 """How an answer goes on beside a long prompt: its speed, its longest pause, and how much longer the prompt takes.
 
 The whole server runs on the oracle, whose passes take as long as a large model's: 60 ms for a token, 60 ms x (1 + n/16)
-for a chunk of n tokens. An answer is streamed; after some seconds alone a prompt arrives beside it. Then a prompt like
-it is computed alone. About seven minutes for 30,000 tokens.
+for a chunk of n tokens. They take it on a clock of the model thread for which nobody waits (`bench/virtual`), and the
+oracle's log has its times. An answer is streamed; after some tokens alone a prompt arrives beside it. Then a prompt
+like it is computed alone.
 
 usage: python3.12 install_and_run.py run scripts/bench_share.py [--tokens N] [--share SHARE]
 """
@@ -10,13 +11,16 @@ usage: python3.12 install_and_run.py run scripts/bench_share.py [--tokens N] [--
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,12 +29,32 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench.drafted import serving
+from scripts.bench.virtual import VirtualClock
 from tests.oracle.build import build_oracle
+from tests.oracle.log import LoggedPass, mark, passes
 
 PASS = 0.06
 PASSES = f"{PASS} {PASS / 16} 0 0"
-ALONE_SECONDS = 5.0
+ALONE = 40  # tokens that the answer has said when the prompt arrives
+QUIET = 1.0  # real seconds without a pass after which nothing runs any more
 WAIT = 1800.0
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What an answer and a prompt beside it were measured to get.
+
+    Attributes:
+        prompt: tokens of the prompt that were computed.
+        speed: of the answer beside the prompt, as a share of its speed alone.
+        longer: seconds of the prompt, as a multiple of those that it takes alone.
+        pause: the longest between two tokens of the answer, in seconds.
+    """
+
+    prompt: int
+    speed: float
+    longer: float
+    pause: float
 
 
 def words(count: int, seed: int) -> str:
@@ -40,69 +64,85 @@ def words(count: int, seed: int) -> str:
 
 
 class Answer(threading.Thread):
-    """Streams an answer.
-
-    Attributes:
-        times: when each piece came.
-    """
+    """Streams an answer. `pieces`: that have come."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self._url, self.times, self.over = url, list[float](), threading.Event()
+        self._url, self.pieces, self.over = url, 0, threading.Event()
 
     def run(self) -> None:
-        body = {
-            "model": "default",
-            "messages": [{"role": "user", "content": "go"}],
-            "stream": True,
-            "drafts": False,
-            "max_tokens": 20_000,
-        }
+        messages = [{"role": "user", "content": "go"}]
+        body = {"messages": messages, "stream": True, "drafts": False, "max_tokens": 20_000}
         with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=WAIT) as response:
             response.raise_for_status()
             for line in response.iter_lines():
                 if self.over.is_set():
                     return
-                if line.startswith("data: {") and json.loads(line[6:])["choices"]:
-                    self.times.append(time.monotonic())
+                self.pieces += line.startswith("data: {")
 
 
-def prompt(url: str, tokens: int, seed: int) -> tuple[float, int]:
-    """Seconds until the first token of an answer to a prompt, and how many of its tokens were computed."""
-    body = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": words(tokens, seed)}]}
-    began = time.monotonic()
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT)
-    response.raise_for_status()
-    return time.monotonic() - began, int(response.json()["usage"]["start_llm"]["computed"])
+def ask(url: str, tokens: int, seed: int) -> None:
+    """A prompt; its answer has one token."""
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": words(tokens, seed)}]}
+    httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT).raise_for_status()
+
+
+def prompt_passes(found: Sequence[LoggedPass]) -> list[LoggedPass]:
+    """From a prompt's first chunk to its last."""
+    chunks = [i for i, one in enumerate(found) if one.computed]
+    return list(found[chunks[0] : chunks[-1] + 1])
+
+
+def quiet(log: Path) -> int:
+    """Waits until nothing is computed. Returns the log's length."""
+    while True:
+        length = mark(log)
+        time.sleep(QUIET)
+        if mark(log) == length:
+            return length
+
+
+def shared(tokens: int, share: float) -> Shared:
+    """`tokens`: words of the prompt, which has some tokens more. `share`: `DECODE_SHARE`."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        work = Path(folder)
+        log = work / "log.jsonl"
+        (work / "reply.txt").write_text(words(10_000, 1), "utf-8")
+        stack.enter_context(patch.dict(os.environ, {"DECODE_SHARE": str(share), "ORACLE_LOG": str(log)}))
+        checkpoint = build_oracle(work / "oracle", "plain", layers=["K"])
+        url = stack.enter_context(serving(checkpoint, work, {1: 1.0}, passes=PASSES, clock=VirtualClock()))
+        answer = Answer(url)
+        answer.start()
+        while answer.pieces < ALONE:
+            time.sleep(0.05)
+        arrived = mark(log)
+        ask(url, tokens, 2)
+        over = mark(log)
+        answer.over.set()
+        answer.join(60)
+        began = quiet(log)
+        ask(url, tokens, 3)
+        before = [one.t for one in passes(log, until=arrived) if one.decoded][-ALONE // 2 :]
+        beside, alone = prompt_passes(list(passes(log, arrived, over))), prompt_passes(list(passes(log, began)))
+    said = [one.t for one in beside if one.decoded]
+    seconds = beside[-1].t - beside[0].t
+    usual = (before[-1] - before[0]) / (len(before) - 1)
+    return Shared(
+        sum(one.computed for one in beside),
+        len(said) / seconds * usual,
+        seconds / (alone[-1].t - alone[0].t),
+        max(b - a for a, b in pairwise(said)),
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokens", type=int, default=10_000, help="words of the prompt, which has some tokens more")
-    parser.add_argument("--share", default="0.5", help="DECODE_SHARE")
+    parser.add_argument("--share", type=float, default=0.5, help="DECODE_SHARE")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"DECODE_SHARE": options.share}):
-        work = Path(folder)
-        (work / "reply.txt").write_text(words(10_000, 1), "utf-8")
-        with serving(build_oracle(work / "oracle", "plain"), work, {1: 1.0}, passes=PASSES) as url:
-            answer = Answer(url)
-            answer.start()
-            while not answer.times:
-                time.sleep(0.1)
-            time.sleep(ALONE_SECONDS)
-            began = time.monotonic()
-            beside, computed = prompt(url, options.tokens, 2)
-            times = [at for at in answer.times if began <= at <= began + beside]
-            before = [at for at in answer.times if began - ALONE_SECONDS / 2 <= at < began]
-            answer.over.set()
-            answer.join(60)
-            alone, _ = prompt(url, options.tokens, 3)
-    speed = (len(times) / beside) / (len(before) / (ALONE_SECONDS / 2))
-    gap = max(b - a for a, b in zip([began, *times], times, strict=False))
-    print(
-        f"a prompt of {computed:,} tokens beside an answer: {beside:.1f} s, alone {alone:.1f} s: {beside / alone:.2f} x"
-    )
-    print(f"the answer beside it: {speed:.2f} of its speed alone; longest pause {gap:.2f} s")
+    found = shared(options.tokens, options.share)
+    print(f"a prompt of {found.prompt:,} tokens takes {found.longer:.2f} times as long beside an answer as alone")
+    print(f"the answer beside it: {found.speed:.2f} of its speed alone; longest pause {found.pause:.2f} s")
     return 0
 
 

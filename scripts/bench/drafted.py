@@ -5,7 +5,7 @@ loop and stored KV, with prompts that it renders and answers that it parses. The
 KV, so a token too many or too few in there would change what is said.
 
 The gate goes by a machine's published costs, which stay so, or by what it measures: then the oracle's passes take as
-long as a model's would, by a sleep.
+long as a model's would, on a clock of the model thread (`virtual`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import httpx
 from tokenizers import AddedToken, Tokenizer
 
 from scripts.bench.drafting import CallStyle, Published, Totals, drafted_behind, said
+from scripts.bench.virtual import VirtualClock
 from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.draft import Acceptance
@@ -133,7 +134,13 @@ def _unmeasured(*_: Any) -> Generator[float]:
 
 @contextmanager
 def serving(
-    checkpoint: Path, work: Path, costs: dict[int, float] | None = None, *, fixed: bool = False, passes: str = ""
+    checkpoint: Path,
+    work: Path,
+    costs: dict[int, float] | None = None,
+    *,
+    fixed: bool = False,
+    passes: str = "",
+    clock: VirtualClock | None = None,
 ) -> Iterator[str]:
     """Our server in this process, on an oracle. Gives its URL; the next answer goes into ``reply.txt`` in `work`.
 
@@ -141,6 +148,7 @@ def serving(
         costs: published ones, that the gate goes by; ``None``: the gate goes by what it measures.
         fixed: drafts have fixed lengths, the gate decides nothing.
         passes: how long the oracle's passes take, see `ORACLE_PASS`.
+        clock: on which they take it; ``None``: they sleep.
     """
     settings = {
         "model_path": str(checkpoint),
@@ -159,6 +167,8 @@ def serving(
     environment = {"ORACLE_REPLIES": str(work / "reply.txt")} | ({"ORACLE_PASS": passes} if passes else {})
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, environment))
+        if clock is not None:
+            stack.enter_context(clock.installed())
         if costs is not None:
             stack.enter_context(patch("start_llm.engine.decode.drafting.measuring", _unmeasured))
             stack.enter_context(patch("start_llm.engine.decode.drafting.PassCosts", lambda window: Published(costs)))
@@ -180,6 +190,7 @@ def replay(
     front: str = "",
     first: int = 0,
     limit: float = math.inf,
+    drafts: bool = True,
     tell: Callable[[int, Totals], None] = lambda *_: None,
 ) -> tuple[int, Totals]:
     """Sends a session's requests in their order. Counts what the server says that it did.
@@ -188,6 +199,7 @@ def replay(
         front: what the conversation begins with, however long.
         first: so many answers are sent as they were recorded, and not asked for.
         limit: seconds after which no more is asked for.
+        drafts: as in a request.
         tell: gets the number of answers that are there, and the counts so far.
 
     Returns:
@@ -213,7 +225,7 @@ def replay(
                 messages.append(one.message)
                 continue
             replies.write_text(one.answer, "utf-8")
-            body = {"model": "default", "messages": messages, "tools": tools, "session_id": "recorded"}
+            body = {"messages": messages, "tools": tools, "session_id": "recorded", "drafts": drafts}
             response = client.post(f"{url}/v1/chat/completions", json=body)
             response.raise_for_status()
             data = response.json()

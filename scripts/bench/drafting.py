@@ -7,13 +7,16 @@ A session is a JSON-lines file as the PI agent writes it.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.drafting import LONG, SHORT
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.prompt.drafts import tool_result_views
 
@@ -154,10 +157,17 @@ class Published(PassCosts):
 
 
 class Gated:
-    """Drafts as long as the server's gate would let them be, on a machine with these costs."""
+    """Drafts as long as the server's gate would let them be, on a machine with these costs.
 
-    def __init__(self, costs: dict[int, float], carries: bool) -> None:
-        self._gate = DraftGate(Published(costs), carries)
+    Args:
+        noise: of the clock by which the gate learns them, as a share; ``None``: it knows them.
+    """
+
+    def __init__(self, costs: dict[int, float], carries: bool, noise: float | None = None) -> None:
+        self._costs, self._noise, self._chance = Published(costs), noise or 0.0, random.Random(1)
+        self._gate = DraftGate(self._costs if noise is None else PassCosts(), carries)
+        for context, width in product((SHORT, LONG), WIDTHS):
+            self._gate.costs.observe(width, context, self._seconds(width))
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
         return self._gate.length(
@@ -168,8 +178,12 @@ class Gated:
         self._gate.acceptance.observe(match, right)
 
     def passed(self, width: int, context: int) -> None:
-        costs = self._gate.costs.by_width(context)
-        self._gate.observe(width, context, costs[min(width, len(costs) - 1)])
+        self._gate.observe(width, context, self._seconds(width))
+
+    def _seconds(self, width: int) -> float:
+        """As the clock says it."""
+        costs = self._costs.by_width(0)
+        return costs[min(width, len(costs) - 1)] * max(0.5, self._chance.gauss(1, self._noise))
 
 
 def replay(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from scripts.bench import drafted
-from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Turn, replay, turns
+from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, Turn, replay, turns
+from scripts.bench.virtual import VirtualClock
 from tests.oracle import build_oracle, make_tokenizer
 from tests.oracle.build import Kind
 
@@ -80,6 +82,17 @@ def test_the_gate_is_never_slower_than_no_drafts(session: Path) -> None:
             assert totals.speed_up(costs) >= 1.0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not RECORDED.is_file(), reason="no recorded session here")
+@pytest.mark.parametrize("carry", [False, True])
+def test_a_gate_that_learns_the_costs_is_about_as_good_as_one_that_knows_them(carry: bool) -> None:
+    costs, tokenizer = {1: 0.0101, 64: 0.0164}, make_tokenizer()
+    recorded = list(turns(RECORDED, lambda text: tokenizer.encode(text).ids, "xml"))
+    learns, knows = (replay(recorded, Gated(costs, carry, noise), carry=carry) for noise in (0.1, None))
+    assert learns.per_forward > 0.95 * knows.per_forward
+
+
 def both(folder: Path, path: Path, style: CallStyle, kind: Kind, most: int | None = None) -> tuple[float, float, int]:
     """Tokens per pass of our server, and what the simulator says that they should be; tokens said."""
     costs, tokenizer = MACHINES["M4 Pro"], make_tokenizer()
@@ -96,6 +109,34 @@ def both(folder: Path, path: Path, style: CallStyle, kind: Kind, most: int | Non
 def test_the_server_does_what_the_simulator_says(tmp_path: Path, session: Path, style: CallStyle, kind: Kind) -> None:
     served, simulated, said = both(tmp_path, session, style, kind)
     assert said > 200 and served > 3 and served > 0.9 * simulated
+
+
+def measured_by_the_gate(folder: Path, reply: str, drafts: bool) -> tuple[float, Totals]:
+    """Seconds by the model thread's own clock of an answer, where the gate goes by what it measures."""
+    checkpoint, clock = build_oracle(folder / "oracle", "plain", layers=["K"]), VirtualClock()
+    with drafted.serving(checkpoint, folder, passes="0.01 0.0001 0 0", clock=clock) as url:
+        began = clock.now
+        message = {"role": "assistant", "content": reply}
+        asked = drafted.Asked([{"role": "user", "content": "go"}], reply, [], message)
+        _, totals = drafted.replay(url, folder / "reply.txt", [asked], [], drafts=drafts)
+        return clock.now - began, totals
+
+
+@pytest.mark.thorough
+def test_text_that_never_repeats_is_not_slower_for_a_gate_that_measures(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    text = " ".join("".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(150))
+    with_drafts, totals = measured_by_the_gate(tmp_path / "with", text, True)
+    without, plain = measured_by_the_gate(tmp_path / "without", text, False)
+    assert totals.said == plain.said > 300 and plain.drafted == 0
+    assert with_drafts < without / 0.97
+
+
+@pytest.mark.thorough
+def test_what_is_copied_is_drafted_by_a_gate_that_measures(tmp_path: Path) -> None:
+    line = "def value(read, field, index): return read(field, index * index)\n"
+    _, totals = measured_by_the_gate(tmp_path / "copies", line * 20, True)
+    assert totals.per_forward > 5
 
 
 @pytest.mark.slow

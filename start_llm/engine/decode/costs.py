@@ -13,9 +13,11 @@ Theory of operation:
   slowness: one time changes it by a little, whatever it says.
 - The coefficients are fitted to the usual times, by relative errors. What was seen lately weighs more, and what was
   never seen stays near what is believed at first: that wide passes cost little. A pass that is tried tells the truth.
-- Three times in a row that are none of the usual ones mean a change. The slowness is what narrow passes say, for there
-  are many of them: if those of a narrow kind have changed and no other narrow kind was as usual meanwhile, somebody
-  else is busy, or there is another power mode. In all other cases the usual time of this kind alone has changed.
+- Three times in a row that are none of the usual ones mean a change. The slowness is what narrow passes say: if those
+  of a narrow kind have changed and no other narrow kind was as usual meanwhile, somebody else is busy, or there is
+  another power mode. Else the usual time of this kind alone has changed.
+- Times of a wide kind prove nothing by themselves: somebody's burst slows all passes. Its usual time changes only if a
+  narrow pass among them was as usual. Where there was none, `wants_narrow` asks for one.
 - If no coefficients explain the first three times of a new narrow kind together with what was seen long ago, the
   slowness has changed, too: the machine was busy when the model was loaded.
 """
@@ -54,6 +56,7 @@ _HUBER, _ROUNDS = 1.5, 3  # standard deviations beyond which an error counts les
 _MISFIT = 8.0  # standard deviations by which a new kind may spoil the fit of the others
 _MOST_SLOWNESS = 1e4
 _LEAST_SECONDS, _MOST_SECONDS = 1e-6, 3600.0  # no pass takes less or more: the clock is wrong
+_SPREAD = 100.0  # a time that is quicker than a usual narrow one by more says nothing
 _FAR = 4096.0  # tokens of context that the beliefs about the context's coefficients go by
 
 # What is believed of each part before anything is known: mean and standard deviation, in units of the quickest pass.
@@ -110,7 +113,13 @@ class _Kind:
 
 
 class PassCosts:
-    """Seconds of a forward pass. `window`: tokens that attention over a window sees; 0: no layer has one."""
+    """Seconds of a forward pass. `window`: tokens that attention over a window sees; 0: no layer has one.
+
+    Attributes:
+        wants_narrow: wide passes have changed, and no narrow pass has told yet whether the machine has.
+    """
+
+    wants_narrow = False
 
     def __init__(self, window: int = 0) -> None:
         self._window = window
@@ -136,6 +145,7 @@ class PassCosts:
         self._kinds.put(key, kind)
         brought = self._modelled(kind.width, kind.context) / self._modelled(width, context) / self._slowness
         was_settled = kind.usual > 0
+        self.wants_narrow = self.wants_narrow and not kind.is_narrow
         factor = kind.add(self._passes, seconds * brought)
         if kind.is_narrow and kind.as_usual == self._passes:
             self._slowness *= (seconds * brought / kind.usual) ** _NEWEST
@@ -187,11 +197,15 @@ class PassCosts:
     def _change(self, kind: _Kind, factor: float) -> None:
         """Passes of this kind have become slower by a factor: is it the kind, or the machine?"""
         first = kind.recent[0][0]
-        if kind.is_narrow and not self._narrow_as_usual(first, kind):
+        as_usual = self._narrow_as_usual(first, kind)
+        if kind.is_narrow and not as_usual:
             self._slow_down(factor, kind.as_usual or first)
-        else:
+        elif as_usual:
             kind.usual *= factor
             kind.changed = self._passes
+        else:
+            self.wants_narrow = True
+            return
         self._fit()
 
     def _narrow_as_usual(self, since: int, but: _Kind) -> bool:
@@ -211,15 +225,20 @@ class PassCosts:
     def _settle(self, kind: _Kind) -> None:
         """A new kind's usual time is known. If that and what is old have no explanation, the machine has changed.
 
-        Not so if a kind was as usual lately.
+        Not so if a kind was as usual lately. A wide kind that is a surprise waits until a narrow one was as usual.
         """
+        first = kind.recent[0][0]
         old = [other for other in self._kinds.values() if self._passes - other.seen > _NOW]
+        if old and not kind.is_narrow and not self._narrow_as_usual(first, kind):
+            ratio = kind.usual / self._modelled(kind.width, kind.context)
+            if not 1 / _CHANGED < ratio < _CHANGED:
+                kind.usual, self.wants_narrow = 0.0, True
         if old and kind.is_narrow and not self._narrow_as_usual(max(1, self._passes - _LATELY), kind):
             self._fit(old)
             expected, apart = self._modelled(kind.width, kind.context), self._misfit(old)
             self._fit([*old, kind])
             if self._misfit([*old, kind]) > apart + _MISFIT:
-                self._slow_down(kind.usual / expected, kind.recent[0][0])
+                self._slow_down(kind.usual / expected, first)
                 kind.usual = expected
         self._fit()
 
@@ -239,7 +258,9 @@ class PassCosts:
         if not kinds:
             return
         times = np.array([kind.seconds for kind in kinds])
-        unit = float(times.min())
+        # One wrong clock must not say what the beliefs are measured in.
+        unit = min((kind.usual for kind in kinds if kind.usual and kind.is_narrow), default=float(times.min()))
+        times = np.maximum(times, unit / _SPREAD)
         parts = self._parts(np.array([k.width for k in kinds]), np.array([k.context for k in kinds]))
         parts *= unit * self._deviation
         weights = np.array([self._weight(kind) for kind in kinds])

@@ -5,7 +5,8 @@ costs (`costs`) say, right tokens what the conversation's own acceptance (`draft
 
 A gate that says no would never see a wide pass again. So it tries a longer draft now and then, where that would pay if
 wide passes cost no more than narrow ones. Tries take under a hundredth of the time, however wrong the costs are. Nor
-does the gate go on with wide passes only: a narrow one now and then tells what they are compared with.
+does the gate go on with wide passes only: a narrow one now and then tells what they are compared with, and at once
+where wide ones have changed.
 
 Where several sources have something to propose (a copy, a grammar, a head), that one is taken which gains most. The
 time that a head takes to propose counts.
@@ -69,7 +70,7 @@ class DraftGate:
         self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
     ) -> tuple[int, int]:
         """Which of the options to take, one at least, and how many tokens of it; 0 if none pays. See `length`."""
-        if self._wide >= _WIDE_AT_MOST:
+        if self._wide >= (1 if self.costs.wants_narrow else _WIDE_AT_MOST):
             self._wide = 0
             return 0, 0
         seconds, head = self.costs.by_width(context), self._head_seconds(context)

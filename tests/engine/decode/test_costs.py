@@ -151,6 +151,34 @@ def test_bursts_pass_by() -> None:
     assert off(costs, laptop, 3000, [1, 4, 16]) < 0.25
 
 
+def test_a_burst_over_wide_passes_changes_nothing_before_a_narrow_one_tells() -> None:
+    costs = PassCosts()
+    load(costs, at_12_ms, steady(share=0.03))
+    for number in range(12):
+        width = (1, 32)[number % 2]
+        costs.observe(width, 41_000, at_12_ms(width, 41_000))
+    for _ in range(8):
+        costs.observe(32, 41_000, 4 * at_12_ms(32, 41_000))
+    assert costs.wants_narrow and off(costs, at_12_ms, 41_000) < 0.25
+    costs.observe(1, 41_000, 4 * at_12_ms(1, 41_000))  # a burst
+    assert not costs.wants_narrow and off(costs, at_12_ms, 41_000) < 0.25
+    costs.observe(32, 41_000, 4 * at_12_ms(32, 41_000))
+    costs.observe(1, 41_000, at_12_ms(1, 41_000))
+    costs.observe(32, 41_000, 4 * at_12_ms(32, 41_000))  # it is the width
+    assert costs.seconds(32, 41_000) > 2.5 * costs.seconds(1, 41_000)
+
+
+@pytest.mark.parametrize("wrong", [2e-6, 1e-4, 3000.0])
+def test_one_wrong_time_of_a_width_that_is_new_changes_little(wrong: float) -> None:
+    costs = PassCosts()
+    load(costs, laptop, steady(share=0.03))
+    for _ in range(10):
+        costs.observe(1, 41_000, laptop(1, 41_000))
+        costs.observe(12, 41_000, laptop(12, 41_000))
+    costs.observe(48, 41_000, wrong)
+    assert off(costs, laptop, 41_000, [1, 8, 12, 16]) < 0.25
+
+
 def test_a_window_costs_no_more_once_it_is_full() -> None:
     def windowed(width: int, context: int) -> float:
         return 0.01 + 4e-6 * min(context, 1024)
