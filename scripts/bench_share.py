@@ -58,7 +58,7 @@ class Shared:
 
 
 def words(count: int, seed: int) -> str:
-    """Nothing in it is worth a draft."""
+    """So many, each of about 2.5 tokens. Nothing in it is worth a draft."""
     chance = random.Random(seed)
     return " ".join("".join(chance.choices("abcdefghij", k=3)) for _ in range(count))
 
@@ -83,7 +83,7 @@ class Answer(threading.Thread):
 
 def ask(url: str, tokens: int, seed: int) -> None:
     """A prompt; its answer has one token."""
-    body = {"max_tokens": 1, "messages": [{"role": "user", "content": words(tokens, seed)}]}
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": words(int(tokens / 2.5), seed)}]}
     httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT).raise_for_status()
 
 
@@ -103,7 +103,7 @@ def quiet(log: Path) -> int:
 
 
 def shared(tokens: int, share: float) -> Shared:
-    """`tokens`: words of the prompt, which has some tokens more. `share`: `DECODE_SHARE`."""
+    """`tokens`: of the prompt, about. `share`: `DECODE_SHARE`."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         work = Path(folder)
         log = work / "log.jsonl"
@@ -137,7 +137,7 @@ def shared(tokens: int, share: float) -> Shared:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tokens", type=int, default=10_000, help="words of the prompt, which has some tokens more")
+    parser.add_argument("--tokens", type=int, default=30_000, help="of the prompt, about")
     parser.add_argument("--share", type=float, default=0.5, help="DECODE_SHARE")
     options = parser.parse_args()
     found = shared(options.tokens, options.share)

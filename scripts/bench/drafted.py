@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from scripts.bench.virtual import VirtualClock
 from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.draft import Acceptance
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import DraftGate, DraftOption
 from tests.oracle.build import SPECIAL
 
 Json = dict[str, Any]
@@ -120,8 +120,10 @@ def tokenizer_for_oracle(folder: Path) -> Tokenizer:
 class _Lengths(DraftGate):
     """In place of the server's gate: drafts of three tokens, or 31 behind a match of 16, whatever they cost."""
 
-    def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
-        return min(most, drafted_behind(match))
+    def choose(
+        self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
+    ) -> tuple[int, int]:
+        return 0, min(options[0].most, drafted_behind(options[0].match))
 
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         return True

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, dynamic_roll, make_prompt_cache
 
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
+from start_llm.engine.decode.verify import accepted, draw_block, grammar_of, stateful_parts
 from start_llm.engine.decode.wired import no_wired_limit
 from start_llm.kvcache.layers import make_room
 
@@ -29,8 +31,9 @@ class BatchRunner:
     requests that wait for a shared prefix need, and rows of different lengths are never padded against each other.
 
     The generator is a step ahead: it has drawn the token behind the one that it reports. `suspend` takes that token
-    along, so that nothing is drawn twice. Uses of mlx-lm's internals: `BatchGenerator._generation_batch` and there
-    `uids`, `max_tokens`, `_num_tokens`, `_next_tokens`.
+    along, so that nothing is drawn twice. `verify` goes on from that token with a block of each row. Uses of mlx-lm's
+    internals: `BatchGenerator._generation_batch` and there `uids`, `tokens`, `max_tokens`, `_num_tokens`,
+    `_next_tokens`, `_next_logprobs`, `prompt_cache`; `BatchKVCache._idx`; `dynamic_roll`.
     """
 
     def __init__(self, model: Any, *, eos: Iterable[int], max_rows: int) -> None:
@@ -100,6 +103,67 @@ class BatchRunner:
             rows.append(DecodeRow(uid, self._rows[uid].newest))
         return rows
 
+    @property
+    def verifies(self) -> bool:
+        """Whether `verify` may be called now: every row has begun, and every layer can be cut."""
+        running = self._batch._generation_batch
+        whole = len(running.uids) == len(self._rows) and not self._resumed
+        return whole and all(type(layer) is BatchKVCache for layer in running.prompt_cache)
+
+    def tokens(self, uid: int) -> list[int]:
+        """What lies in a row's KV, once it has begun."""
+        running = self._batch._generation_batch
+        return cast(list[int], running.tokens[running.uids.index(uid)])
+
+    def is_free(self, uid: int) -> bool:
+        """No grammar says what the row may say."""
+        return grammar_of(self._rows[uid]) is None
+
+    def pending(self) -> dict[int, tuple[int, int]] | None:
+        """By row the token that is drawn but not in the KV, and how many the row may say yet, that one included.
+
+        Waits for the device. ``None``: a row ends with its token.
+        """
+        running = self._batch._generation_batch
+        newest = running._next_tokens.tolist()
+        left = [most - said for most, said in zip(running.max_tokens, running._num_tokens, strict=True)]
+        if any(token in self._eos for token in newest) or min(left) <= 1:
+            return None
+        return dict(zip(running.uids, zip(newest, left, strict=True), strict=True))
+
+    def verify(self, drafts: Mapping[int, list[int]]) -> tuple[dict[int, list[int]], int]:
+        """A pass over each row's pending token and its draft, of whatever length, behind `pending`.
+
+        No draft reaches to the end of its row's answer. Returns what each row has said (that token and what is right of
+        its draft), and the tokens of each row that were computed.
+        """
+        running = self._batch._generation_batch
+        newest = running._next_tokens.tolist()
+        blocks = [[token, *self._inside(drafts[uid])] for uid, token in zip(running.uids, newest, strict=True)]
+        width = max(map(len, blocks))
+        said, pending, behind = dict[int, list[int]](), list[int](), list[mx.array]()
+        with mx.stream(self._batch.stream):
+            fed = mx.array([[*block, *block[:1] * (width - len(block))] for block in blocks])
+            logits = self._model(fed, cache=running.prompt_cache)
+            for row, (uid, block) in enumerate(zip(running.uids, blocks, strict=True)):
+                state = self._rows[uid]
+                stateful = stateful_parts(state)
+                drawn, states = draw_block(state, stateful, block, logits[row, : len(block)])
+                right = accepted(block[1:], drawn, stateful, states)
+                said[uid] = block[: right + 1]
+                pending.append(drawn[right])
+                behind.append(logits[row, right] - mx.logsumexp(logits[row, right]))
+                running.tokens[row].extend(said[uid])
+                running._num_tokens[row] += right + 1
+            running._next_tokens, running._next_logprobs = mx.array(pending, running._next_tokens.dtype), behind
+            _cut(running.prompt_cache, [width - len(tokens) for tokens in said.values()])
+            mx.eval([[layer.keys, layer.values, layer.offset, layer.left_padding] for layer in running.prompt_cache])
+        return said, width
+
+    def _inside(self, draft: list[int]) -> list[int]:
+        """As much of a draft as does not end the answer."""
+        return draft[: next((i for i, token in enumerate(draft) if token in self._eos), len(draft))]
+
     def suspend(self, uid: int) -> RowState | None:
         running = self._batch._generation_batch
         if uid not in running.uids or uid in self._resumed:
@@ -136,3 +200,23 @@ class BatchRunner:
 
     def close(self) -> None:
         self._batch.close()
+
+
+def _cut(layers: Sequence[BatchKVCache], wrong: Sequence[int]) -> None:
+    """Takes the newest tokens out of each row's KV, so many of each row.
+
+    The rows end at the same place afterwards, so those of which more is wrong move: towards the end, or, where no row
+    is padded any more, the others towards the beginning.
+    """
+    first = layers[0]
+    padding = np.array(first.left_padding)
+    ends = first._idx - np.array(wrong)
+    end = int((ends - padding).max())
+    shifts = mx.array(end - ends, mx.int32)
+    for layer in layers:
+        if (end != ends).any():
+            layer.keys = dynamic_roll(layer.keys, shifts[:, None], axis=2)
+            layer.values = dynamic_roll(layer.values, shifts[:, None], axis=2)
+        layer.offset = layer.offset - mx.array(list(wrong))
+        layer.left_padding = layer.left_padding + shifts
+        layer._idx = end

@@ -100,6 +100,27 @@ class DraftGate:
         seconds, head = self.costs.by_width(context), self._head_seconds(context)
         return any(self._best(acceptance, option, 0, seconds, head)[1] > 0 for option in options)
 
+    def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
+        """The width of a pass over a block of each row, by which each row's draft is cut; 1: none pays.
+
+        Args:
+            acceptances: of each row's conversation.
+            options: what each row proposes; a match that is too short is nothing.
+            context: tokens in the KV of all rows.
+        """
+        rows, seconds = len(options), self.costs.by_width(context)
+        said, chances = float(rows), [float(option.match >= LEAST_MATCH) for option in options]
+        best, best_gain = 1, LEAST_GAIN
+        for width in range(2, MOST_WIDE // rows + 1):
+            for row, option in enumerate(options):
+                more = width - 1 <= option.most
+                chances[row] *= acceptances[row].chance(option.match + width - 2) if more else 0.0
+            said += sum(chances)
+            gain = said / rows * seconds[rows] / seconds[rows * width]
+            if gain > best_gain:
+                best, best_gain = width, gain
+        return best
+
     def observe(self, width: int, context: int, seconds: float) -> None:
         """A pass of a row that decodes took so long."""
         self.costs.observe(width, context, seconds)

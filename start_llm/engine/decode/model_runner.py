@@ -1,9 +1,9 @@
 """What the scheduler asks of a model: prefill and decode. Model thread only.
 
 A row that is alone is decoded by `SingleRow`, on the very cache that it came with, and verifies drafts. Several rows
-are decoded in a batch. If a second row comes, both go into the batch; if the last but one leaves, the row that stays
-comes back. With quantised KV there are two batches: of rows that are still plain, and of those that are quantised. A
-row changes over between two of its tokens.
+are decoded in a batch; two to four of them verify drafts there, too (`together`). If a second row comes, both go into
+the batch; if the last but one leaves, the row that stays comes back. With quantised KV there are two batches: of rows
+that are still plain, and of those that are quantised. A row changes over between two of its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
-from start_llm.engine.decode.verify import SingleRow
+from start_llm.engine.decode.together import verify_together
+from start_llm.engine.decode.verify import PAUSE, SingleRow
 from start_llm.kvcache.layers import held_tokens
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
@@ -75,6 +76,7 @@ class ModelRunner:
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
         self._rows: dict[int, _Row] = {}
         self._uid = self._steps = 0
+        self._batch_step = 0.0  # when the last one without drafts was over
 
     def sample(self) -> tuple[int, Cache]:
         """A row of a few tokens, and how many, in the form that long rows are held in: what does a token take?"""
@@ -208,15 +210,31 @@ class ModelRunner:
         for batch in self._batches:
             places = [(row, row.place) for row in self._rows.values() if isinstance(row.place, _InBatch)]
             there = {place.uid: (row, place) for row, place in places if place.batch is batch}
-            for result in batch.decode() if there else ():
+            drafted = self._verify_together(batch, there)
+            for result in drafted or (self._timed(batch, there) if there else ()):
                 row, place = there[result.uid]
-                row.drafts.counts.forwards += 1
+                row.drafts.counts.forwards += drafted is None
                 place.length += 1
                 result.uid = row.uid
                 results.append(result)
         if self._quantisation is not None:
             self._change_over(self._quantisation.start)
         return results
+
+    def _timed(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow]:
+        """A step of a batch. It waits for the pass that the step before it began, so it takes as long as a pass."""
+        began, since = time.perf_counter(), self._batch_step
+        results = batch.decode()
+        now = self._batch_step = time.perf_counter()
+        if self._gate is not None and began - since < PAUSE:
+            held = sum(place.length for _, place in there.values())
+            self._gate.costs.observe(len(there), held, now - since)
+        return results
+
+    def _verify_together(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow] | None:
+        if self._gate is None or self._gate.head is not None or self._quantisation is not None:
+            return None
+        return verify_together(self._gate, batch, {uid: row.drafts for uid, (row, _) in there.items()})
 
     def _change_over(self, start: int) -> None:
         """Moves the rows that have grown to `start` tokens into the batch of those that are quantised."""

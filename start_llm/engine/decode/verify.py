@@ -44,7 +44,7 @@ from start_llm.kvcache.layers import make_room
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
-_PAUSE = 0.005
+PAUSE = 0.005  # seconds; a longer one between two passes may mean that somebody else used the device
 _NEAR = 16  # tokens: of two landmarks so near to each other one is enough
 _MOST_STATES = 4  # that a row keeps
 
@@ -81,9 +81,7 @@ class SingleRow:
     ) -> None:
         self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
-        parts: list[Any] = [getattr(part, "inner", part) for part in (*state.processors, state.sampler)]
-        self._stateful: list[Remembering] = [part for part in parts if isinstance(part, Remembering)]
-        self._guide = next((part for part in parts if isinstance(part, GrammarProcessor)), None)
+        self._stateful, self._guide = stateful_parts(state), grammar_of(state)
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
         self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
@@ -151,12 +149,9 @@ class SingleRow:
         fed = [*carried, token, *draft]
         mark = self._rewinder.mark()
         logits = self._forward(mx.array(fed))[0, len(carried) :, :]
-        drawn, saved = self._draw_all([token, *draft], logits)
-        right = next((i for i, (a, b) in enumerate(zip(draft, drawn, strict=False)) if a != b), len(draft))
+        drawn, saved = draw_block(state, self._stateful, [token, *draft], logits)
         self._timer.result(len(state.tokens))
-        if right < len(draft) and saved:
-            for part, before in zip(self._stateful, saved[right], strict=True):
-                part.restore(before)
+        right = accepted(draft, drawn, self._stateful, saved)
         self._learn(proposal, right)
         said = [token, *draft[:right]]
         if right < len(draft) and self._rewinder.carries:
@@ -240,27 +235,6 @@ class SingleRow:
             self._drafter.append([token])
         return token
 
-    def _draw_all(self, newest: Sequence[int], logits: mx.array) -> tuple[list[int], list[list[Any]]]:
-        """Draws every position of a block, as if each draft token were right.
-
-        Returns the tokens, and for each position but the first the state of `_stateful` before it was drawn.
-        """
-        sampler, processors = self.state.sampler, self.state.processors
-        if processors:
-            mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        states, drawn = list[list[Any]](), list[mx.array]()
-        alike = not isinstance(getattr(sampler, "inner", sampler), Remembering)
-        if alike and not processors:
-            return _ints([sampler(_normalised(logits))]), states
-        for i, token in enumerate(newest):
-            if i:
-                states.append([part.save() for part in self._stateful])
-            row = logits[i : i + 1]
-            for processor in processors:
-                row = processor(mx.array([token]), row)
-            drawn.append(row if alike else sampler(_normalised(row)))
-        return _ints([sampler(_normalised(mx.concatenate(drawn)))] if alike else drawn), states
-
     # --- drafting ---------------------------------------------------------------
 
     def _draft(self, token: int, now: _NextPass) -> Proposal | None:
@@ -332,7 +306,7 @@ class _PassTimer:
 
     def enter(self) -> None:
         """Another step begins; if somebody else used the device in between, the next time says nothing."""
-        self._disturbed = time.perf_counter() - self._left_at > _PAUSE
+        self._disturbed = time.perf_counter() - self._left_at > PAUSE
 
     def leave(self) -> None:
         self._left_at = time.perf_counter()
@@ -348,6 +322,57 @@ class _PassTimer:
         if self._gate is not None and not (self._disturbed and started < self._left_at):
             self._gate.observe(width, held, max(least, now - max(started, self._last_result)))
         self._last_result = now
+
+
+def grammar_of(state: RowState) -> GrammarProcessor | None:
+    parts = (getattr(part, "inner", part) for part in state.processors)
+    return next((part for part in parts if isinstance(part, GrammarProcessor)), None)
+
+
+def stateful_parts(state: RowState) -> list[Remembering]:
+    """What a rejected draft has to put back."""
+    parts: list[Any] = [getattr(part, "inner", part) for part in (*state.processors, state.sampler)]
+    return [part for part in parts if isinstance(part, Remembering)]
+
+
+def draw_block(
+    state: RowState, stateful: Sequence[Remembering], newest: Sequence[int], logits: mx.array
+) -> tuple[list[int], list[list[Any]]]:
+    """Draws every position of a block, as if each draft token were right.
+
+    Args:
+        newest: the block's tokens.
+        logits: behind each of them.
+
+    Returns:
+        The tokens, and for each position but the first the state of `stateful` before it was drawn.
+    """
+    sampler, processors = state.sampler, state.processors
+    if processors:
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+    states, drawn = list[list[Any]](), list[mx.array]()
+    alike = not isinstance(getattr(sampler, "inner", sampler), Remembering)
+    if alike and not processors:
+        return _ints([sampler(_normalised(logits))]), states
+    for i, token in enumerate(newest):
+        if i:
+            states.append([part.save() for part in stateful])
+        row = logits[i : i + 1]
+        for processor in processors:
+            row = processor(mx.array([token]), row)
+        drawn.append(row if alike else sampler(_normalised(row)))
+    return _ints([sampler(_normalised(mx.concatenate(drawn)))] if alike else drawn), states
+
+
+def accepted(
+    draft: Sequence[int], drawn: Sequence[int], stateful: Sequence[Remembering], states: Sequence[Sequence[Any]]
+) -> int:
+    """How many tokens of a draft are right. `stateful` is put back to where the first wrong one was drawn."""
+    right = next((i for i, (a, b) in enumerate(zip(draft, drawn, strict=False)) if a != b), len(draft))
+    if right < len(draft) and states:
+        for part, before in zip(stateful, states[right], strict=True):
+            part.restore(before)
+    return right
 
 
 def _normalised(logits: mx.array) -> mx.array:

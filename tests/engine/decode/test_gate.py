@@ -11,7 +11,7 @@ import pytest
 from scripts.bench.drafting import Published, cost_at
 from start_llm.engine.decode.costs import MOST_WIDE, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import Acceptance
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import DraftGate, DraftOption
 
 FLAT = {1: 1.0, 32: 1.0}
 STEEP = {1: 1.0, 32: 32.0}
@@ -73,6 +73,20 @@ def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
     assert copies.chance(4) > 0.8 > 0.2 > invents.chance(4)
     assert one.length(copies, 4, 31, carried=0, context=0) > 0 == one.length(invents, 4, 31, carried=0, context=0)
     assert Acceptance(one.acceptance).chance(4) < 0.2, "a new one begins as most of them were"
+
+
+def test_a_pass_over_blocks_of_several_rows_is_as_wide_as_all_of_them_gain() -> None:
+    copies, nothing = DraftOption(32, 31), DraftOption(0, 0)
+
+    def width(costs: dict[int, float], *options: DraftOption) -> int:
+        one = gate(costs)
+        return one.together([one.acceptance for _ in options], options, context=100)
+
+    assert (width(FLAT, copies, copies), width(FLAT, copies, copies, copies, copies)) == (32, 16)
+    assert width(FLAT, nothing, nothing) == 1 == width(STEEP, copies, copies)
+    assert width(FLAT, copies, nothing, nothing) == 21, "what one row copies is worth a pass of all"
+    assert width(M4_PRO, copies, nothing, nothing, nothing) == 1
+    assert width(FLAT, DraftOption(32, 4), DraftOption(2, 31)) == 5, "a match that is too short is nothing"
 
 
 Slowness = Callable[[int], float]  # of the machine, by the number of the pass

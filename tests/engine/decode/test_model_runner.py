@@ -9,7 +9,6 @@ import pytest
 
 from start_llm.engine.decode.draft import DecodeCounts, RowDrafts
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.decode.sampling import make_processors, make_sampler
 from tests.engine.decode.test_verify import (
     PROMPT,
@@ -109,15 +108,30 @@ def test_the_kv_of_a_row_that_changed_over_twice_is_that_of_a_row_that_did_not(n
                     return
 
 
-def test_rows_beside_each_other_are_never_drafted_for() -> None:
-    model = make("llama")
-    truth = reference(model, SAMPLINGS["greedy"], SAID).tokens
-    runner = begun(model, [], 2)
-    all_counts = [
-        insert(runner, model, "greedy", SAID, Prophet([*PROMPT, *truth], len(PROMPT), liar(1)))[1] for _ in range(2)
-    ]
-    rows: list[DecodeRow] = []
-    while len(rows) < 2 * SAID:
-        rows += runner.decode()
-    assert [(c.drafted, c.accepted) for c in all_counts] == [(0, 0)] * 2
-    assert all(row.token in truth for row in rows)
+@pytest.mark.parametrize(("name", "drafted"), [("llama", True), ("qwen3_5", False), ("gemma3_text", False)])
+@pytest.mark.parametrize("labels", [("greedy", "penalties"), ("greedy", "greedy", "penalties", "seeded")])
+def test_rows_beside_each_other_verify_drafts_of_whatever_length(
+    name: str, drafted: bool, labels: tuple[str, ...]
+) -> None:
+    """Only where every layer can be cut; the words are those that each says alone."""
+    model = make(name)
+    truths = {label: reference(model, SAMPLINGS[label], SAID) for label in set(labels)}
+    runner = begun(model, [], len(labels))
+    rows: dict[int, tuple[str, DecodeCounts, list[int]]] = {}
+    for number, label in enumerate(labels):
+        prophet = Prophet([*PROMPT, *truths[label].tokens], len(PROMPT), liar(number))
+        uid, counts = insert(runner, model, label, SAID, prophet)
+        rows[uid] = label, counts, []
+    steps, running = 0, set(rows)
+    while running:
+        steps += 1
+        for row in runner.decode():
+            label, _, said = rows[row.uid]
+            said.append(row.token)
+            if row.finish is not None:
+                running.remove(row.uid)
+                assert row.cache is not None and row.tokens is not None
+                assert_same_kv(Said(said, row.finish, row.cache, row.tokens), truths[label])
+    assert all(said == truths[label].tokens for label, _, said in rows.values())
+    if drafted:
+        assert steps < SAID and sum(counts.accepted for _, counts, _ in rows.values()) > len(labels)

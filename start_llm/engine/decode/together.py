@@ -1,0 +1,89 @@
+"""Drafts of rows that decode together: one pass verifies a block of each row. Model thread only.
+
+Each row's block is its newest token and its draft. How wide the pass is follows from what all rows are expected to gain
+(`DraftGate.together`); blocks that are shorter are filled up. Each row keeps what was right of its own draft. Rows
+whose answer follows a grammar take part without a draft, and so do rows that have no index yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from start_llm.engine.decode.batch import BatchRunner
+from start_llm.engine.decode.costs import MOST_WIDE
+from start_llm.engine.decode.draft import Proposal, RowDrafts, SuffixIndex
+from start_llm.engine.decode.gate import DraftGate, DraftOption
+from start_llm.engine.decode.row import DecodeRow
+
+MOST_ROWS = 4
+_NOTHING = Proposal([], 0)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of a batch. `proposal`: of what follows its newest token; empty if there is none."""
+
+    uid: int
+    drafts: RowDrafts
+    drafter: SuffixIndex | None
+    tokens: list[int]  # in its KV
+    proposal: Proposal
+
+    def expect(self, newest: int, most: int) -> None:
+        """Proposes up to `most` tokens, if any, behind the newest one, which is in no KV yet."""
+        assert self.drafter is not None
+        if self.drafter.known == len(self.tokens):
+            self.drafter.append([newest])
+        self.proposal = self.drafter.propose(most) or _NOTHING
+
+    def learn(self, drafted: int, right: int) -> None:
+        counts = self.drafts.counts
+        counts.forwards += 1
+        counts.drafted += drafted
+        counts.accept(self.proposal.source, right)
+        for i in range(min(right + 1, drafted)):
+            self.drafts.acceptance.observe(self.proposal.match + i, i < right)
+        if self.drafter is not None:
+            self.drafter.append(self.proposal.tokens[:right])
+
+
+def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, RowDrafts]) -> list[DecodeRow] | None:
+    """One pass over blocks of all rows of a batch, which are named by their uids.
+
+    ``None``: no draft pays, or a row is about to end; nothing was computed, and the batch goes on token by token.
+    """
+    if not 2 <= len(drafts) <= MOST_ROWS or not batch.verifies:
+        return None
+    rows = [_row(uid, one, batch) for uid, one in drafts.items()]
+    most, context = MOST_WIDE // len(rows) - 1, sum(len(row.tokens) for row in rows)
+    acceptances = [row.drafts.acceptance for row in rows]
+    hopes = [DraftOption(0 if row.drafter is None else row.drafter.outlook(), most) for row in rows]
+    if gate.together(acceptances, hopes, context=context) == 1:
+        return None
+    pending = batch.pending()
+    if pending is None:
+        return None
+    for row in rows:
+        newest, left = pending[row.uid]
+        if row.drafter is not None:
+            row.expect(newest, min(most, left - 2))
+    options = [DraftOption(row.proposal.match, len(row.proposal.tokens)) for row in rows]
+    width = gate.together(acceptances, options, context=context)
+    if width == 1:
+        return None
+    began = time.perf_counter()
+    said, computed = batch.verify({row.uid: row.proposal.tokens[: width - 1] for row in rows})
+    gate.observe(computed * len(rows), context, time.perf_counter() - began)
+    for row in rows:
+        row.learn(min(computed - 1, len(row.proposal.tokens)), len(said[row.uid]) - 1)
+    return [DecodeRow(uid, token) for uid, tokens in said.items() for token in tokens]
+
+
+def _row(uid: int, drafts: RowDrafts, batch: BatchRunner) -> _Row:
+    find = drafts.find_drafter if batch.is_free(uid) else None
+    drafter, tokens = find() if find is not None else None, batch.tokens(uid)
+    if drafter is not None:
+        drafter.append(tokens[drafter.known :])
+    return _Row(uid, drafts, drafter, tokens, _NOTHING)
