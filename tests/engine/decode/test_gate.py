@@ -83,9 +83,8 @@ def test_a_pass_over_blocks_of_several_rows_is_as_wide_as_all_of_them_gain() -> 
         return one.together([one.acceptance for _ in options], options, context=100)
 
     assert (width(FLAT, copies, copies), width(FLAT, copies, copies, copies, copies)) == (32, 16)
-    assert width(FLAT, nothing, nothing) == 1 == width(STEEP, copies, copies)
+    assert width(FLAT, nothing, nothing) == 1 == width({1: 1.0, 64: 64.0}, copies, copies)
     assert width(FLAT, copies, nothing, nothing) == 21, "what one row copies is worth a pass of all"
-    assert width(M4_PRO, copies, nothing, nothing, nothing) == 1
     assert width(FLAT, DraftOption(32, 4), DraftOption(2, 31)) == 5, "a match that is too short is nothing"
 
 
