@@ -144,7 +144,7 @@ def thin_after(end: Segment, config: StoreConfig) -> list[Segment]:
     """Checkpoints above a new `end` that its conversation has outgrown.
 
     The most recent ones stay; before them no more than it takes to keep every gap within the grid.
-    Stops where the path branches: what lies above is other conversations' too.
+    Stops where the path branches or at a system text's end: what lies above is other conversations' too.
     """
     drop: list[Segment] = []
     marks = [end]
@@ -153,6 +153,8 @@ def thin_after(end: Segment, config: StoreConfig) -> list[Segment]:
             break
         if above.checkpoint is not None:
             marks.append(above)
+        if above.head:
+            break
     kept = end
     for index in range(1, len(marks) - 1):
         gap = kept.end - marks[index + 1].end

@@ -65,13 +65,16 @@ def _behind(match: PrefixMatch) -> tuple[int, ...]:
     return tuple(max(children, key=lambda child: child.used).tokens[:_TELLING].tolist()) if children else ()
 
 
-def pauses(prompt: Prompt, match: PrefixMatch, start: int, recent: int, grid: int) -> tuple[int, ...]:
+def pauses(
+    prompt: Prompt, match: PrefixMatch, start: int, recent: int, grid: int, head_grid: int | None = None
+) -> tuple[int, ...]:
     """Offsets beyond `start` at which a checkpoint is wanted (for models whose state cannot be cut).
 
     The end of the tools+system block, the last `recent` message boundaries, before a transient message
     and the generation prompt, where this or an earlier prompt left a stored path, and enough places
     between these that none is further than `grid` tokens from the one before. Message boundaries
-    are taken for that where there are any, since that is where histories are cut.
+    are taken for that where there are any, since that is where histories are cut. In the tools+system block `head_grid`
+    stands for `grid`: an agent of the same client may have other tools, and there are no boundaries between them.
     """
     last = len(prompt.tokens) - 1
     wanted = {prompt.head, prompt.generation, *(prompt.boundaries[-recent:] if recent else ())}
@@ -79,7 +82,10 @@ def pauses(prompt: Prompt, match: PrefixMatch, start: int, recent: int, grid: in
         wanted.add(prompt.transient)
     wanted.update(offset for offset in _partings(match) if offset - start >= _WORTH)
     fixed = sorted(offset for offset in wanted if start < offset <= last)
-    return tuple(_fill(fixed, prompt.boundaries, start, last, grid))
+    head = sum(offset <= prompt.head for offset in fixed)
+    behind = max(start, *fixed[:head]) if head else start
+    dense = _fill(fixed[:head], (), start, behind, head_grid or grid)
+    return (*dense, *_fill(fixed[head:], prompt.boundaries, behind, last, grid))
 
 
 def _partings(match: PrefixMatch) -> Iterable[int]:

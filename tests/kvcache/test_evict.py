@@ -51,6 +51,17 @@ def test_thinning_stops_at_a_branch() -> None:
     assert thin_after(end, CONFIG) == []
 
 
+def test_thinning_leaves_a_system_text_alone() -> None:
+    tree = fake_tree()
+    for stop in range(5, 101, 5):
+        end = grow(tree, list(range(stop)), checkpoint=True)
+        end.head = stop == 30
+        for segment in thin_after(end, CONFIG) if stop > 30 else ():
+            segment.checkpoint = None
+    places = sorted(s.end for s in tree if s.checkpoint is not None)
+    assert places[:6] == [5, 10, 15, 20, 25, 30] and len(places) < 14
+
+
 def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
     tree = fake_tree()
     for stop in range(10, 101, 10):

@@ -85,3 +85,11 @@ def test_gaps_are_no_wider_than_the_grid() -> None:
     stops = pauses(prompt, fake_tree().walk(array([1])), 7, recent=1, grid=100)
     assert all(b - a <= 100 for a, b in zip((7, *stops), (*stops, 999), strict=True))
     assert {51, 400} <= set(stops) and list(stops) == sorted(set(stops))
+
+
+def test_a_system_text_has_a_grid_of_its_own() -> None:
+    prompt = Prompt(tuple(RUN), boundaries=(40, 70), head=40, generation=95)
+    empty = fake_tree().walk(array([1]))
+    assert pauses(prompt, empty, 0, recent=8, grid=1000, head_grid=15) == (15, 30, 40, 70, 95)
+    assert pauses(prompt, empty, 35, recent=8, grid=1000, head_grid=15) == (40, 70, 95)
+    assert pauses(prompt, empty, 40, recent=8, grid=20, head_grid=15) == (60, 70, 90, 95)
