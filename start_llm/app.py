@@ -275,7 +275,9 @@ def _kv_events(settings: Settings) -> KVEventPublisher | None:
 def _dumps(settings: Settings) -> Dumps | None:
     if not settings.dump_requests:
         return None
-    redactor = Redactor([settings.api_key, settings.litellm_master_key, settings.fallback_api_key])
+    redactor = Redactor(
+        [settings.api_key, settings.litellm_master_key, settings.fallback_api_key, settings.nodes_api_key]
+    )
     return Dumps(settings.log_root, settings.log_max_bytes, redactor)
 
 

@@ -140,6 +140,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (("ps", ""),),
         ),
         Command(
+            "nodes",
+            "the servers that the proxy shares requests with (NODES): state, models, load, stored tokens",
+            "start_llm.cli.nodes:main",
+            (PORT, JSON),
+            (("nodes", "exit code 0: all of them answer"), ("nodes --json", "")),
+        ),
+        Command(
             "logs",
             "the last lines of the server's log",
             "start_llm.service.commands:main_logs",

@@ -1,4 +1,5 @@
-"""What the server and the proxy in front of it write alike: errors in each dialect, headers, seals. No I/O."""
+"""What the server and the proxy in front of it write alike: errors in each dialect, headers, names of a
+conversation, seals. No I/O."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ HEAD_HEADER = "x-start-llm-head"
 WHEN_PLANNED = "when-planned"
 """With this value of `HEAD_HEADER` a stream's headers wait for the cache report however long that takes: what refuses
 the request while it waits for its model or its turn is an error with a status then."""
+SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session_id", "session-id", "conversation_id")
+AGENT_HEADER = "x-claude-code-agent-id"
 SIGNED = b"start_llm thinking "
 """What a signature of thinking is made from, in front of the text."""
 SEAL = "start_llm.1."

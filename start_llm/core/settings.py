@@ -68,6 +68,19 @@ def _web_address(value: str | None) -> str | None:
     return value
 
 
+def _node_addresses(value: str) -> str:
+    """Addresses separated by commas, without a slash at their ends."""
+    addresses = [address.strip().rstrip("/") for address in value.split(",") if address.strip()]
+    for address in addresses:
+        port = re.fullmatch(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", address)
+        if port is None or not 0 < int(port[1] or 1) < 65536:
+            raise ValueError(
+                f"{address[:80]!r} is no address of a node; give scheme, host and port, "
+                "e.g. http://mac-1:8080,http://mac-2:8080"
+            )
+        if addresses.count(address) > 1:
+            raise ValueError(f"{address!r} stands there twice")
+    return ",".join(addresses)
 def _event_address(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
         raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
@@ -224,6 +237,18 @@ class Settings(BaseModel):
     fallback_api_base: Annotated[str | None, OffOr, AfterValidator(_web_address)] = None
     """Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."""
 
+    # Nodes
+    nodes: Annotated[str, AfterValidator(_node_addresses)] = ""
+    """Other start_llm servers that the proxy shares requests with: addresses separated by commas, e.g.
+    http://mac-1:8080,http://mac-2:8080. See docs/fleet.md."""
+    nodes_api_key: Annotated[str | None, OffOr] = None
+    """API_KEY of the servers in NODES."""
+    nodes_self: Literal["on", "off"] = "on"
+    """on: this server is a node beside those of NODES; off: the proxy sends conversations to them only."""
+    nodes_ca_file: Annotated[Path | None, OffOr] = None
+    """File (PEM) with certificates of your own that https:// addresses in NODES are checked with, beside the usual
+    ones."""
+
     # KV
     max_kv_size: Annotated[int, Field(ge=256)] = 196608
     """Most tokens of one request's context."""
@@ -367,6 +392,11 @@ class Settings(BaseModel):
     def models_by_name(self) -> ModelMap:
         """MODEL_MAP as a table."""
         return parse_model_map(self.model_map)
+
+    @property
+    def node_addresses(self) -> list[str]:
+        """NODES."""
+        return [address for address in self.nodes.split(",") if address]
 
     @property
     def preloaded(self) -> list[str]:

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from start_llm import __version__
 from start_llm.core.report import DRAFT_COUNTS
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Service
@@ -110,6 +111,7 @@ class Metrics(Observer):
         self.active = gauge("requests_active", "Requests being answered now.")
         self.running = gauge("engine_running", "Requests being computed.")
         self.queued = gauge("engine_queued", "Requests waiting for the engine.")
+        gauge("build_info", "Always 1; its label is the version.", ["version"]).labels(__version__).set(1)
         self.first = histogram("first_token_seconds", "Arrival to first token.")
         self.total = histogram("request_seconds", "Arrival to end.")
         # The names that routers read (Gateway API inference extension, llm-d, Dynamo).

@@ -2,7 +2,7 @@
 seconds and hundreds of megabytes.
 
 A request passes `gate` (who may ask), `bodies` (what may be asked), `Direct` (what LiteLLM fails on goes past it),
-`fallback` (only with FALLBACK_MODEL), then the routes of `passthrough` or LiteLLM's own.
+`fallback` (only with FALLBACK_MODEL), `balancer` (only with NODES), then the routes of `passthrough` or LiteLLM's own.
 
 Used of LiteLLM: its application, its lists of its own parameters, and its rules for models that it does not know.
 """
@@ -25,10 +25,13 @@ from litellm.types.router import CredentialLiteLLMParams, GenericLiteLLMParams
 from litellm.types.utils import StandardCallbackDynamicParams, all_litellm_params
 
 from start_llm.core.modelmap import PROXIED
+from start_llm.proxy.balancer import Balancer
 from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
 from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind
 from start_llm.proxy.fallback import Fallback
+from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.gate import ProxyGate
+from start_llm.proxy.nodes import Node
 from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
 from start_llm.proxy.passthrough import Direct, ServerRoutes
 
@@ -51,11 +54,17 @@ def run(folder: Path, arguments: list[str]) -> None:
 def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> None:
     """The layer that is added last is the outermost. `app` and `config` are LiteLLM's; see `config.additions`."""
     _leave_alone()
-    server, fallback = ServerRoutes(config), additions["fallback"]
+    nodes = [Node(**node) for node in additions["fleet"]["nodes"]]
+    fleet = NodeFleet(nodes, names_behind(config), additions["fleet"]["ca_file"])
+    server, fallback = ServerRoutes(config, fleet), additions["fallback"]
     server.add_to(app, proxy_server.user_api_key_auth)
     litellm.logging_callback_manager.add_litellm_callback(Hooks(fallback and fallback["name"]))
     for name in LOGGERS:
         logging.getLogger(name).addFilter(OneLine())
+    if len(nodes) > 1:
+        infos = [entry["model_info"] for entry in config["model_list"]]
+        holders = {info["id"]: info["node"] for info in infos if "node" in info}
+        app.add_middleware(Balancer, fleet=fleet, holders=holders)
     if fallback:
         app.add_middleware(Fallback, **fallback)
     app.add_middleware(Direct, server=server)

@@ -1,4 +1,4 @@
-"""What the layers around LiteLLM share: whole bodies, and errors in the client's dialect.
+"""What the layers around LiteLLM share: whole bodies, signs of life, and errors in the client's dialect.
 
 It knows neither LiteLLM nor what a request asks for.
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
 from start_llm.core.errors import StartLLMError, TooLarge
-from start_llm.core.protocol import anthropic_error, openai_error
+from start_llm.core.protocol import anthropic_error, openai_error, responses_code
 
 START = "http.response.start"
 BODY = "http.response.body"
 JSON = "application/json"
 _OF_THE_BODY = (b"content-length", b"transfer-encoding")
+_SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 _CONVERSATION = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
 
 
@@ -68,3 +71,24 @@ def error_answer(path: str, error: StartLLMError, headers: Mapping[str, str] | N
     """`error` in the dialect of `path`, which LiteLLM also knows without ``/v1``."""
     content = anthropic_error(error) if path.startswith(("/v1/messages", "/messages")) else openai_error(error)
     return Response(json.dumps(content), error.status, headers, JSON)
+
+
+def says_something(message: Message) -> bool:
+    """Whether a piece of the body is more than a sign of life."""
+    body = message.get("body", b"")
+    return bool(body) and _SIGN_OF_LIFE.fullmatch(body) is None
+
+
+def last_event(dialect: str, error: dict[str, Any]) -> bytes:
+    """The server's error as the end of a stream, as it writes it itself where it is asked directly."""
+    if dialect == "chat/completions":
+        return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
+    kind = "error"
+    data: dict[str, Any] = {"type": kind, "error": error}
+    if dialect == "responses":
+        kind = "response.failed"
+        failure = {"code": responses_code(str(error.get("type")), error.get("code")), "message": error["message"]}
+        response: dict[str, Any] = {"id": "resp_refused", "object": "response", "created_at": int(time.time())}
+        response |= {"status": "failed", "error": failure, "incomplete_details": None, "model": "", "output": []}
+        data = {"type": kind, "sequence_number": 0, "response": response | {"usage": None}}
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()

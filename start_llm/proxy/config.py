@@ -18,10 +18,12 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import certifi
 from dotenv import dotenv_values, set_key
 
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
@@ -29,6 +31,7 @@ from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
+from start_llm.proxy.nodes import Node, certificates, nodes_of
 from start_llm.proxy.sent import RECORD
 
 log = logging.getLogger(__name__)
@@ -90,8 +93,7 @@ def name_behind(entry: Mapping[str, Any]) -> str:
 
 def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     """The server's names of models, by LiteLLM's."""
-    base = config["model_list"][0]["litellm_params"]["api_base"]
-    ours = [entry for entry in config["model_list"] if entry["litellm_params"].get("api_base") == base]
+    ours = [entry for entry in config["model_list"] if not entry["model_name"].startswith(PREFIX)]
     return {entry["model_name"]: name_behind(entry) for entry in ours if entry["model_name"] != ANY_NAME}
 
 
@@ -104,9 +106,6 @@ def proxy_config(
     """
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
     parameters: dict[str, Any] = {
-        "api_base": f"{server_url.rstrip('/')}/v1",
-        # Without a key LiteLLM would look for one in the environment and send that.
-        "api_key": settings.api_key or "none",
         "timeout": REQUEST_SECONDS,
         "stream_timeout": REQUEST_SECONDS,
         # It drops the comments that the server sends while it prefills, so it has to show life itself.
@@ -114,10 +113,12 @@ def proxy_config(
     }
     info = abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
     info["supported_endpoints"] = ["/v1/messages"]
-    # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
+    # A retry would compute twice, a cool-down would refuse what could be answered: `balancer` does that for nodes.
     router: dict[str, Any] = {"num_retries": 0, "disable_cooldowns": True}
-    if settings.fallback_model:  # this server is still never left alone, and refuses by a status what it cannot answer
+    nodes = nodes_of(settings, server_url)
+    if settings.fallback_model or len(nodes) > 1:  # what a server cannot answer it refuses by a status
         parameters["extra_headers"] = {HEAD_HEADER: WHEN_PLANNED}
+    if settings.fallback_model:  # a server is still never left alone
         info["cooldown_time"] = 0
         # Who is told to come back later is not waited for: LiteLLM would, up to a minute a time.
         policy = {entry_name(settings): {"RateLimitErrorRetries": 0}}
@@ -126,9 +127,10 @@ def proxy_config(
     entries: list[dict[str, Any]] = [
         {
             "model_name": name,
-            "litellm_params": {**parameters, "model": f"hosted_vllm/{asked}"},
-            "model_info": {**info, "id": f"start_llm:{name}"},
+            "litellm_params": {**parameters, **_address(node), "model": f"hosted_vllm/{asked}"},
+            "model_info": {**info, "id": f"start_llm:{name}@{node.id}", "node": node.name},
         }
+        for node in nodes
         for name, asked in (behind | {ANY_NAME: f"{PROXIED}*"}).items()
     ]
     # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it files an
@@ -150,6 +152,11 @@ def proxy_config(
     }
 
 
+def _address(node: Node) -> dict[str, str]:
+    # Without a key LiteLLM would look for one in the environment and send that.
+    return {"api_base": f"{node.url}/v1", "api_key": node.key or "none"}
+
+
 def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: nothing is fetched, reported or taken from a `.env` of the current folder."""
     environment = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
@@ -168,14 +175,26 @@ def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def additions(settings: Settings, master_key: str, folder: Path) -> dict[str, Any]:
+def own_certificates(settings: Settings, folder: Path) -> dict[str, str]:
+    """Environment by which LiteLLM trusts NODES_CA_FILE beside the usual certificates; writes a file into `folder`."""
+    if settings.nodes_ca_file is None:
+        return {}
+    own = settings.nodes_ca_file.expanduser().read_text(encoding="utf-8")
+    path = folder / "certificates.pem"
+    write_atomic(path, f"{Path(certifi.where()).read_text(encoding='utf-8')}\n{own}")
+    return {"SSL_CERT_FILE": str(path)}
+
+
+def additions(settings: Settings, server_url: str, master_key: str, folder: Path) -> dict[str, Any]:
     """The arguments of the layers around LiteLLM, by layer; that of `fallback` is ``None`` without FALLBACK_MODEL."""
     fallback = None
     if settings.fallback_model:
         name, record = entry_name(settings), str(folder / RECORD)
         fallback = {"model": settings.fallback_model, "name": name, "record": record}
     gate = {"key": master_key, "names": sorted(settings.host_names)}
-    return {"gate": gate, "bodies": {"most_bytes": settings.max_body_bytes}, "fallback": fallback}
+    nodes = [asdict(node) for node in nodes_of(settings, server_url)]
+    fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(settings.nodes_ca_file.expanduser())}
+    return {"gate": gate, "bodies": {"most_bytes": settings.max_body_bytes}, "fallback": fallback, "fleet": fleet}
 
 
 def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:
@@ -234,7 +253,9 @@ def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
 
 
 def usable(settings: Settings, environment: Mapping[str, str], say: Callable[[str], None]) -> Settings:
-    """Says at the start what FALLBACK_MODEL is going to do. Returns the settings, without it where it cannot work."""
+    """Says at the start what NODES and FALLBACK_MODEL are going to do. Returns the settings, without those of them that
+    cannot work."""
+    settings = _usable_nodes(settings, say)
     model = settings.fallback_model
     if not model:
         return settings
@@ -249,6 +270,25 @@ def usable(settings: Settings, environment: Mapping[str, str], say: Callable[[st
         f"fallback  ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, "
         f"context too long) is sent, whole, to {model}{where}{doubt}"
     )
+    return settings
+
+
+def _usable_nodes(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """Says what NODES is going to do. Returns the settings, without it where it cannot work."""
+    if not settings.nodes:
+        return settings
+    try:
+        certificates(settings.nodes_ca_file)
+    except OSError as error:
+        path = str(settings.nodes_ca_file)
+        wrong = f"NODES_CA_FILE={path!r}: it must be a file of PEM certificates: {error}."
+    else:
+        wrong = "NODES works through the proxy only, and PROXY=off." if settings.proxy == "off" else ""
+    if wrong:
+        say(f"nodes     off: {wrong}")
+        return settings.model_copy(update={"nodes": "", "nodes_ca_file": None})
+    here = " and this server" if settings.nodes_self == "on" else ""
+    say(f"nodes     ON: the proxy shares requests between {', '.join(settings.node_addresses)}{here}")
     return settings
 
 

@@ -8,22 +8,17 @@ the name of the entry of FALLBACK_MODEL. All the rest is LiteLLM's: the way to t
 from __future__ import annotations
 
 import json
-import re
-import time
 from pathlib import Path
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from start_llm.core.protocol import responses_code
-from start_llm.proxy.asgi import BODY, START, dialect_of, replay, with_body
+from start_llm.proxy.asgi import BODY, START, dialect_of, last_event, replay, says_something, with_body
 from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.sent import SentRecord
 
 HEADER = "x-start-llm-fallback"
 """Of a request: ``off`` (or ``on``). Of an answer: ``MODEL; REASON``, then ``; failed`` with the server's own error."""
-_SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 
 
 class Fallback:
@@ -112,7 +107,7 @@ class _FirstAnswer:
         if message["type"] == START:
             self.head_sent = message["status"] < 400
             self._final = not self.head_sent
-        elif _says_something(message):
+        elif says_something(message):
             self._final = True
         await self.send(message)
 
@@ -124,7 +119,7 @@ class _FirstAnswer:
             return
         body = b"".join(message.get("body", b"") for message in self.kept)
         if self._outcome.error is not None:
-            body = _last_event(self._dialect, self._outcome.error)
+            body = last_event(self._dialect, self._outcome.error)
         elif self.kept[0]["type"] == START:
             body = b"data: " + body + b"\n\ndata: [DONE]\n\n"
         await self.send({"type": BODY, "body": (_comment(label) if label else b"") + body})
@@ -142,7 +137,7 @@ class _SecondAnswer:
         if message["type"] == START:
             await self._start(message)
         elif self._is_answer and (self.arrived or not self._outcome.failed):
-            self.arrived = self.arrived or _says_something(message) or not message.get("more_body")
+            self.arrived = self.arrived or says_something(message) or not message.get("more_body")
             await self._first.send(message)
 
     async def _start(self, message: Message) -> None:
@@ -161,30 +156,9 @@ def _asks_off(scope: Scope) -> bool:
     return any(name == HEADER.encode() and value.strip().lower() != b"on" for name, value in scope["headers"])
 
 
-def _says_something(message: Message) -> bool:
-    """Whether a piece of the body is more than a sign of life."""
-    body = message.get("body", b"")
-    return bool(body) and _SIGN_OF_LIFE.fullmatch(body) is None
-
-
 def _comment(label: str) -> bytes:
     """Of an event stream: clients pass it over, people find it."""
     return f": {HEADER}: {label}\n\n".encode()
-
-
-def _last_event(dialect: str, error: dict[str, Any]) -> bytes:
-    """The server's error as the end of a stream, as it writes it itself where it is asked directly."""
-    if dialect == "chat/completions":
-        return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
-    kind = "error"
-    data: dict[str, Any] = {"type": kind, "error": error}
-    if dialect == "responses":
-        kind = "response.failed"
-        failure = {"code": responses_code(str(error.get("type")), error.get("code")), "message": error["message"]}
-        response: dict[str, Any] = {"id": "resp_refused", "object": "response", "created_at": int(time.time())}
-        response |= {"status": "failed", "error": failure, "incomplete_details": None, "model": "", "output": []}
-        data = {"type": kind, "sequence_number": 0, "response": response | {"usage": None}}
-    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def _with_header(message: Message, label: str) -> Message:

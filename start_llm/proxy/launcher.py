@@ -110,7 +110,7 @@ class LiteLLMProxy:
         names = {"server_url": self._server_url, "model_id": self._model_id, "master_key": self.master_key}
         config = proxy_config.proxy_config(self._settings, **names, card=self._card)
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
-        additions = proxy_config.additions(self._settings, self.master_key, self._folder)
+        additions = proxy_config.additions(self._settings, self._server_url, self.master_key, self._folder)
         proxy_config.write_config(self._folder, config, additions)
         self._process = self._spawn(self._folder)
         self._remember(self._process.pid)
@@ -122,10 +122,12 @@ class LiteLLMProxy:
         command = [sys.executable, "-P", "-m", MODULE, str(read), str(folder), "--"]
         command += ["--config", str(folder / proxy_config.CONFIG), "--host", self._settings.mlx_host]
         command += ["--port", str(self._port), "--num_workers", "1"]
+        environment = proxy_config.proxy_environment(os.environ)
+        environment |= proxy_config.own_certificates(self._settings, folder)
         try:
             return subprocess.Popen(
                 command,
-                env=proxy_config.proxy_environment(os.environ) | {"PYTHONPATH": python_path()},
+                env=environment | {"PYTHONPATH": python_path()},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -10,16 +10,22 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
+import httpx
+import openai
 from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.responses.utils import ResponsesAPIRequestUtils
 
 from start_llm.core.protocol import REFUSAL_HEADER
 
 LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 _TRACEBACK = "Traceback (most recent call last)"
+_CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, openai.APIConnectionError)
+_NEVER_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, aiohttp.ClientConnectorError)
 _WORD = re.compile(r"[a-z_]{1,40}")
 
 
@@ -31,6 +37,18 @@ class RequestOutcome:
     failed: bool = False  # it ended with an error
     reason: str | None = None  # the server's `REFUSAL_HEADER`
     error: dict[str, Any] | None = None  # the server's own error object; ``None`` where the error is LiteLLM's
+    status: int = 0  # of the error
+    is_lost: bool = False  # the connection to the server could not be made, or broke
+    is_unsent: bool = False  # it could not be made: the server has not seen the request
+    node: str = ""  # the node that it is sent to; empty: nobody chose one
+    # nodes that it was sent to. They do not get it again
+    tried: set[str] = field(default_factory=set)
+    breaks: int = 0  # times that the connection broke when it had been sent
+
+    def forget_failure(self) -> None:
+        """Before it is sent to another node."""
+        self.failed = self.is_lost = self.is_unsent = False
+        self.reason, self.error, self.status = None, None, 0
 
 
 current: ContextVar[RequestOutcome | None] = ContextVar("start_llm_outcome", default=None)
@@ -68,6 +86,49 @@ class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
         if outcome is not None:
             outcome.failed, outcome.reason = True, outcome.reason or _refusal(original_exception)
             outcome.error = outcome.error or _server_error(original_exception)
+            outcome.status = outcome.status or _status(original_exception)
+            outcome.is_lost = outcome.is_lost or _is_from(original_exception, _CONNECTION_ERRORS)
+            outcome.is_unsent = _is_from(original_exception, _NEVER_CONNECTED)
+
+    async def async_filter_deployments(
+        self,
+        model: str,
+        healthy_deployments: list[Any],
+        messages: Any,
+        request_kwargs: Any = None,
+        parent_otel_span: Any = None,
+    ) -> list[Any]:
+        """LiteLLM's entries of the node that `balancer` has chosen for this request."""
+        outcome = current.get()
+        if outcome is None or not outcome.node:
+            return healthy_deployments
+        return [entry for entry in healthy_deployments if entry.get("model_info", {}).get("node") == outcome.node]
+
+
+def node_of_response(response_id: Any, nodes: Mapping[str, str]) -> str | None:
+    """The node that has a stored response, by the id that LiteLLM gave it; ``None`` if the id does not say it.
+
+    `nodes`: names of nodes by the ids of LiteLLM's entries.
+    """
+    if not isinstance(response_id, str):
+        return None
+    return nodes.get(ResponsesAPIRequestUtils.get_model_id_from_response_id(response_id) or "")
+
+
+def _status(error: Exception) -> int:
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else 0
+
+
+def _is_from(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether an error of one of these kinds is behind `error`."""
+    for _ in range(10):
+        if error is None:
+            return False
+        if isinstance(error, kinds):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _refusal(error: Any) -> str | None:

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from start_llm.core.modelmap import ADAPTER_SIGN
-from start_llm.core.protocol import SEAL, thinking_signature
+from start_llm.core.protocol import SEAL, SESSION_FIELDS, thinking_signature
 
 ADAPTER = "adapter"
 EXTRA = "extra_body"
 _SAMPLING = ("drafts", "min_p", "repetition_penalty", "repetition_context_size", "thinking_budget")
 _PLACES = (ADAPTER, "chat_template_kwargs", "enable_thinking", EXTRA)
-_SESSIONS = ("session_id", "conversation_id", "thread_id", "chat_id")
-OWN_FIELDS = frozenset([*_SAMPLING, *_PLACES, *_SESSIONS])
+OWN_FIELDS = frozenset([*_SAMPLING, *_PLACES, *SESSION_FIELDS])
 """A test goes by all the fields that the dialects read."""
 _NOT_OPENAIS = OWN_FIELDS | {"top_k"}
 

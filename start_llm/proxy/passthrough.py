@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -17,15 +19,30 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from start_llm.core.errors import Unavailable
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.proxy.asgi import JSON, START, dialect_of, replay
+from start_llm.core.protocol import error_headers
+from start_llm.proxy.asgi import JSON, START, dialect_of, error_answer, last_event, replay
 from start_llm.proxy.config import abilities, name_behind, names_behind
+from start_llm.proxy.fleet import (
+    ELSEWHERE,
+    LOOK_EVERY,
+    MOST_BREAKS,
+    NODE_HEADER,
+    SILENT_SECONDS,
+    Choice,
+    NodeFleet,
+    broken,
+)
+from start_llm.proxy.nodes import LOOK_SECONDS, Node, cards_of, headers_for, loaded_of
 from start_llm.proxy.outcome import RequestOutcome, current
+from start_llm.proxy.routing import route_key
 
 COUNTS = ("messages/count_tokens", "responses/input_tokens")
 FORWARDED = (*COUNTS, "completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
 """LiteLLM leaves out or refuses much of what these may ask for, and nothing of them can be answered elsewhere."""
 LIST_SECONDS = 120.0
+_MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
 async def _read_whole(request: Request) -> None:
@@ -34,19 +51,16 @@ async def _read_whole(request: Request) -> None:
 
 
 class ServerRoutes:
-    """Handlers, and what they know of the server."""
+    """Handlers, and what they know of the servers."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], fleet: NodeFleet) -> None:
         entries = config["model_list"]
-        parameters = entries[0]["litellm_params"]
+        self._fleet = fleet
         self._names = names_behind(config)
-        self._entries = [entry for entry in entries if entry["model_name"] in self._names]
+        self._entries = {entry["model_name"]: entry for entry in entries[::-1] if entry["model_name"] in self._names}
         # PROXY_MODEL_ID, which the server knows nothing of
         self._made_up = [name for name, behind in self._names.items() if behind == MAIN_NAME != name]
-        self._base = parameters["api_base"].removesuffix("/v1")
-        self._key = {"x-api-key": parameters["api_key"]}
-        self._client = httpx.AsyncClient(timeout=LIST_SECONDS, trust_env=False)
-        self._answer_seconds = float(parameters["timeout"])
+        self._answer_seconds = float(entries[0]["litellm_params"]["timeout"])
 
     def add_to(self, app: FastAPI, key_check: Any) -> None:
         """Puts these routes before LiteLLM's own. `key_check`: LiteLLM's dependency that refuses a wrong key."""
@@ -60,54 +74,84 @@ class ServerRoutes:
                 app.router.routes.insert(0, app.router.routes.pop())
 
     async def forward(self, request: Request) -> Response:
-        """The server's own answer, as it comes."""
-        path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
+        """A server's own answer, as it comes. Another node is asked where one does not answer or has no room."""
+        outcome = current.get() or RequestOutcome()
         body, kind = await request.body(), request.headers.get("content-type", JSON)
-        headers = self._key | {"content-type": kind}
-        asked = self._client.build_request(
-            "POST", self._base + path, content=self._renamed(body) if kind == JSON else body, headers=headers,
-            timeout=self._answer_seconds,
-        )  # fmt: skip
-        asking = asyncio.create_task(self._client.send(asked, stream=True))
+        given = json.loads(body) if kind == JSON else _form_fields(body)
+        key, answer = route_key(given, request.headers), _no_answer(httpx.ConnectError(""))
+        body = self._renamed(given, body) if kind == JSON else body
+        left = len(self._fleet.members) - len(outcome.tried)
+        while left > 0 and outcome.breaks < MOST_BREAKS:
+            left -= 1
+            try:
+                choice = await self._fleet.pick(key, outcome.tried)
+            except Unavailable as error:
+                return error_answer(request.url.path, error, error_headers(error))
+            outcome.tried.add(choice.node.name)
+            try:
+                found = await self._ask(request, choice, body, kind)
+            except httpx.HTTPError as error:
+                outcome.breaks += not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                self._fleet.failed(choice.node.name)
+                answer = _no_answer(error)
+                continue
+            if found is None:  # nobody wants it any more, and the server learns that from its connection
+                return Response(status_code=499)
+            answer = found
+            if answer.status_code not in ELSEWHERE or left == 0:
+                return _streamed(answer, choice)
+            self._fleet.failed(choice.node.name)
+            await answer.aclose()
+        return _response(answer)
+
+    async def _ask(self, request: Request, choice: Choice, body: bytes, kind: str) -> httpx.Response | None:
+        """A node's answer, to be read; ``None``: the client has left. Raises httpx.HTTPError."""
+        path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
+        headers = headers_for(choice.node) | {"content-type": kind}
+        asked = self._fleet.client.build_request(
+            "POST", choice.node.url + path, content=body, headers=headers, timeout=self._answer_seconds
+        )
+        asking = asyncio.create_task(self._fleet.client.send(asked, stream=True))
         leaving = asyncio.create_task(_disconnected(request))
         try:
-            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():  # nobody wants it any more, and the server learns that from its connection
-                return Response(status_code=499)
-            answer = asking.result()
-        except httpx.HTTPError as error:
-            return _response(_no_answer(error))
+            with self._fleet.sending(choice):
+                while not asking.done():
+                    tasks = (asking, leaving)
+                    await asyncio.wait(tasks, timeout=LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
+                    if leaving.done() and not asking.done():
+                        return None
+                    if self._fleet.silent_for(choice.node.name) > SILENT_SECONDS:
+                        raise httpx.ReadTimeout(f"{choice.node.name} has stopped to answer")
+                return asking.result()
         finally:
             asking.cancel()
             leaving.cancel()
-        kind = answer.headers.get("content-type")
-        done = BackgroundTask(answer.aclose)
-        return StreamingResponse(answer.aiter_raw(), answer.status_code, _headers(answer), kind, done)
 
-    def _renamed(self, body: bytes) -> bytes:
+    def _renamed(self, given: dict[str, Any], body: bytes) -> bytes:
         """`body` with the server's name of the model."""
-        given = json.loads(body)
         model = given.get("model")
-        known = isinstance(model, str) and model in self._names
-        return json.dumps(given | {"model": self._names[model]}).encode() if known else body
+        if not isinstance(model, str) or model not in self._names:
+            return body
+        return json.dumps(given | {"model": self._names[model]}).encode()
 
     async def models(self, request: Request) -> Response:
-        answer = await self._get("/v1/models")
-        if answer.status_code != 200:
-            return _response(answer)
-        listed = answer.json()
-        main = listed["data"][:1]
-        listed["data"] = [card | {"id": name} for name in self._made_up for card in main] + listed["data"]
-        return Response(json.dumps(listed), media_type=JSON)
+        """Those of all nodes; of two with one name the one that is loaded, or else the first."""
+        answers = await self._get_all("/v1/models")
+        if not answers[0].is_success:
+            return _response(answers[0])
+        listed = answers[0].json()
+        main, cards = listed["data"][:1], _union(answers)
+        listed["data"] = [card | {"id": name} for name in self._made_up for card in main] + cards
+        return Response(json.dumps(listed | {"last_id": cards[-1]["id"] if cards else None}), media_type=JSON)
 
     async def info(self, request: Request) -> Response:
-        """LiteLLM's list of what its entries can do, for the models that the server has now."""
-        answer = await self._get("/v1/models")
-        if answer.status_code != 200:
-            return _response(answer)
-        cards = {card["id"]: card for card in answer.json()["data"]}
+        """LiteLLM's list of what its entries can do, for the models that the servers have now."""
+        answers = await self._get_all("/v1/models")
+        if not answers[0].is_success:
+            return _response(answers[0])
+        cards = {card["id"]: card for card in _union(answers)}
         cards[MAIN_NAME] = next(iter(cards.values()), {})
-        known = [(entry["model_name"], name_behind(entry), entry["model_info"]) for entry in self._entries]
+        known = [(name, name_behind(entry), entry["model_info"]) for name, entry in self._entries.items()]
         known = [(name, behind, info) for name, behind, info in known if behind in cards]
         known += [(name, name, {"id": name}) for name in sorted(cards.keys() - {name for name, _, _ in known})]
         wanted = request.query_params.get("litellm_model_id")
@@ -119,13 +163,53 @@ class ServerRoutes:
         return Response(json.dumps({"data": data}), media_type=JSON)
 
     async def model(self, name: str) -> Response:
-        return _response(await self._get(f"/v1/models/{quote(self._names.get(name, name), safe='')}"))
+        answers = await self._get_all(f"/v1/models/{quote(self._names.get(name, name), safe='')}")
+        return _response(answers[0])
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def _get_all(self, path: str) -> list[httpx.Response]:
+        """What the nodes answer, at least one; successes first."""
+        answers = await asyncio.gather(*(self._get(member, path) for member in self._fleet.offered()))
+        return sorted(answers, key=lambda answer: (not answer.is_success, answer.status_code == 502))
+
+    async def _get(self, node: Node, path: str) -> httpx.Response:
+        seconds = LIST_SECONDS if len(self._fleet.members) == 1 else LOOK_SECONDS
         try:
-            return await self._client.get(self._base + path, headers=self._key)
+            return await self._fleet.client.get(node.url + path, headers=headers_for(node), timeout=seconds)
         except httpx.HTTPError as error:
             return _no_answer(error)
+
+
+def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
+    """Cards of models by their order, each name once."""
+    found: dict[str, dict[str, Any]] = {}
+    for card in (card for answer in answers for card in cards_of(answer)):
+        if card["id"] not in found or (loaded_of([card]) and not loaded_of([found[card["id"]]])):
+            found[card["id"]] = card
+    return list(found.values())
+
+
+def _form_fields(body: bytes) -> dict[str, Any]:
+    """The model that a form names; nothing else of it decides where it goes."""
+    found = _MODEL_FIELD.search(body)
+    return {"model": found[1].decode("utf-8", "replace")} if found else {}
+
+
+def _streamed(answer: httpx.Response, choice: Choice) -> Response:
+    kind, headers = answer.headers.get("content-type"), _headers(answer)
+    headers |= {NODE_HEADER: choice.label} if choice.label else {}
+    done = BackgroundTask(answer.aclose)
+    return StreamingResponse(_parts(answer, choice), answer.status_code, headers, kind, done)
+
+
+async def _parts(answer: httpx.Response, choice: Choice) -> AsyncIterator[bytes]:
+    """The body as it comes. A stream that breaks ends with an error event."""
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    except httpx.HTTPError:
+        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+            raise
+        yield last_event("chat/completions", broken(choice.node))
 
 
 class Direct:

@@ -45,7 +45,7 @@ def test_it_is_off_by_default() -> None:
         config = config_of(given)
         assert "fallback" not in json.dumps(config) and "extra_headers" not in json.dumps(config)
         assert config["router_settings"] == {"num_retries": 0, "disable_cooldowns": True}
-        assert additions(given, "k", Path("/nowhere"))["fallback"] is None
+        assert additions(given, "http://h:1", "k", Path("/nowhere"))["fallback"] is None
 
 
 def test_the_entry_is_beside_the_models_of_this_server_and_none_of_them() -> None:

@@ -14,14 +14,11 @@ from start_llm.api.http.routes import Request
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
 from start_llm.core.messages import Message
 from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
+from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS
 from start_llm.core.request import ChatRequest, Dialect, Sampling
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import UNKNOWN, Clients
 
-SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
-"""These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
-SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session_id", "session-id", "conversation_id")
-AGENT_HEADER = "x-claude-code-agent-id"
 OFF = frozenset({"off", "none", "disabled", "disable", "false", "no", "0"})
 ON = frozenset({"on", "enabled", "enable", "true", "yes", "auto", "adaptive", "default", "1"})
 EFFORTS = frozenset({"minimal", "low", "medium", "high", "xhigh", "max"})

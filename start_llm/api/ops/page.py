@@ -85,7 +85,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_CHARS = 200  # of a model's name
 TELL_SECONDS = 0.25
 MOST_EARLIER = 20_000  # requests of the day before the start
-SECRETS = ("api_key", "litellm_master_key", "fallback_api_key")
+SECRETS = ("api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key")
 _NO_STORE = {"Cache-Control": "no-store"}
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import read_messages
+from start_llm.api.http.access import owner_of
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat, read_completion
@@ -79,3 +80,12 @@ def test_a_session_inside_of_a_user_id_is_not_the_user(read: Callable[..., ChatR
     assert first == owner(json.dumps({"session_id": "t", "device_id": "d"})) is not None
     assert first != owner(json.dumps({"device_id": "e", "session_id": "s"}))
     assert owner("{" * 5000) != owner("{" * 5001)
+
+
+def test_an_owner_is_of_one_key() -> None:
+    """What another node of a fleet claims of a user counts for its own key alone, whatever it says in headers."""
+    body = {"user": "ann"}
+    ours, theirs = ({"Authorization": f"Bearer {key}"} for key in ("key-1", "fleet-key"))
+    assert owner_of(body, ours) != owner_of(body, theirs)
+    claims = {name: str(owner_of(body, ours)) for name in ("x-start-llm-owner", "x-forwarded-user", "x-user-id")}
+    assert owner_of(body, theirs | claims) == owner_of(body, theirs)

@@ -1,0 +1,345 @@
+"""Several nodes behind the real LiteLLM: what is computed, against one node; other ways to share requests beside it.
+
+The nodes are servers of their own on the oracle, which counts what it computes. The work: conversations of a few system
+texts, with sub-agents (their own system text, a few turns) and fresh starts (the same system text, a new task).
+
+    python3.12 install_and_run.py run scripts/bench_nodes.py                         # 12 conversations of 8 turns
+    python3.12 install_and_run.py run scripts/bench_nodes.py --dialect messages --proxies 2
+    python3.12 install_and_run.py run scripts/bench_nodes.py --kills 50              # nodes are killed meanwhile
+
+Columns: computed prompt tokens / one node's; requests and computed tokens of the busiest node / the mean; what choosing
+a node took. `one`, `round robin` and `hash` (of system text and first message) ask the nodes without a proxy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import load_settings
+from start_llm.host.ports import free_port
+from start_llm.proxy.fleet import NODE_HEADER
+from start_llm.proxy.launcher import LiteLLMProxy
+from tests.oracle.build import build_oracle
+
+READY_SECONDS = 400.0
+ANSWER_SECONDS = 300.0
+SYSTEM_WORDS, MESSAGE_WORDS = 700, 60
+WORDS = ("file", "test", "module", "cache", "token", "server", "request", "branch", "option", "value", "path", "buffer")
+_COMPUTED = re.compile(r"^start_llm_tokens_prefilled_total (\S+)$", re.MULTILINE)
+
+
+# --- the work -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Conversation:
+    """One agent's: its messages so far, as (role, text)."""
+
+    system: str
+    turns: list[str]  # what the user says, in order
+    begins: int = 0  # the round of its first turn
+    messages: list[tuple[str, str]] = field(default_factory=list)
+
+
+def words(random_: random.Random, count: int) -> str:
+    return " ".join(random_.choice(WORDS) + str(random_.randrange(100)) for _ in range(count))
+
+
+def workload(label: str, conversations: int, systems: int, turns: int, seed: int = 1) -> list[Conversation]:
+    """The same for each label, but with nothing in common with another label's."""
+    dice = random.Random(seed)
+    texts = [f"{label} {number}. {words(dice, SYSTEM_WORDS)}" for number in range(systems)]
+    agents = [f"{label} agent {number}. {words(dice, SYSTEM_WORDS // 2)}" for number in range(systems)]
+    made = []
+    for number in range(conversations):
+        kind = number % systems
+        says = [words(dice, MESSAGE_WORDS) for _ in range(turns)]
+        fresh = turns // 2 if number % 4 == 3 else turns  # every fourth begins anew half way
+        made.append(Conversation(texts[kind], says[:fresh]))
+        if fresh < turns:
+            made.append(Conversation(texts[kind], says[fresh:], begins=fresh))
+        if number % 2 == 0:  # every second one calls a sub-agent
+            task = [words(dice, MESSAGE_WORDS) for _ in range(3)]
+            made.append(Conversation(agents[kind], task, begins=1 + number % max(1, turns - 3)))
+    return made
+
+
+def body_of(dialect: str, conversation: Conversation, stream: bool = False) -> dict[str, Any]:
+    messages = [{"role": role, "content": text} for role, text in conversation.messages]
+    head: dict[str, Any] = {"model": "default", "stream": stream}
+    if dialect == "responses":
+        return head | {"instructions": conversation.system, "input": messages, "store": False}
+    if dialect == "messages":
+        return head | {"system": conversation.system, "messages": messages, "max_tokens": 64}
+    return head | {"messages": [{"role": "system", "content": conversation.system}, *messages], "max_tokens": 64}
+
+
+def text_of(dialect: str, answer: dict[str, Any]) -> str:
+    if dialect == "responses":
+        parts = [part for item in answer["output"] for part in item.get("content") or ()]
+        return "".join(part.get("text", "") for part in parts)
+    if dialect == "messages":
+        return "".join(block.get("text", "") for block in answer["content"])
+    return str(answer["choices"][0]["message"]["content"])
+
+
+# --- nodes and proxies --------------------------------------------------------------------------
+
+
+class NodeProcess:
+    """A server on the oracle, in a process of its own, which can be killed, frozen and started again."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.name = f"127.0.0.1:{self.port}"
+        self._folder = folder
+        folder.mkdir()
+        self._variables = {
+            **os.environ,
+            "MODEL_PATH": str(model),
+            "TRUST_REMOTE_CODE": "true",
+            "START_LLM_CACHE_DIR": str(folder),
+            "MLX_PORT": str(self.port),
+            "PROXY": "off",
+            "REANCHOR": "off",
+            "KV_DISK_DIR": "off",
+            "LOG_ROOT": str(folder / "logs"),
+            "DEFAULT_TEMPERATURE": "0",
+            "LOG_JSON": "true",
+        }
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "said").open("a") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "start_llm", "serve"],
+                cwd=Path(__file__).resolve().parent.parent,
+                env=self._variables,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+
+    def answers(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=20).status_code == 200
+        return False
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.answers():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError((self._folder / "said").read_text()[-2000:])
+            time.sleep(0.2)
+
+    def computed(self) -> int:
+        """Prompt tokens since its start."""
+        found = _COMPUTED.search(httpx.get(f"{self.url}/metrics", timeout=60).text)
+        return int(float(found[1])) if found else 0
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def node_processes(count: int, folder: Path) -> Iterator[list[NodeProcess]]:
+    model = build_oracle(folder / "oracle", "plain")
+    made = [NodeProcess(model, folder / f"node-{number}") for number in range(count)]
+    try:
+        for node in made:
+            node.wait()
+        yield made
+    finally:
+        for node in made:
+            node.stop()
+
+
+@contextmanager
+def proxies(nodes: Sequence[NodeProcess], count: int, folder: Path) -> Iterator[list[LiteLLMProxy]]:
+    settings = load_settings(
+        None,
+        proxy_port=0,
+        start_llm_cache_dir=folder / "proxy",
+        nodes=",".join(node.url for node in nodes),
+        nodes_self="off",
+        litellm_master_key="sk-bench",
+        sse_ping_seconds=1.0,
+    )
+    card = ModelCard("oracle", 1, 200_000)
+    made = [
+        LiteLLMProxy(
+            settings, server_url="http://127.0.0.1:9", model_id="oracle", card=card, log_path=folder / f"proxy-{number}"
+        )
+        for number in range(count)
+    ]
+    try:
+        for proxy in made:
+            proxy.start()
+        for proxy in made:
+            if not proxy.wait_ready(READY_SECONDS):
+                raise RuntimeError(proxy.log_tail())
+        yield made
+    finally:
+        for proxy in made:
+            proxy.stop()
+
+
+# --- running it ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """What one way of sharing has cost."""
+
+    name: str
+    computed: list[int]  # by node
+    requests: list[int]  # by node
+    decisions: list[float]  # milliseconds
+    ways: Counter[str] = field(default_factory=Counter)  # how nodes were chosen
+
+    @property
+    def total(self) -> int:
+        return sum(self.computed)
+
+
+def busiest(counts: Sequence[int]) -> float:
+    return max(counts) / statistics.mean(counts) if sum(counts) else 0.0
+
+
+Place = Callable[[Conversation, int], str]
+"""The address that the n-th request is sent to, by its conversation."""
+
+
+def play(dialect: str, work: list[Conversation], place: Place, at_once: int) -> list[httpx.Response]:
+    """All turns of all conversations, round by round; answers in no order."""
+    answers: list[httpx.Response] = []
+    numbers = itertools.count()
+    headers = {"Authorization": "Bearer sk-bench"}
+    with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, limits=httpx.Limits(max_connections=None)) as web:
+
+        def turn(conversation: Conversation, say: str) -> None:
+            conversation.messages.append(("user", say))
+            url = f"{place(conversation, next(numbers))}/v1/{dialect}"
+            answer = web.post(url, json=body_of(dialect, conversation))
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code}: {answer.text[:500]}")
+            conversation.messages.append(("assistant", text_of(dialect, answer.json())))
+            answers.append(answer)
+
+        with ThreadPoolExecutor(at_once) as threads:
+            for number in range(max(each.begins + len(each.turns) for each in work)):
+                now = [each for each in work if each.begins <= number < each.begins + len(each.turns)]
+                says = [each.turns[number - each.begins] for each in now]
+                list(threads.map(turn, now, says))
+    return answers
+
+
+def measure(
+    name: str, nodes: Sequence[NodeProcess], dialect: str, work: list[Conversation], place: Place, at_once: int
+) -> Result:
+    before = [node.computed() for node in nodes]
+    counts: Counter[str] = Counter()
+
+    def counted(conversation: Conversation, number: int) -> str:
+        url = place(conversation, number)
+        counts[url] += 1
+        return url
+
+    answers = play(dialect, work, counted, at_once)
+    result = Result(name, [node.computed() - was for node, was in zip(nodes, before, strict=True)], [], [])
+    labels = [answer.headers[NODE_HEADER].split("; ") for answer in answers if NODE_HEADER in answer.headers]
+    served = Counter(label[0] for label in labels)
+    result.requests = [served[node.name] or counts[node.url] for node in nodes]
+    result.decisions = [float(label[2].split()[0]) for label in labels]
+    result.ways = Counter(label[1] for label in labels)
+    return result
+
+
+def compare(options: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> list[Result]:
+    shape = (options.conversations, options.systems, options.turns)
+    found = []
+    with node_processes(options.nodes, folder) as nodes:
+        urls = [node.url for node in nodes]
+
+        def by_hash(conversation: Conversation, number: int) -> str:
+            first = conversation.system + conversation.messages[0][1]
+            return urls[int(sha256(first.encode()).hexdigest(), 16) % len(urls)]
+
+        direct: dict[str, Place] = {
+            "one": lambda conversation, number: urls[0],
+            "robin": lambda conversation, number: urls[number % len(urls)],
+            "hash": by_hash,
+        }
+        for name, place in direct.items():
+            found.append(measure(name, nodes, options.dialect, workload(f"{name:5}", *shape), place, options.at_once))
+            say(f"{name}: {found[-1]}")
+        with proxies(nodes, options.proxies, folder) as made:
+            work = workload("ours ", *shape)
+            addresses = [proxy.url for proxy in made]
+            place = lambda conversation, number: addresses[number % len(addresses)]  # noqa: E731
+            found.append(measure("nodes", nodes, options.dialect, work, place, options.at_once))
+            say(f"nodes: {found[-1]}")
+    return found
+
+
+def show(found: Sequence[Result]) -> None:
+    table = Table("", "computed / one", "busiest/mean (requests)", "(computed)", "decision p50", "p99", "how", box=None)
+    for result in found:
+        times = sorted(result.decisions) or [0.0]
+        figures = (result.total / found[0].total, busiest(result.requests), busiest(result.computed))
+        spent = (statistics.median(times), times[min(len(times) - 1, int(len(times) * 0.99))])
+        how = ", ".join(f"{name} {count}" for name, count in result.ways.most_common())
+        table.add_row(result.name, *(f"{each:.2f}" for each in figures), *(f"{each:.1f} ms" for each in spent), how)
+    Console(width=120).print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--proxies", type=int, default=1)
+    parser.add_argument("--dialect", choices=["chat/completions", "messages", "responses"], default="chat/completions")
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--systems", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare(options, Path(folder))
+    show(found)
+    if options.out:
+        options.out.write_text(json.dumps([vars(result) for result in found], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,50 @@
+"""The command ``nodes``: how the servers are that the proxy shares requests with. Each is asked by itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from start_llm.core.errors import ExitCode
+from start_llm.core.settings import Settings
+from start_llm.dashboard.tables import print_table
+from start_llm.host.ports import address
+from start_llm.models.device import GIB
+from start_llm.proxy.nodes import look_at, nodes_of
+
+_HEADINGS = ("NODE", "STATE", "VERSION", "MODELS", "RUNNING", "WAITING", "MEMORY", "STORED", "SHARE")
+_ANSWERING = frozenset({"ready", "busy"})
+
+
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """0: all nodes answer; 1: one does not; 2: NODES_CA_FILE cannot be read."""
+    nodes = nodes_of(settings, address(settings.mlx_host, settings.mlx_port))
+    try:
+        found = look_at(nodes, settings.nodes_ca_file)
+    except OSError as error:
+        print(
+            f"NODES_CA_FILE={str(settings.nodes_ca_file)!r}: it must be a file of PEM certificates: {error}",
+            file=sys.stderr,
+        )
+        return ExitCode.BAD_SETTING
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print_table(_HEADINGS, [_row(node) for node in found], words=("NODE", "STATE", "VERSION", "MODELS"))
+        for node in found:
+            if node["detail"]:
+                print(f"{node['name']}: {node['detail']}")
+        if not settings.nodes:
+            print("NODES is not set: the proxy has this server alone.")
+    return 0 if all(node["state"] in _ANSWERING for node in found) else 1
+
+
+def _row(node: dict[str, Any]) -> tuple[str, ...]:
+    if not node["version"]:
+        return node["name"], node["state"], *["-"] * (len(_HEADINGS) - 2)
+    loaded = [name for name in node["loaded"] if "+" not in name]
+    counts = (node["running"], node["waiting"])
+    sizes = (f"{node['memory_bytes'] / GIB:.1f} GiB", f"{node['stored_tokens']:,}", f"{node['share']:.0%}")
+    return node["name"], node["state"], node["version"], ", ".join(loaded) or "-", *map(str, counts), *sizes

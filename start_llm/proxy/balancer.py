@@ -1,0 +1,198 @@
+"""Sends each conversation to a node, and to another one if that fails before it has begun to answer. Part of LiteLLM's
+process, around LiteLLM.
+
+`fleet` picks the node, and `outcome.Hooks` has LiteLLM take that node's entry. A request is sent again only as long as
+nothing of an answer has gone to the client, and never to the same node twice. If the connection broke after the request
+had been sent, it is sent again once: a request that kills its server must not kill all of them. A stream that breaks
+later ends with an error in the words of its dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from start_llm.core.errors import StartLLMError, Unavailable
+from start_llm.core.protocol import openai_error
+from start_llm.proxy.asgi import BODY, START, dialect_of, error_answer, last_event, replay, says_something
+from start_llm.proxy.fleet import (
+    ELSEWHERE,
+    FROZEN_SECONDS,
+    MOST_BREAKS,
+    NODE_HEADER,
+    SILENT_SECONDS,
+    Choice,
+    NodeFleet,
+    broken,
+)
+from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
+from start_llm.proxy.routing import route_key
+
+_LOOK_SECONDS = 0.5
+_ENDS = re.compile(rb"data: \[DONE\]|event: (message_stop|error|response\.(completed|failed|incomplete))|\"error\": ?{")
+_TAIL_BYTES = 4096
+
+
+class Balancer:
+    """ASGI middleware, within `bodies.RequestBodies`: a body comes in one message.
+
+    `holders`: names of nodes by the ids of LiteLLM's entries.
+    """
+
+    def __init__(self, app: ASGIApp, *, fleet: NodeFleet, holders: Mapping[str, str]) -> None:
+        self._app, self._fleet, self._holders = app, fleet, holders
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        dialect, outcome = dialect_of(scope), current.get()
+        if scope["type"] == "lifespan":
+            self._fleet.watch()
+        if dialect is None or outcome is None or outcome.of_fallback:
+            await self._app(scope, receive, send)
+            return
+        body = (await receive())["body"]
+        answer = _NodeAnswer(dialect, send)
+        try:
+            while await self._send_once(scope, body, receive, answer, outcome):
+                outcome.forget_failure()
+        except StartLLMError as error:  # no node is left
+            outcome.failed, outcome.status = True, error.status
+            outcome.error = outcome.error or openai_error(error)["error"]
+            await answer.refuse(scope, receive, error)
+        finally:
+            outcome.node = ""
+
+    async def _send_once(
+        self, scope: Scope, body: bytes, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
+    ) -> bool:
+        """Sends the request to one node. Whether it is to be sent to another one. Raises Unavailable."""
+        choice = await self._choose(scope, body, outcome)
+        outcome.node = choice.node.name
+        with self._fleet.sending(choice) as begun:
+            answer.begin(choice, begun)
+            inner = dict(scope) | {"state": dict(scope.get("state") or {})}
+            asking = asyncio.ensure_future(self._app(inner, replay(body, receive), answer))
+            try:
+                is_frozen = await self._wait(asking, choice, answer)
+            finally:
+                asking.cancel()
+        if is_frozen:
+            outcome.failed = outcome.is_lost = True
+        if not outcome.failed:
+            await answer.finish(None)
+            return False
+        at_node = outcome.is_lost or outcome.status in ELSEWHERE
+        if at_node or outcome.reason:
+            outcome.tried.add(choice.node.name)
+        if at_node:
+            self._fleet.failed(choice.node.name)
+        outcome.breaks += outcome.is_lost and not outcome.is_unsent
+        left = len(self._fleet.members) - len(outcome.tried)
+        if not answer.has_begun and (at_node or outcome.reason) and outcome.breaks < MOST_BREAKS and left > 0:
+            answer.drop()
+            return True
+        if outcome.is_lost and not answer.has_begun and len(self._fleet.members) > 1:
+            raise Unavailable(broken(choice.node)["message"])
+        await answer.finish(outcome.error or broken(choice.node))
+        return False
+
+    async def _choose(self, scope: Scope, body: bytes, outcome: RequestOutcome) -> Choice:
+        given, headers = json.loads(body), Headers(scope=scope)
+        holder = node_of_response(given.get("previous_response_id"), self._holders)
+        anthropic = dialect_of(scope) == "messages"
+        key = route_key(given, headers)
+        return await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
+
+    async def _wait(self, asking: asyncio.Future[None], choice: Choice, answer: _NodeAnswer) -> bool:
+        """Until LiteLLM has answered. Whether the node is frozen, and nothing more is to be expected of it."""
+        while True:
+            done, _ = await asyncio.wait((asking,), timeout=_LOOK_SECONDS)
+            if done:
+                asking.result()
+                return False
+            limit = FROZEN_SECONDS if answer.has_begun else SILENT_SECONDS
+            if self._fleet.silent_for(choice.node.name) > limit:
+                return True
+
+
+class _NodeAnswer:
+    """A `Send` for what LiteLLM answers, node after node. It keeps an error back until `drop` or `finish`."""
+
+    def __init__(self, dialect: str, send: Send) -> None:
+        self._dialect, self._send = dialect, send
+        self._head_sent = self._is_stream = False
+        self._kept: list[Message] = []  # an error, head and body
+        self._tail = b""  # the last bytes of a stream that were sent
+        self.has_begun = False  # something of an answer has gone to the client
+
+    def begin(self, choice: Choice, begun: Any) -> None:
+        """The next messages come from that node."""
+        self._choice, self._begun = choice, begun
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == START:
+            await self._start(message)
+        elif self._kept:
+            self._kept.append(message)
+        elif message["type"] == BODY:
+            await self._pass_on(message)
+        else:
+            await self._send(message)
+
+    async def _start(self, message: Message) -> None:
+        if message["status"] >= 400:
+            self._kept = [message]
+        elif not self._head_sent:
+            self._head_sent = True
+            kind = dict(message.get("headers", ())).get(b"content-type", b"")
+            self._is_stream = kind.startswith(b"text/event-stream")
+            headers = [*message.get("headers", ()), (NODE_HEADER.encode(), self._choice.label.encode())]
+            await self._send(dict(message) | {"headers": headers})
+
+    async def _pass_on(self, message: Message) -> None:
+        body = message.get("body", b"")
+        if not self._is_stream:
+            self.has_begun = True
+            await self._send(message)
+            return
+        if _is_error(body):
+            self._kept = [message]
+            return
+        if says_something(message):
+            self.has_begun = True
+            self._begun()
+        self._tail = (self._tail + body)[-_TAIL_BYTES:]
+        # The end is written by `finish`, when it is known how the answer has ended.
+        if body:
+            await self._send(dict(message) | {"more_body": True})
+
+    def drop(self) -> None:
+        """Another node is asked: the client never sees this error."""
+        self._kept = []
+
+    async def finish(self, error: dict[str, Any] | None) -> None:
+        """Nothing more comes. `error`: what has gone wrong, where something has."""
+        if not self._head_sent:
+            for message in self._kept:
+                await self._send(message)
+        elif self._is_stream:
+            body = b"".join(message.get("body", b"") for message in self._kept)
+            if error is not None or not _ENDS.search(self._tail + body):
+                body = last_event(self._dialect, error or broken(self._choice.node))
+            await self._send({"type": BODY, "body": body, "more_body": False})
+
+    async def refuse(self, scope: Scope, receive: Receive, error: StartLLMError) -> None:
+        if self._head_sent:
+            await self.finish(openai_error(error)["error"])
+        else:
+            await error_answer(scope["path"], error)(scope, receive, self._send)
+
+
+def _is_error(body: bytes) -> bool:
+    """An error of LiteLLM's as a part of a stream."""
+    return body.startswith((b"event: error", b'data: {"error"', b'{"error"', b'data: {"type": "error"'))

@@ -1,0 +1,282 @@
+"""The nodes as the proxy's process sees them: which of them answer, what they have to do, and which one gets a request.
+
+`/health` of each node is asked every `LOOK_EVERY` seconds. A node that does not answer there, or that a request failed
+at, is left out at once. It is tried again after pauses that grow (`PAUSES`). `routing` decides; this module knows who
+may be offered. One event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from start_llm.core.errors import Unavailable
+from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
+from start_llm.proxy.nodes import LOOK_SECONDS, Node, cards_of, certificates, headers_for, loaded_of, state_of
+from start_llm.proxy.routing import Load, NodePicker, RouteKey
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""Seconds that a node is left out after a failure; the last one for all failures after it."""
+EXPLAIN_SECONDS = 0.05
+"""What the nodes may take to say what they have stored of a prompt. Who is later counts as one that has nothing."""
+SILENT_SECONDS = 10.0
+"""A node whose `/health` was silent for so long is frozen: what it was sent, and has not begun to answer, is sent to
+another one."""
+FROZEN_SECONDS = 30.0
+"""After so long a stream that it had begun ends with an error."""
+CARDS_EVERY = 10.0
+NODE_HEADER = "x-start-llm-node"
+"""Of an answer: the node, how it was chosen and the time that took (`Choice.label`)."""
+MOST_BREAKS = 2
+"""Nodes at which the connection may break for one request."""
+ELSEWHERE = frozenset({429, 502, 503, 504, 507})
+"""Statuses that say nothing against the request."""
+
+
+class Member:
+    """A node, and what is known of it now."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.state, self.detail = "unknown", ""
+        self.running = self.waiting = 0  # by its own count, when it was asked last
+        self.models: frozenset[str] | None = None  # ``None``: not known yet
+        self.loaded: frozenset[str] = frozenset()
+        self.open = self.prefill = 0  # requests that were sent from here and not answered; their tokens to compute
+        self.answered = time.monotonic()  # when `/health` answered last
+        self.failures = 0  # in a row
+        self.out_until = 0.0
+        self.cards_at = -CARDS_EVERY
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def load(self) -> Load:
+        """What it said, and what was sent since."""
+        return Load(max(self.running, self.open - self.waiting), self.waiting, self.prefill)
+
+    def is_offered(self, now: float) -> bool:
+        return self.state in {"unknown", "ready", "busy"} and now >= self.out_until
+
+    def is_in_doubt(self, now: float) -> bool:
+        """It was late once. It may be this process that was busy, so it is offered where nobody else is."""
+        return 0 < self.silent_for(now) < SILENT_SECONDS and now >= self.out_until
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since `/health` answered last, whatever it said; 0 where a node is gone: its connections break."""
+        return now - self.answered if self.state == "silent" else 0.0
+
+    def leave_out(self, now: float) -> None:
+        self.out_until = now + PAUSES[min(self.failures, len(PAUSES) - 1)]
+        self.failures += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes.
+
+    `how`: ``alone`` (there is one node), ``only`` (no other one is left), ``response`` (the holder of the response that
+    it goes on from), ``conversation``, ``stored``.
+    """
+
+    node: Node
+    how: str
+    seconds: float
+    prefill: int = 0  # prompt tokens that the node will have to compute, as far as that is known
+
+    @property
+    def label(self) -> str:
+        """The value of `NODE_HEADER`; empty where there is one node."""
+        return "" if self.how == "alone" else f"{self.node.name}; {self.how}; {self.seconds * 1000:.1f} ms"
+
+
+def broken(node: Node) -> dict[str, Any]:
+    """The error object of an answer that `node` did not finish."""
+    message = f"The connection to the node {node.name} broke before its answer was complete."
+    return {"message": message, "type": "server_error", "param": None, "code": "node_lost"}
+
+
+class NodeFleet:
+    """All nodes of this proxy.
+
+    `names`: the servers' names of models by LiteLLM's, see `config.names_behind`.
+    """
+
+    def __init__(self, nodes: Sequence[Node], names: Mapping[str, str], ca_file: str | None = None) -> None:
+        self.members = {node.name: Member(node) for node in nodes}
+        self._names = names
+        self._picker = NodePicker()
+        verify = certificates(Path(ca_file) if ca_file else None)
+        self.client = httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False, verify=verify)
+        self._watchers: list[asyncio.Task[None]] = []
+
+    # --- which nodes answer -------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Begins to ask the nodes how they are; a lone node is not asked."""
+        if not self._watchers and len(self.members) > 1:
+            self._watchers = [asyncio.create_task(self._watch(member)) for member in self.members.values()]
+
+    async def _watch(self, member: Member) -> None:
+        failures = 0
+        while True:
+            try:
+                failures = 0 if await self._look(member) else failures + 1
+            except Exception:  # the edge of this task: a node that is not watched would stay in for ever
+                log.warning("node %s cannot be watched", member.name, exc_info=True)
+                failures += 1
+            await asyncio.sleep(PAUSES[min(failures, len(PAUSES)) - 1] if failures else LOOK_EVERY)
+
+    async def _look(self, member: Member) -> bool:
+        """Asks a node how it is. Whether it answers requests."""
+        before = member.state
+        try:
+            answer: httpx.Response | httpx.HTTPError = await self.client.get(f"{member.node.url}/health")
+        except httpx.HTTPError as error:
+            answer = error
+        member.state, said = state_of(answer)
+        member.detail = str(said.get("detail", ""))
+        if isinstance(answer, httpx.Response):
+            member.answered = time.monotonic()
+        member.running, member.waiting = int(said.get("running", 0)), int(said.get("queued", 0))
+        if member.state != before and {before, member.state} - {"ready", "busy", "unknown"}:
+            log.warning("node %s is %s%s", member.name, member.state, f": {member.detail}" if member.detail else "")
+        answers = member.state in {"ready", "busy"}
+        if answers and time.monotonic() - member.cards_at >= CARDS_EVERY:
+            await self._read_cards(member)
+        return answers
+
+    async def _read_cards(self, member: Member) -> None:
+        with suppress(httpx.HTTPError):
+            answer = await self.client.get(f"{member.node.url}/v1/models", headers=headers_for(member.node))
+            if answer.status_code in {401, 403}:
+                member.state, member.detail = "refused", "It does not take the key."
+            cards = cards_of(answer)
+            if cards:
+                member.models, member.loaded = frozenset(card["id"] for card in cards), frozenset(loaded_of(cards))
+                member.cards_at = time.monotonic()
+
+    def failed(self, name: str) -> None:
+        """A request failed at that node: it is left out for a while."""
+        self.members[name].leave_out(time.monotonic())
+
+    def silent_for(self, name: str) -> float:
+        """Seconds since that node answered the last time, if it has stopped to."""
+        return self.members[name].silent_for(time.monotonic())
+
+    def offered(self) -> list[Node]:
+        """Those that answer, or else all."""
+        now = time.monotonic()
+        found = [member.node for member in self.members.values() if member.is_offered(now)]
+        return found or [member.node for member in self.members.values()]
+
+    # --- which node gets a request ------------------------------------------------------------
+
+    async def pick(
+        self,
+        key: RouteKey,
+        tried: Collection[str] = (),
+        *,
+        holder: str | None = None,
+        explain: bytes | None = None,
+        anthropic: bool = False,
+    ) -> Choice:
+        """The node for a request that `tried` have failed at.
+
+        Args:
+            holder: the only node that can answer: it has the response that the request goes on from.
+            explain: the request's body, put to the nodes to learn what they have stored; ``None``: that is not asked.
+            anthropic: the body is of the messages dialect.
+
+        Raises:
+            Unavailable: no node is left.
+        """
+        began = time.monotonic()
+        serving = [member for member in self.members.values() if self._serves(member, key.model)]
+        serving = serving or list(self.members.values())
+        if holder in self.members:
+            serving = [self.members[holder]]
+        untried = {member.name: member for member in serving if member.name not in tried}
+        offered = {name: member for name, member in untried.items() if member.is_offered(began)}
+        if len(self.members) == 1 and untried:
+            return Choice(next(iter(untried.values())).node, "alone", 0.0)
+        offered = offered or {name: member for name, member in untried.items() if member.is_in_doubt(began)}
+        if not offered:
+            raise self._none_left(serving, tried)
+        loads = {name: member.load for name, member in offered.items()}
+        home, how, prefill = self._picker.home(key, loads), "conversation", 0
+        if home is None and len(offered) == 1:
+            home, how = next(iter(offered)), "response" if holder else "only"
+        if home is None:
+            stored, prompt = await self._stored(list(offered.values()), key.model, explain, anthropic)
+            home, how = self._picker.choose(key, loads, stored, prompt), "stored"
+            prefill = max(0, prompt - stored.get(home, 0))
+        self._picker.remember(key, home, loads)
+        return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
+
+    def _serves(self, member: Member, model: str) -> bool:
+        """Whether that node lists the model. Names that nobody lists mean something to the nodes, or nothing."""
+        name = self._names.get(model, model).partition(ADAPTER_SIGN)[0]
+        return name == MAIN_NAME or member.models is None or name in member.models
+
+    def _none_left(self, serving: Sequence[Member], tried: Collection[str]) -> Unavailable:
+        states = ", ".join(
+            f"{member.name}: {'it failed at this request' if member.name in tried else member.state}"
+            for member in serving
+        )
+        return Unavailable(f"No node is left that can answer ({states}).", retry_after=PAUSES[0])
+
+    async def _stored(
+        self, members: Sequence[Member], model: str, body: bytes | None, anthropic: bool
+    ) -> tuple[dict[str, int], int]:
+        """What each node says that it has stored of the prompt, and how long that is; 0 where nobody knows."""
+        name = self._names.get(model, model).partition(ADAPTER_SIGN)[0]
+        ready = [member for member in members if name == MAIN_NAME or name in member.loaded]  # none is to load it
+        if body is None or not ready:
+            return {}, 0
+        asking = {asyncio.create_task(self._explain(member, body, anthropic)): member.name for member in ready}
+        done, late = await asyncio.wait(asking, timeout=EXPLAIN_SECONDS)
+        for task in late:
+            task.cancel()
+        said = {asking[task]: task.result() for task in done}
+        return {name: reused for name, (reused, _) in said.items()}, max((each for _, each in said.values()), default=0)
+
+    async def _explain(self, member: Member, body: bytes, anthropic: bool) -> tuple[int, int]:
+        headers = headers_for(member.node) | {"content-type": "application/json"}
+        headers |= {"anthropic-version": "2023-06-01"} if anthropic else {}
+        try:
+            answer = await self.client.post(f"{member.node.url}/v1/cache/explain", content=body, headers=headers)
+            report = answer.json() if answer.status_code == 200 else {}
+            return int(report.get("reused", 0)), int(report.get("prompt", 0))
+        except (httpx.HTTPError, ValueError):
+            return 0, 0
+
+    @contextmanager
+    def sending(self, choice: Choice) -> Iterator[Callable[[], None]]:
+        """While a request is at that node. What it yields is to be called when the node begins to answer."""
+        member, prefill = self.members[choice.node.name], [choice.prefill]
+        member.open += 1
+        member.prefill += choice.prefill
+
+        def begun() -> None:
+            member.failures = 0
+            member.prefill -= prefill.pop() if prefill else 0
+
+        try:
+            yield begun
+        finally:
+            member.open -= 1
+            member.prefill -= sum(prefill)

@@ -1,0 +1,181 @@
+"""A node for the balancer's tests: it says what it has stored, answers in each dialect, and fails as it is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.proxy.stub import (
+    HEADER,
+    chat_body,
+    chat_events,
+    messages_body,
+    messages_events,
+    responses_body,
+    responses_events,
+)
+
+_BODIES = {"chat/completions": chat_body, "messages": messages_body, "responses": responses_body}
+_EVENTS = {"chat/completions": chat_events, "messages": messages_events, "responses": responses_events}
+_CUT_AT = {"chat/completions": 2, "messages": 6, "responses": 4}  # the event that has text of the answer in it
+_ELSE = {"embeddings": {"object": "list", "data": []}, "completions": {"object": "text_completion", "choices": []}}
+
+
+@dataclass
+class NodeStub:
+    """
+    Attributes:
+        mode: ``ok``; ``full`` (429), ``loading`` (503, `/health` too), ``drop`` (the connection closes without an
+            answer), ``gone`` (so does every one), ``cut`` (it closes after some events of a stream), ``frozen``
+            (nothing is answered any more).
+        stored: what `explain` says, tokens of a prompt of 1,000.
+        seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
+    """
+
+    mode: str = "ok"
+    stored: int = 0
+    models: list[str] = field(default_factory=lambda: ["served"])
+    running: int = 0
+    waiting: int = 0
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    explained: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    thaw: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                stub._get(self)
+
+            def do_POST(self) -> None:
+                stub._post(self)
+
+        self._httpd = _Server(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._httpd.serve_forever, daemon=True).start()
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self._httpd.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.name}"
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        self._httpd.socket = context.wrap_socket(self._httpd.socket, server_side=True)
+
+    def stop(self) -> None:
+        self.thaw.set()
+        self._httpd.shutdown()
+        self._httpd.server_close()
+
+    def reset(self) -> None:
+        self.mode, self.stored, self.running, self.waiting = "ok", 0, 0, 0
+        self.seen.clear()
+        self.explained.clear()
+
+    # --- answers ------------------------------------------------------------
+
+    def _get(self, handler: BaseHTTPRequestHandler) -> None:
+        if self.mode == "gone":
+            _hang_up(handler)
+            return
+        if self.mode == "frozen":
+            self.thaw.wait(120)
+        if handler.path == "/health":
+            state = "loading" if self.mode == "loading" else "ready"
+            body = {"state": state, "running": self.running, "queued": self.waiting}
+            _json(handler, body, 200 if state == "ready" else 503)
+            return
+        self._note_key(handler)
+        cards = [{"id": name, "object": "model", "details": {"state": "ready"}} for name in self.models]
+        _json(handler, {"object": "list", "data": cards})
+
+    def _note_key(self, handler: BaseHTTPRequestHandler) -> None:
+        for name in ("authorization", "x-api-key"):
+            if handler.headers.get(name):
+                self.keys.add(handler.headers[name].removeprefix("Bearer "))
+
+    def _post(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        path = handler.path.partition("?")[0].removeprefix("/v1/")
+        self._note_key(handler)
+        if self.mode == "frozen":
+            self.thaw.wait(120)
+        if path == "cache/explain":
+            self.explained.append(body)
+            _json(handler, {"reused": self.stored, "prompt": 1000})
+            return
+        self.seen.append((path, body))
+        if self.mode == "drop":
+            _hang_up(handler)
+        elif self.mode in {"full", "loading"}:
+            error = {"message": "64 requests are waiting already.", "type": "rate_limit_error"}
+            refusal = {"x-start-llm-refusal": "queue_full"} if self.mode == "full" else {}
+            _json(handler, {"error": error}, 429 if self.mode == "full" else 503, refusal)
+        elif body.get("stream") and path in _EVENTS:
+            self._stream(handler, path, _EVENTS[path](body))  # type: ignore[operator]
+        else:
+            _json(handler, _BODIES[path](body) if path in _BODIES else _ELSE[path])  # type: ignore[operator]
+
+    def _stream(self, handler: BaseHTTPRequestHandler, path: str, events: Iterator[tuple[str | None, Any]]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for number, (name, data) in enumerate(events):
+            text = data if isinstance(data, str) else json.dumps(data)
+            piece = f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
+            handler.wfile.write(f"{len(piece.encode()):x}\r\n{piece}\r\n".encode())
+            if self.mode == "cut" and number == _CUT_AT[path]:
+                _hang_up(handler)
+                return
+        handler.wfile.write(b"0\r\n\r\n")
+
+
+def _hang_up(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.flush()
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has left is no error here."""
+
+
+def _json(handler: BaseHTTPRequestHandler, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    data = json.dumps(body).encode()
+    handler.send_response(status)
+    for name, value in {"Content-Type": "application/json", "x-start-llm-cache": HEADER, **(headers or {})}.items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[list[NodeStub]]:
+    stubs = [NodeStub() for _ in range(count)]
+    try:
+        yield stubs
+    finally:
+        for stub in stubs:
+            stub.stop()

@@ -1,0 +1,208 @@
+"""NODES: the real LiteLLM in front of three nodes that answer, refuse, break and freeze."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.core.settings import load_settings
+from start_llm.proxy.fleet import NODE_HEADER
+from start_llm.proxy.launcher import LiteLLMProxy
+from tests.proxy.node_stub import NodeStub, nodes
+from tests.proxy.stub import CARD, TEXT
+from tests.unique import unique
+
+START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
+WAIT = 120.0
+pytestmark = [pytest.mark.timeout(500), pytest.mark.thorough]
+
+DIALECTS = ["chat/completions", "messages", "responses"]
+KEYS = ("node-key-of-this-server", "node-key-of-the-others")
+
+
+@pytest.fixture(scope="module")
+def stubs() -> Iterator[list[NodeStub]]:
+    with nodes(3) as made:
+        made[2].models.append("only-here")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def web(stubs: list[NodeStub], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("nodes")
+    settings = load_settings(
+        None,
+        proxy_port=0,
+        start_llm_cache_dir=folder / "cache",
+        api_key=KEYS[0],
+        nodes=",".join(stub.url for stub in stubs[1:]),
+        nodes_api_key=KEYS[1],
+        sse_ping_seconds=0.5,
+    )
+    proxy = LiteLLMProxy(
+        settings,
+        server_url=stubs[0].url,
+        model_id="served",
+        card=CARD,
+        log_path=folder / "log",
+        env_file=folder / "env",
+    )
+    proxy.start()
+    try:
+        assert proxy.wait_ready(START_SECONDS), proxy.log_tail()
+        headers = {"Authorization": f"Bearer {proxy.master_key}"}
+        with httpx.Client(base_url=f"{proxy.url}/v1/", headers=headers, timeout=WAIT) as client:
+            yield client
+    finally:
+        proxy.stop()
+
+
+def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
+    if dialect == "responses":
+        return {"model": "served", "input": [{"role": "user", "content": text}], **more}
+    return {"model": "served", "max_tokens": 50, "messages": [{"role": "user", "content": text}], **more}
+
+
+def ask(web: httpx.Client, dialect: str, text: str = "", **more: Any) -> httpx.Response:
+    return web.post(dialect, json=body_of(dialect, text or unique(), **more))
+
+
+def node_of(answer: httpx.Response) -> str:
+    return answer.headers[NODE_HEADER].partition(";")[0]
+
+
+@pytest.fixture
+def first(web: httpx.Client, stubs: list[NodeStub]) -> NodeStub:
+    """The node that new conversations go to: the others say that they are busy."""
+    for stub in stubs:
+        stub.reset()
+        stub.running = 0 if stub is stubs[1] else 50
+    deadline = time.monotonic() + WAIT
+    while node_of(ask(web, "chat/completions")) != stubs[1].name:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for stub in stubs:
+        stub.seen.clear()
+    return stubs[1]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_to_one_node(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub, dialect: str, stream: bool
+) -> None:
+    text = unique()
+    for _ in range(3):
+        answer = ask(web, dialect, text, stream=stream)
+        assert answer.status_code == 200 and TEXT in answer.text and node_of(answer) == first.name
+    first.running, stubs[0].running = 50, 0
+    time.sleep(1.5)  # whatever the nodes say meanwhile
+    assert node_of(ask(web, dialect, text, stream=stream)) == first.name
+    assert [len(stub.seen) for stub in stubs] == [0, 4, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["full", "loading", "drop"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_has_not_begun_is_sent_to_another_node(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub, dialect: str, mode: str, stream: bool
+) -> None:
+    text = unique()
+    assert node_of(ask(web, dialect, text, stream=stream)) == first.name
+    first.mode = mode
+    answer = ask(web, dialect, text, stream=stream)
+    assert answer.status_code == 200 and TEXT in answer.text, answer.text
+    assert sum(len(stub.seen) for stub in stubs if stub is not first) == 1
+    assert len(first.seen) <= 2, "never twice to the same node"
+    assert node_of(ask(web, dialect, text, stream=stream)) != first.name, "left out at once"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_stream_that_breaks_ends_with_an_error_event(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub, dialect: str
+) -> None:
+    text = unique()
+    assert ask(web, dialect, text, stream=True).status_code == 200
+    first.mode = "cut"
+    answer = ask(web, dialect, text, stream=True)
+    assert answer.status_code == 200 and node_of(answer) == first.name
+    last = answer.text.rstrip().split("\n\n")[-1]
+    if dialect == "chat/completions":
+        events = answer.text.rstrip().split("\n\n")
+        assert events[-1] == "data: [DONE]" and json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+    elif dialect == "messages":
+        assert last.startswith("event: error\n") and '"error"' in last and "message_stop" not in answer.text
+    else:
+        assert last.startswith("event: response.failed\n") and "response.completed" not in answer.text
+    assert [len(stub.seen) for stub in stubs] == [0, 2, 0], "what has begun is not sent again"
+
+
+def test_a_request_that_kills_its_node_does_not_kill_all(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub
+) -> None:
+    for stub in stubs:
+        stub.mode = "drop"
+    answer = ask(web, "chat/completions")
+    assert answer.status_code == 503 and "broke" in answer.text
+    assert sum(len(stub.seen) for stub in stubs) == 2
+
+
+def test_a_frozen_node_is_noticed(web: httpx.Client, stubs: list[NodeStub], first: NodeStub) -> None:
+    text = unique()
+    assert ask(web, "messages", text).status_code == 200
+    first.mode = "frozen"
+    began = time.monotonic()
+    answer = ask(web, "messages", text)
+    assert answer.status_code == 200 and node_of(answer) != first.name and time.monotonic() - began < 60
+    first.thaw.set()
+
+
+@pytest.mark.parametrize("mode", ["ok", "drop", "full"])
+def test_vectors_go_past_litellm(web: httpx.Client, stubs: list[NodeStub], first: NodeStub, mode: str) -> None:
+    first.mode = mode
+    answer = web.post("embeddings", json={"model": "served", "input": "a"})
+    assert answer.status_code == 200 and answer.json()["object"] == "list"
+    assert (node_of(answer) == first.name) == (mode == "ok")
+
+
+def test_a_model_that_one_node_has(web: httpx.Client, stubs: list[NodeStub], first: NodeStub) -> None:
+    for dialect in DIALECTS:
+        assert node_of(ask(web, dialect, model="only-here")) == stubs[2].name
+        assert node_of(ask(web, dialect, model="only-here+titles")) == stubs[2].name
+    listed = [card["id"] for card in web.get("models").json()["data"]]
+    assert listed.count("served") == 1 and "only-here" in listed
+    known = {entry["model_name"] for entry in web.get("model/info").json()["data"]}
+    assert {"served", "default", "only-here"} <= known
+
+
+def test_a_response_is_gone_on_from_where_it_is_stored(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub
+) -> None:
+    made = ask(web, "responses").json()
+    first.running, stubs[0].running = 50, 0
+    time.sleep(1.5)
+    more = {"previous_response_id": made["id"]}
+    assert node_of(ask(web, "responses", **more)) == first.name, b64decode(made["id"].removeprefix("resp_") + "==")
+    first.mode = "loading"
+    refused = [ask(web, "responses", **more) for _ in range(2)]
+    assert {answer.status_code for answer in refused} == {503}, "nobody else has it"
+    assert [len(stub.seen) for stub in stubs if stub is not first] == [0, 0]
+
+
+def test_no_client_sees_the_key_of_a_node(web: httpx.Client, stubs: list[NodeStub], first: NodeStub) -> None:
+    said: list[httpx.Response] = [web.get("models"), web.get("model/info")]
+    for mode in ("ok", "full", "drop", "cut"):
+        for stub in stubs:
+            stub.mode = mode
+        for dialect in DIALECTS:
+            said += [ask(web, dialect, stream=stream) for stream in (False, True)]
+    text = "".join(f"{answer.headers}{answer.text}" for answer in said)
+    assert not any(key in text for key in KEYS)
+    master = web.headers["authorization"].removeprefix("Bearer ")
+    assert [stub.keys for stub in stubs] == [{KEYS[0]}, {KEYS[1]}, {KEYS[1]}], master

@@ -1,0 +1,186 @@
+"""Which nodes are offered, and what they are asked; without LiteLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import Unavailable
+from start_llm.proxy import fleet as module
+from start_llm.proxy.fleet import NodeFleet
+from start_llm.proxy.nodes import Node, look_at
+from start_llm.proxy.routing import route_key
+from tests.proxy.node_stub import NodeStub, nodes
+
+WAIT = 60.0
+
+
+def body(text: str, model: str = "served") -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": text}]}
+
+
+@asynccontextmanager
+async def watched(stubs: list[NodeStub], names: dict[str, str] | None = None) -> AsyncIterator[NodeFleet]:
+    fleet = NodeFleet([Node(stub.url, "key") for stub in stubs], names or {})
+    fleet.watch()
+    try:
+        yield fleet
+    finally:
+        for task in fleet._watchers:
+            task.cancel()
+        await fleet.client.aclose()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def run(test: Callable[[list[NodeStub]], Awaitable[None]], count: int = 3) -> None:
+    with nodes(count) as stubs:
+        asyncio.run(test(stubs))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine explains later than a user wants to wait."""
+    monkeypatch.setattr(module, "EXPLAIN_SECONDS", 20.0)
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.05)
+
+
+async def pick(fleet: NodeFleet, given: dict[str, Any], **more: Any) -> str:
+    return (await fleet.pick(route_key(given, {}), explain=json.dumps(given).encode(), **more)).node.name
+
+
+def test_all_are_asked_what_they_have_stored() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[1].stored = 900
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            assert await pick(fleet, body("new")) == stubs[1].name
+            assert [stub.explained for stub in stubs] == [[body("new")]] * 3
+            assert await pick(fleet, body("new")) == stubs[1].name
+            assert [len(stub.explained) for stub in stubs] == [1, 1, 1], "a conversation that is known asks nobody"
+
+    run(test)
+
+
+def test_nobody_waits_for_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXPLAIN_SECONDS", 0.05)
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            for stub in stubs:
+                stub.mode = "frozen"
+            began = time.monotonic()
+            await pick(fleet, body("new"))
+            assert time.monotonic() - began < WAIT / 3
+
+    run(test)
+
+
+def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            for member in fleet.members.values():
+                member.loaded = frozenset()
+            await pick(fleet, body("new"))
+            assert [stub.explained for stub in stubs] == [[], [], []]
+
+    run(test)
+
+
+@pytest.mark.parametrize("mode", ["loading", "gone"])
+def test_who_does_not_answer_is_left_out_and_comes_back(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSES", (0.05, 0.1))
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            member = fleet.members[stubs[0].name]
+            await until(lambda: member.state == "ready")
+            stubs[0].mode = mode
+            await until(lambda: member.state == mode)
+            for number in range(6):
+                assert await pick(fleet, body(f"new {number}")) != stubs[0].name
+            stubs[0].mode = "ok"
+            await until(lambda: member.is_offered(time.monotonic()))
+
+    run(test)
+
+
+def test_pauses_grow_until_it_answers() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        fleet = NodeFleet([Node(stub.url) for stub in stubs], {})
+        member, outs = fleet.members[stubs[0].name], []
+        for _ in range(7):
+            fleet.failed(member.name)
+            outs.append(round(member.out_until - time.monotonic()))
+        assert outs == [1, 2, 4, 8, 15, 15, 15]
+        others = await fleet.pick(route_key(body("x"), {}), [stub.name for stub in stubs[1:]][:1])
+        assert others.node.name == stubs[2].name
+        with fleet.sending(others) as begun:
+            begun()
+        assert fleet.members[stubs[2].name].failures == 0
+        await fleet.client.aclose()
+
+    run(test)
+
+
+def test_no_node_is_left() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            with pytest.raises(Unavailable, match=rf"No node is left .*{stubs[0].name}: it failed at this request"):
+                await pick(fleet, body("x"), tried=[stub.name for stub in stubs])
+
+    run(test)
+
+
+def test_a_model_that_one_node_lists() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[1].models, stubs[2].models = ["served", "big"], ["other"]
+        async with watched(stubs, {"made-up": "big"}) as fleet:
+            await until(lambda: all(member.models for member in fleet.members.values()))
+            for number in range(4):
+                for name in ("big", "big+titles", "made-up"):
+                    assert await pick(fleet, body(f"a {number}", name)) == stubs[1].name
+                assert await pick(fleet, body(f"b {number}", "served")) != stubs[2].name
+            assert await pick(fleet, body("c", "nobody lists it")) in fleet.members
+
+    run(test)
+
+
+def test_what_was_sent_since_counts() -> None:
+    """`/health` is a second old, and ten requests come within it."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        fleet = NodeFleet([Node(stub.url) for stub in stubs], {})
+        sent = ExitStack()
+        for number in range(9):
+            choice = await fleet.pick(route_key(body(f"new {number}"), {}))
+            sent.enter_context(fleet.sending(choice))
+        assert [member.open for member in fleet.members.values()] == [3, 3, 3]
+        sent.close()
+        assert [member.open for member in fleet.members.values()] == [0, 0, 0]
+        await fleet.client.aclose()
+
+    run(test)
+
+
+def test_what_nodes_tell_people() -> None:
+    with nodes(2) as stubs:
+        stubs[0].running, stubs[0].waiting = 3, 2
+        stubs[1].mode = "loading"
+        found = look_at([*(Node(stub.url, "key") for stub in stubs), Node("http://127.0.0.1:9")])
+        assert [node["state"] for node in found] == ["ready", "loading", "gone"]
+        assert (found[0]["running"], found[0]["waiting"], found[0]["models"]) == (3, 2, ("served",))
+        assert "key" not in json.dumps(found)

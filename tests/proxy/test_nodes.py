@@ -1,0 +1,159 @@
+"""Which nodes there are, and how `https://` ones are checked."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from pathlib import Path
+from typing import Any
+
+import certifi
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.proxy.config import own_certificates, proxy_config, usable
+from start_llm.proxy.nodes import Node, certificates, look_at, nodes_of, state_of
+from tests.proxy.node_stub import nodes
+from tests.proxy.stub import CARD
+
+HERE = "http://127.0.0.1:8080"
+
+
+def settings(**values: Any) -> Settings:
+    return load_settings(None, **values)
+
+
+def names(**values: Any) -> list[str]:
+    return [node.name for node in nodes_of(settings(**values), HERE)]
+
+
+def test_this_server_is_a_node() -> None:
+    assert names() == ["127.0.0.1:8080"]
+    assert names(nodes="http://mac-1:8080, https://mac-2/") == ["127.0.0.1:8080", "mac-1:8080", "mac-2"]
+    assert names(nodes="http://mac-1:8080", nodes_self="off") == ["mac-1:8080"]
+
+
+@pytest.mark.parametrize("local", ["http://localhost:8080", HERE, "http://[::1]:8080"])
+def test_this_server_counts_once(local: str) -> None:
+    for own in ("on", "off"):
+        assert names(nodes=f"http://mac-1:8080,{local}", nodes_self=own) == ["127.0.0.1:8080", "mac-1:8080"]
+
+
+def test_each_node_has_its_own_key() -> None:
+    found = nodes_of(settings(nodes="http://mac-1:8080", nodes_api_key="theirs", api_key="ours"), HERE)
+    assert [node.key for node in found] == ["ours", "theirs"]
+    assert "theirs" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["mac-1:8080", "ftp://mac-1", "http://mac-1:8080/v1", "http://user:pw@mac-1", "http://mac-1:99999", "http://"],
+)
+def test_a_bad_address_is_one_sentence(bad: str) -> None:
+    with pytest.raises(
+        SettingsError, match=r"NODES=.*is no address of a node; give scheme, host and port, e.g."
+    ) as found:
+        settings(nodes=f"http://mac-2:8080,{bad}")
+    assert "\n" not in str(found.value)
+
+
+def test_an_address_stands_there_once() -> None:
+    with pytest.raises(SettingsError, match="'http://mac-1:8080' stands there twice"):
+        settings(nodes="http://mac-1:8080,http://mac-1:8080/")
+    with pytest.raises(SettingsError, match="NODES_SELF='maybe': it must be 'on' or 'off'"):
+        settings(nodes_self="maybe")
+
+
+def test_litellm_has_an_entry_for_each_node_and_model() -> None:
+    given = settings(nodes="http://mac-1:8080,https://mac-2", nodes_api_key="theirs", api_key="ours")
+    config = proxy_config(given, server_url=HERE, model_id="m", master_key="k", card=CARD)
+    places = {
+        (entry["model_name"], entry["model_info"]["node"]): entry["litellm_params"] for entry in config["model_list"]
+    }
+    assert {name for name, _ in places} == {"m", "openai/m", "default", "*"}
+    assert {node for _, node in places} == {"127.0.0.1:8080", "mac-1:8080", "mac-2"} and len(places) == 12
+    assert (places["m", "mac-2"]["api_base"], places["m", "mac-2"]["api_key"]) == ("https://mac-2/v1", "theirs")
+    assert places["m", "127.0.0.1:8080"]["api_key"] == "ours"
+    ids = [entry["model_info"]["id"] for entry in config["model_list"]]
+    assert len(set(ids)) == 12 and ids[0] == "m"
+    again = proxy_config(given, server_url=HERE, model_id="m", master_key="other", card=CARD)
+    assert ids == [entry["model_info"]["id"] for entry in again["model_list"]], "so that two proxies find one response"
+
+
+def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert usable(settings(nodes="http://mac-1:8080"), {}, said.append).nodes
+    assert not usable(settings(nodes="http://mac-1:8080", proxy="off"), {}, said.append).nodes
+    assert "http://mac-1:8080 and this server" in said[0] and "PROXY=off" in said[1] and len(said) == 2
+
+
+def test_something_else_at_that_address() -> None:
+    assert state_of(httpx.Response(200, text="hello"))[0] == "foreign"
+    assert state_of(httpx.Response(404, json={"state": "ready"}))[0] == "foreign"
+    assert state_of(httpx.ReadTimeout("slow"))[0] == "silent"
+
+
+# --- https ------------------------------------------------------------------------------------
+
+
+def make_certificate(folder: Path) -> Path:
+    """A certificate of 127.0.0.1 that nobody but itself has signed, with its key in the same file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a node")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = folder / "node.pem"
+    path.write_bytes(
+        made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(serialization.Encoding.PEM, *form)
+    )
+    return path
+
+
+def test_certificates_of_your_own(tmp_path: Path) -> None:
+    own = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own)
+    with nodes(1) as [stub]:
+        stub.use_tls(context)
+        node = Node(f"https://{stub.name}", "key")
+        assert [found["state"] for found in look_at([node])] == ["gone"], "a stranger's certificate"
+        assert not stub.keys, "it was not asked anything"
+        assert [found["state"] for found in look_at([node], own)] == ["ready"]
+
+
+def test_litellm_trusts_them_beside_the_usual_ones(tmp_path: Path) -> None:
+    own = make_certificate(tmp_path)
+    given = own_certificates(settings(nodes="https://mac-1", nodes_ca_file=own), tmp_path)
+    bundle = Path(given["SSL_CERT_FILE"]).read_text()
+    assert own.read_text() in bundle and Path(certifi.where()).read_text() in bundle
+    assert own_certificates(settings(nodes="https://mac-1"), tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", [None, "", "no certificate"])
+def test_a_file_of_certificates_that_is_none(tmp_path: Path, text: str | None) -> None:
+    path, said = tmp_path / "ca.pem", list[str]()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OSError, match=r".+"):
+        certificates(path)
+    given = usable(settings(nodes="https://mac-1", nodes_ca_file=path), {}, said.append)
+    assert not given.nodes and given.nodes_ca_file is None
+    assert len(said) == 1 and f"NODES_CA_FILE='{path}': it must be a file of PEM certificates" in said[0]
