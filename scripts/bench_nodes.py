@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -311,6 +312,96 @@ def compare(options: argparse.Namespace, folder: Path, say: Callable[[str], None
     return found
 
 
+# --- nodes that end, freeze and begin again -------------------------------------------------------
+
+
+@dataclass
+class Kills:
+    """What became of requests while nodes were killed, frozen and started again."""
+
+    answered: int = 0
+    broken: int = 0  # streams that had begun, and ended with an error event
+    failed: list[str] = field(default_factory=list)  # requests that were refused or ended in no way of their dialect
+    done: Counter[str] = field(default_factory=Counter)  # what was done to nodes
+    afterwards: float = 0.0  # computed by all nodes / one node, when all answer again
+
+
+_COMPLETE = {
+    "chat/completions": '"finish_reason"',
+    "messages": "event: message_stop",
+    "responses": "response.completed",
+}
+_BROKEN = {"chat/completions": 'data: {"error"', "messages": "event: error", "responses": "event: response.failed"}
+
+
+def kill_nodes(options: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> Kills:
+    """`options.kills` times one node is killed, frozen for a while or started again, while streams are asked for."""
+    found, dice, over = Kills(), random.Random(options.seed), threading.Event()
+    with node_processes(options.nodes, folder) as nodes, proxies(nodes, options.proxies, folder) as made:
+        traffic = [
+            threading.Thread(target=_ask_on, args=(number, made[number % len(made)].url, found, over), daemon=True)
+            for number in range(options.at_once)
+        ]
+        for thread in traffic:
+            thread.start()
+        try:
+            for number in range(options.kills):
+                node, how = dice.choice(nodes), dice.choice(("kill", "freeze", "restart"))
+                found.done[how] += 1
+                time.sleep(dice.uniform(0.0, 3.0))
+                _hurt(node, how, dice)
+                say(
+                    f"{number + 1}. {how} {node.name}: {found.answered} answered, {found.broken} broken, {found.failed}"
+                )
+        finally:
+            over.set()
+            for thread in traffic:
+                thread.join(ANSWER_SECONDS)
+    return found
+
+
+def _hurt(node: NodeProcess, how: str, dice: random.Random) -> None:
+    """Returns when the node answers again, so that the others can always answer."""
+    if how == "freeze":
+        node.process.send_signal(signal.SIGSTOP)
+        time.sleep(dice.uniform(1.0, 20.0))
+        node.process.send_signal(signal.SIGCONT)
+    else:
+        node.process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        node.process.wait()
+        node.start()
+    node.wait()
+
+
+def _ask_on(number: int, url: str, found: Kills, over: threading.Event) -> None:
+    """One agent: a conversation after the other, in all dialects, until it is `over`."""
+    dice = random.Random(number)
+    with httpx.Client(timeout=ANSWER_SECONDS, headers={"Authorization": "Bearer sk-bench"}) as web:
+        for dialect in itertools.cycle(_COMPLETE):
+            conversation = Conversation(f"system {number % 3}. {words(random.Random(number % 3), 300)}", [])
+            for _ in range(3):
+                if over.is_set():
+                    return
+                conversation.messages.append(("user", f"{words(dice, 20)} [[long 100]]"))
+                try:
+                    answer = web.post(f"{url}/v1/{dialect}", json=body_of(dialect, conversation, stream=True))
+                except httpx.HTTPError as error:
+                    found.failed.append(f"{dialect}: {error!r}")
+                    continue
+                _judge(dialect, answer, found)
+                conversation.messages.append(("assistant", "Done."))
+
+
+def _judge(dialect: str, answer: httpx.Response, found: Kills) -> None:
+    text = answer.text
+    if answer.status_code == 200 and _BROKEN[dialect] in text:
+        found.broken += 1
+    elif answer.status_code == 200 and text.count(_COMPLETE[dialect]) == 1:
+        found.answered += 1
+    else:
+        found.failed.append(f"{dialect}: {answer.status_code} {text[-300:]}")
+
+
 def show(found: Sequence[Result]) -> None:
     table = Table("", "computed / one", "busiest/mean (requests)", "(computed)", "decision p50", "p99", "how", box=None)
     for result in found:
@@ -332,7 +423,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--kills", type=int, default=0, help="nodes are killed, frozen, started again so often")
+    parser.add_argument("--seed", type=int, default=1, help="of --kills")
     options = parser.parse_args(arguments)
+    if options.kills:
+        with tempfile.TemporaryDirectory() as folder:
+            kills = kill_nodes(options, Path(folder))
+        print(kills)
+        return 1 if kills.failed else 0
     with tempfile.TemporaryDirectory() as folder:
         found = compare(options, Path(folder))
     show(found)

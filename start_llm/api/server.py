@@ -158,6 +158,7 @@ class ApiServer:
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
         self.port: int = listener.getsockname()[1]
+        self.page.own_url = self.url
         self._front = Front(listener, self, Bodies(settings.max_body_bytes))
         self.metrics.watch_figures(self._front.figures)
 

@@ -149,6 +149,7 @@ def build_routes(
             Route("/page/models/stop", {"POST": page.stop_pull}, private=True),
             Route("/page/settings", {"GET": page.settings, "POST": page.change_setting}, private=True),
             Route("/page/agents", {"GET": page.agents}, private=True),
+            Route("/page/nodes", {"GET": page.nodes}, private=True),
             Route("/page/requests/{}", {"GET": page.background}, lane="quick"),
             Route("/page/requests/{}/cancel", {"POST": page.cancel}, lane="quick", private=True),
             Route("/page/{}", {"GET": page.file}, lane="quick"),

@@ -97,8 +97,8 @@ class Balancer:
             answer.drop()
             return True
         if outcome.is_lost and not answer.has_begun and len(self._fleet.members) > 1:
-            raise Unavailable(broken(choice.node)["message"])
-        await answer.finish(outcome.error or broken(choice.node))
+            raise Unavailable(broken(choice.node, "")["message"])
+        await answer.finish(outcome.error or broken(choice.node, answer.dialect))
         return False
 
     async def _choose(self, scope: Scope, body: bytes, outcome: RequestOutcome) -> Choice:
@@ -124,7 +124,7 @@ class _NodeAnswer:
     """A `Send` for what LiteLLM answers, node after node. It keeps an error back until `drop` or `finish`."""
 
     def __init__(self, dialect: str, send: Send) -> None:
-        self._dialect, self._send = dialect, send
+        self.dialect, self._send = dialect, send
         self._head_sent = self._is_stream = False
         self._kept: list[Message] = []  # an error, head and body
         self._tail = b""  # the last bytes of a stream that were sent
@@ -183,7 +183,7 @@ class _NodeAnswer:
         elif self._is_stream:
             body = b"".join(message.get("body", b"") for message in self._kept)
             if error is not None or not _ENDS.search(self._tail + body):
-                body = last_event(self._dialect, error or broken(self._choice.node))
+                body = last_event(self.dialect, error or broken(self._choice.node, self.dialect))
             await self._send({"type": BODY, "body": body, "more_body": False})
 
     async def refuse(self, scope: Scope, receive: Receive, error: StartLLMError) -> None:
@@ -194,5 +194,5 @@ class _NodeAnswer:
 
 
 def _is_error(body: bytes) -> bool:
-    """An error of LiteLLM's as a part of a stream."""
-    return body.startswith((b"event: error", b'data: {"error"', b'{"error"', b'data: {"type": "error"'))
+    """An error as a part of a stream, LiteLLM's or the node's."""
+    return body.startswith((b"event: error", b"event: response.failed", b'data: {"error"', b'{"error"'))

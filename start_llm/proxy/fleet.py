@@ -103,9 +103,11 @@ class Choice:
         return "" if self.how == "alone" else f"{self.node.name}; {self.how}; {self.seconds * 1000:.1f} ms"
 
 
-def broken(node: Node) -> dict[str, Any]:
+def broken(node: Node, dialect: str) -> dict[str, Any]:
     """The error object of an answer that `node` did not finish."""
     message = f"The connection to the node {node.name} broke before its answer was complete."
+    if dialect == "messages":
+        return {"type": "api_error", "message": message}
     return {"message": message, "type": "server_error", "param": None, "code": "node_lost"}
 
 

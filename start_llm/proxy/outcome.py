@@ -1,6 +1,6 @@
 """What LiteLLM says of a request while it passes: in its hooks, and in its log.
 
-Used of LiteLLM: the hooks of its `CustomLogger`, and the names of its loggers.
+Used of LiteLLM: the hooks of its `CustomLogger`, the names of its loggers, and how it writes the ids of responses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import httpx
 import openai
 from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy.hooks.responses_id_security import ResponsesIDSecurity
 from litellm.responses.utils import ResponsesAPIRequestUtils
 
 from start_llm.core.protocol import REFUSAL_HEADER
@@ -112,7 +113,8 @@ def node_of_response(response_id: Any, nodes: Mapping[str, str]) -> str | None:
     """
     if not isinstance(response_id, str):
         return None
-    return nodes.get(ResponsesAPIRequestUtils.get_model_id_from_response_id(response_id) or "")
+    plain = ResponsesIDSecurity()._decrypt_response_id(response_id)[0]  # clients get ids that are encrypted
+    return nodes.get(ResponsesAPIRequestUtils.get_model_id_from_response_id(plain) or "")
 
 
 def _status(error: Exception) -> int:

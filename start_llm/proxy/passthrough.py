@@ -209,7 +209,7 @@ async def _parts(answer: httpx.Response, choice: Choice) -> AsyncIterator[bytes]
     except httpx.HTTPError:
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             raise
-        yield last_event("chat/completions", broken(choice.node))
+        yield last_event("chat/completions", broken(choice.node, "completions"))
 
 
 class Direct:

@@ -53,7 +53,8 @@ IDS = [
     "/page/requests/{}",
 ]
 PATHS = [
-    *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/settings", "/health", "/metrics", "/v1/models",
+    *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/settings", "/page/nodes", "/health", "/metrics",
+    "/v1/models",
     "/v1/cache/requests", "/nowhere", "/v1/{}",
 ]  # fmt: skip
 """What is read, and deleted where it can be. The page's feed has no end, and is not asked for."""

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ class NodeStub:
             piece = f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
             handler.wfile.write(f"{len(piece.encode()):x}\r\n{piece}\r\n".encode())
             if self.mode == "cut" and number == _CUT_AT[path]:
+                time.sleep(0.3)  # what was written is read before the connection breaks
                 _hang_up(handler)
                 return
         handler.wfile.write(b"0\r\n\r\n")

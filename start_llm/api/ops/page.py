@@ -48,6 +48,7 @@ from start_llm.models.checkpoint import CheckpointError, architectures, check_so
 from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.pull import PullError, pull
 from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
+from start_llm.proxy.nodes import look_at, nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Page:
         self._settings, self._service, self._metrics = settings, service, metrics
         self._board, self._owners, self._cancel = board, owners, cancel
         self._redact = redactor(settings).text
+        self.own_url = ""  # of this server, among the nodes
         self.pulls = Pulls(board.nudge)
         self.daily, self.history = Daily(), History(self._memory_used)
         self.log = LogTail(self._redact)
@@ -233,6 +235,17 @@ class Page:
     def agents(self, inbound: Request) -> Reply:
         """Which coding agents are installed on this machine."""
         return _reply({"installed": [name for name in CLIENTS if shutil.which(name) is not None]})
+
+    def nodes(self, inbound: Request) -> Reply:
+        """How the servers of NODES are, this one among them (`proxy.nodes.look_at`); none without NODES. Raises
+        Unavailable."""
+        settings = self._settings
+        nodes = nodes_of(settings, self.own_url) if settings.nodes else []
+        try:
+            found = look_at(nodes, settings.nodes_ca_file)
+        except OSError as error:
+            raise Unavailable(f"NODES_CA_FILE cannot be read: {error}") from None
+        return _reply({"nodes": found})
 
     def settings(self, inbound: Request) -> Reply:
         rows = [

@@ -25,10 +25,11 @@ from start_llm.models.catalog import EMBEDDED_NAME, StoredModel
 from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FIRST, REPORT, FakeService, hold
 from tests.api.ops.test_page import ask, feed
+from tests.proxy.node_stub import nodes
 
 Serve = Callable[..., ApiServer]
 SECRET = "open-sesame-17"
-READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents")
+READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents", "/page/nodes")
 ACTS = ("/page/models/pull", "/page/models/stop", "/page/settings", "/page/requests/none/cancel")
 
 
@@ -79,6 +80,18 @@ def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
     rows = httpx.get(server.url + "/page/settings", headers={"x-api-key": SECRET}).json()["settings"]
     values = {row["name"]: row["value"] for row in rows}
     assert values["API_KEY"] == "set, not shown" and values["LITELLM_MASTER_KEY"] == "" and values["PROXY"] == "on"
+
+
+def test_nodes_are_shown_without_their_keys(serve: Serve) -> None:
+    assert httpx.get(f"{serve().url}/page/nodes").json() == {"nodes": []}
+    with nodes(1) as [stub]:
+        stub.running = 3
+        server = serve(nodes=f"{stub.url},http://127.0.0.1:9", nodes_api_key=SECRET)
+        answer = httpx.get(f"{server.url}/page/nodes", timeout=60)
+        found = {node["name"]: node for node in answer.json()["nodes"]}
+        assert [node["state"] for node in found.values()] == ["ready", "ready", "gone"]
+        assert found[stub.name]["running"] == 3 and found[stub.name]["models"] == ["served"]
+        assert stub.keys == {SECRET} and SECRET not in answer.text
 
 
 def test_a_note_is_shown_to_who_made_the_request(server: ApiServer) -> None:
