@@ -81,6 +81,8 @@ def _node_addresses(value: str) -> str:
         if addresses.count(address) > 1:
             raise ValueError(f"{address!r} stands there twice")
     return ",".join(addresses)
+
+
 def _event_address(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
         raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
