@@ -31,7 +31,7 @@ from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind
 from start_llm.proxy.fallback import Fallback
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.gate import ProxyGate
-from start_llm.proxy.nodes import Node
+from start_llm.proxy.nodes import ServerNode
 from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
 from start_llm.proxy.passthrough import Direct, ServerRoutes
 
@@ -54,7 +54,7 @@ def run(folder: Path, arguments: list[str]) -> None:
 def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> None:
     """The layer that is added last is the outermost. `app` and `config` are LiteLLM's; see `config.additions`."""
     _leave_alone()
-    nodes = [Node(**node) for node in additions["fleet"]["nodes"]]
+    nodes = [ServerNode(**node) for node in additions["fleet"]["nodes"]]
     fleet = NodeFleet(nodes, names_behind(config), additions["fleet"]["ca_file"])
     server, fallback = ServerRoutes(config, fleet), additions["fallback"]
     server.add_to(app, proxy_server.user_api_key_auth)

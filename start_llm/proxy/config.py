@@ -31,7 +31,7 @@ from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
-from start_llm.proxy.nodes import Node, certificates, nodes_of
+from start_llm.proxy.nodes import ServerNode, certificates, nodes_of
 from start_llm.proxy.sent import RECORD
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def proxy_config(
     }
 
 
-def _address(node: Node) -> dict[str, str]:
+def _address(node: ServerNode) -> dict[str, str]:
     # Without a key LiteLLM would look for one in the environment and send that.
     return {"api_base": f"{node.url}/v1", "api_key": node.key or "none"}
 

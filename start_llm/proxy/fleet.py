@@ -20,7 +20,7 @@ import httpx
 
 from start_llm.core.errors import Unavailable
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
-from start_llm.proxy.nodes import LOOK_SECONDS, Node, cards_of, certificates, headers_for, loaded_of, state_of
+from start_llm.proxy.nodes import LOOK_SECONDS, ServerNode, cards_of, certificates, headers_for, loaded_of, state_of
 from start_llm.proxy.routing import Load, NodePicker, RouteKey
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ ELSEWHERE = frozenset({429, 502, 503, 504, 507})
 class Member:
     """A node, and what is known of it now."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ServerNode) -> None:
         self.node = node
         self.state, self.detail = "unknown", ""
         self.running = self.waiting = 0  # by its own count, when it was asked last
@@ -92,7 +92,7 @@ class Choice:
     it goes on from), ``conversation``, ``stored``.
     """
 
-    node: Node
+    node: ServerNode
     how: str
     seconds: float
     prefill: int = 0  # prompt tokens that the node will have to compute, as far as that is known
@@ -103,7 +103,7 @@ class Choice:
         return "" if self.how == "alone" else f"{self.node.name}; {self.how}; {self.seconds * 1000:.1f} ms"
 
 
-def broken(node: Node, dialect: str) -> dict[str, Any]:
+def broken(node: ServerNode, dialect: str) -> dict[str, Any]:
     """The error object of an answer that `node` did not finish."""
     message = f"The connection to the node {node.name} broke before its answer was complete."
     if dialect == "messages":
@@ -117,7 +117,7 @@ class NodeFleet:
     `names`: the servers' names of models by LiteLLM's, see `config.names_behind`.
     """
 
-    def __init__(self, nodes: Sequence[Node], names: Mapping[str, str], ca_file: str | None = None) -> None:
+    def __init__(self, nodes: Sequence[ServerNode], names: Mapping[str, str], ca_file: str | None = None) -> None:
         self.members = {node.name: Member(node) for node in nodes}
         self._names = names
         self._picker = NodePicker()
@@ -179,7 +179,7 @@ class NodeFleet:
         """Seconds since that node answered the last time, if it has stopped to."""
         return self.members[name].silent_for(time.monotonic())
 
-    def offered(self) -> list[Node]:
+    def offered(self) -> list[ServerNode]:
         """Those that answer, or else all."""
         now = time.monotonic()
         found = [member.node for member in self.members.values() if member.is_offered(now)]

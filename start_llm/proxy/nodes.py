@@ -26,7 +26,7 @@ _LOCAL = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ServerNode:
     """One server."""
 
     url: str  # without a path
@@ -43,13 +43,13 @@ class Node:
         return hashlib.sha256(self.url.encode()).hexdigest()[:8]
 
 
-def nodes_of(settings: Settings, server_url: str) -> list[Node]:
+def nodes_of(settings: Settings, server_url: str) -> list[ServerNode]:
     """Those of NODES, and this server at `server_url` unless NODES_SELF is off; this server alone without NODES.
 
     This server counts once, also if NODES names it by another local name.
     """
-    own, here = Node(server_url.rstrip("/"), settings.api_key or ""), _place(server_url)
-    others = [Node(url, settings.nodes_api_key or "") for url in settings.node_addresses if _place(url) != here]
+    own, here = ServerNode(server_url.rstrip("/"), settings.api_key or ""), _place(server_url)
+    others = [ServerNode(url, settings.nodes_api_key or "") for url in settings.node_addresses if _place(url) != here]
     is_named = len(others) < len(settings.node_addresses)
     return others if others and settings.nodes_self == "off" and not is_named else [own, *others]
 
@@ -60,7 +60,7 @@ def _place(url: str) -> tuple[str, int]:
     return _LOCAL.get(host.lower(), host.lower()), parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def headers_for(node: Node) -> dict[str, str]:
+def headers_for(node: ServerNode) -> dict[str, str]:
     return {"x-api-key": node.key} if node.key else {}
 
 
@@ -132,7 +132,7 @@ def _json(answer: httpx.Response) -> Any:
         return None
 
 
-def look_at(nodes: Sequence[Node], ca_file: Path | None = None) -> list[dict[str, Any]]:
+def look_at(nodes: Sequence[ServerNode], ca_file: Path | None = None) -> list[dict[str, Any]]:
     """How all nodes are now, as plain JSON types; all are asked at once, `LOOK_SECONDS` for each question.
 
     `share`: of all requests that these nodes have answered since they were started, 0.0 to 1.0. Raises OSError.
@@ -146,7 +146,7 @@ def look_at(nodes: Sequence[Node], ca_file: Path | None = None) -> list[dict[str
     return [asdict(status) | {"share": status.requests / total if total else 0.0} for status in found]
 
 
-def _look_at(client: httpx.Client, node: Node) -> NodeStatus:
+def _look_at(client: httpx.Client, node: ServerNode) -> NodeStatus:
     try:
         state, health = state_of(client.get(f"{node.url}/health"))
     except httpx.HTTPError as error:

@@ -34,7 +34,7 @@ from start_llm.proxy.fleet import (
     NodeFleet,
     broken,
 )
-from start_llm.proxy.nodes import LOOK_SECONDS, Node, cards_of, headers_for, loaded_of
+from start_llm.proxy.nodes import LOOK_SECONDS, ServerNode, cards_of, headers_for, loaded_of
 from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.routing import route_key
 
@@ -171,7 +171,7 @@ class ServerRoutes:
         answers = await asyncio.gather(*(self._get(member, path) for member in self._fleet.offered()))
         return sorted(answers, key=lambda answer: (not answer.is_success, answer.status_code == 502))
 
-    async def _get(self, node: Node, path: str) -> httpx.Response:
+    async def _get(self, node: ServerNode, path: str) -> httpx.Response:
         seconds = LIST_SECONDS if len(self._fleet.members) == 1 else LOOK_SECONDS
         try:
             return await self._fleet.client.get(node.url + path, headers=headers_for(node), timeout=seconds)

@@ -14,7 +14,7 @@ import pytest
 from start_llm.core.errors import Unavailable
 from start_llm.proxy import fleet as module
 from start_llm.proxy.fleet import NodeFleet
-from start_llm.proxy.nodes import Node, look_at
+from start_llm.proxy.nodes import ServerNode, look_at
 from start_llm.proxy.routing import route_key
 from tests.proxy.node_stub import NodeStub, nodes
 
@@ -27,7 +27,7 @@ def body(text: str, model: str = "served") -> dict[str, Any]:
 
 @asynccontextmanager
 async def watched(stubs: list[NodeStub], names: dict[str, str] | None = None) -> AsyncIterator[NodeFleet]:
-    fleet = NodeFleet([Node(stub.url, "key") for stub in stubs], names or {})
+    fleet = NodeFleet([ServerNode(stub.url, "key") for stub in stubs], names or {})
     fleet.watch()
     try:
         yield fleet
@@ -120,7 +120,7 @@ def test_who_does_not_answer_is_left_out_and_comes_back(mode: str, monkeypatch: 
 
 def test_pauses_grow_until_it_answers() -> None:
     async def test(stubs: list[NodeStub]) -> None:
-        fleet = NodeFleet([Node(stub.url) for stub in stubs], {})
+        fleet = NodeFleet([ServerNode(stub.url) for stub in stubs], {})
         member, outs = fleet.members[stubs[0].name], []
         for _ in range(7):
             fleet.failed(member.name)
@@ -163,7 +163,7 @@ def test_what_was_sent_since_counts() -> None:
     """`/health` is a second old, and ten requests come within it."""
 
     async def test(stubs: list[NodeStub]) -> None:
-        fleet = NodeFleet([Node(stub.url) for stub in stubs], {})
+        fleet = NodeFleet([ServerNode(stub.url) for stub in stubs], {})
         sent = ExitStack()
         for number in range(9):
             choice = await fleet.pick(route_key(body(f"new {number}"), {}))
@@ -180,7 +180,7 @@ def test_what_nodes_tell_people() -> None:
     with nodes(2) as stubs:
         stubs[0].running, stubs[0].waiting = 3, 2
         stubs[1].mode = "loading"
-        found = look_at([*(Node(stub.url, "key") for stub in stubs), Node("http://127.0.0.1:9")])
+        found = look_at([*(ServerNode(stub.url, "key") for stub in stubs), ServerNode("http://127.0.0.1:9")])
         assert [node["state"] for node in found] == ["ready", "loading", "gone"]
         assert (found[0]["running"], found[0]["waiting"], found[0]["models"]) == (3, 2, ("served",))
         assert "key" not in json.dumps(found)

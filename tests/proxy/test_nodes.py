@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.proxy.config import own_certificates, proxy_config, usable
-from start_llm.proxy.nodes import Node, certificates, look_at, nodes_of, state_of
+from start_llm.proxy.nodes import ServerNode, certificates, look_at, nodes_of, state_of
 from tests.proxy.node_stub import nodes
 from tests.proxy.stub import CARD
 
@@ -133,7 +133,7 @@ def test_certificates_of_your_own(tmp_path: Path) -> None:
     context.load_cert_chain(own)
     with nodes(1) as [stub]:
         stub.use_tls(context)
-        node = Node(f"https://{stub.name}", "key")
+        node = ServerNode(f"https://{stub.name}", "key")
         assert [found["state"] for found in look_at([node])] == ["gone"], "a stranger's certificate"
         assert not stub.keys, "it was not asked anything"
         assert [found["state"] for found in look_at([node], own)] == ["ready"]
