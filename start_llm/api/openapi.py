@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 
 import start_llm
 from start_llm.api.anthropic.messages import MessagesBody
-from start_llm.api.common.request import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS, WORDS
+from start_llm.api.common.request import WORDS
 from start_llm.api.http import sse
 from start_llm.api.http.answers import ANTHROPIC_ID_HEADER, CACHE_HEADER, ID_HEADER
 from start_llm.api.http.routes import Reply, Route
@@ -27,7 +27,17 @@ from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.core.errors import StartLLMError
-from start_llm.core.protocol import HEAD_HEADER, REFUSAL_HEADER, WHEN_PLANNED, ErrorStyle, status_phrase, style_of
+from start_llm.core.protocol import (
+    AGENT_HEADER,
+    HEAD_HEADER,
+    REFUSAL_HEADER,
+    SESSION_FIELDS,
+    SESSION_HEADERS,
+    WHEN_PLANNED,
+    ErrorStyle,
+    status_phrase,
+    style_of,
+)
 
 _SCHEMAS = "#/components/schemas/{model}"
 

@@ -9,7 +9,6 @@ import pytest
 from start_llm.api.anthropic.messages import MessageIn, MessagesBody, OutputConfig
 from start_llm.api.common.parts import IMAGE_TYPES, TEXT_TYPES
 from start_llm.api.common.request import FIELDS as THINKING
-from start_llm.api.common.request import SESSION_FIELDS
 from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.audio import SpeechBody, TranscriptionBody
 from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
@@ -18,6 +17,7 @@ from start_llm.api.openai.responses import KNOWN, REFUSED, ResponsesBody
 from start_llm.api.openai.responses_tools import PASSED_OVER, SERVED
 from start_llm.api.table import BLOCKS as TOLD_BY
 from start_llm.api.table import CHAT_FIELDS, MESSAGES_FIELDS
+from start_llm.core.protocol import SESSION_FIELDS
 from tests.fuzz import bodies
 from tests.fuzz.requests import Request, request
 from tests.fuzz.tape import Record, Tape, simplest

@@ -23,13 +23,14 @@ import httpx
 import pytest
 
 from start_llm.api.anthropic.messages import MessagesBody
-from start_llm.api.common.request import FIELDS, SESSION_FIELDS
+from start_llm.api.common.request import FIELDS
 from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest
+from start_llm.core.protocol import SESSION_FIELDS
 from start_llm.core.settings import load_settings
 from start_llm.host.home import python_path
 from start_llm.proxy.bodies import LiteLLMNames

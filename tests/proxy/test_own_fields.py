@@ -11,11 +11,11 @@ import pytest
 
 from start_llm.api.anthropic.messages import MessagesBody
 from start_llm.api.common.fields import BodyModel
-from start_llm.api.common.request import FIELDS, SESSION_FIELDS
+from start_llm.api.common.request import FIELDS
 from start_llm.api.openai.chat import ChatBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.openai.responses_stream import seal
-from start_llm.core.protocol import thinking_signature
+from start_llm.core.protocol import SESSION_FIELDS, thinking_signature
 from start_llm.proxy.own_fields import fold, for_provider
 from tests.vendors import openai
 
