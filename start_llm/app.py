@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,6 +49,7 @@ from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 if TYPE_CHECKING:
+    from start_llm.dashboard.traces import Traces
     from start_llm.kvcache.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class App:
         self.audio = AudioService(settings, self.pool, self.engine)
         self.activity, metrics = Activity(), Metrics()
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
+        self._traces = _traces(os.environ)
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
         lines = terminal(settings, console) if say is None else None
@@ -101,7 +103,7 @@ class App:
             self.service,
             metrics=metrics,
             request_log=self._requests,
-            observers=[each for each in (self.activity, lines, self._audit, dumps) if each is not None],
+            observers=[each for each in (self.activity, lines, self._audit, dumps, self._traces) if each is not None],
             encoders=self.encoders,
             audio=self.audio,
         )
@@ -192,6 +194,8 @@ class App:
             self._events.stop()
         if self._audit is not None:
             self._audit.close()
+        if self._traces is not None:
+            self._traces.close()
         self._ends.put(ExitCode.ENDED)
         return ended
 
@@ -270,6 +274,17 @@ def _kv_events(settings: Settings) -> KVEventPublisher | None:
     from start_llm.kvcache.publisher import KVEventPublisher  # noqa: PLC0415 - its libraries are an extra
 
     return KVEventPublisher(settings.kv_events, settings.kv_events_topic)
+
+
+def _traces(environment: Mapping[str, str]) -> Traces | None:
+    """None: the environment names no collector. Raises NotSupported: the extra is not installed."""
+    named = any(environment.get(f"OTEL_EXPORTER_OTLP_{which}ENDPOINT") for which in ("", "TRACES_"))
+    if not named or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    check_installed("opentelemetry.sdk")
+    from start_llm.dashboard.traces import Traces  # noqa: PLC0415 - its libraries are an extra
+
+    return Traces(environment)
 
 
 def _dumps(settings: Settings) -> Dumps | None:

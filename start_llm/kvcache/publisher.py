@@ -142,8 +142,9 @@ class KVEventPublisher:
         while self._waiting and (self._stopping or time.thread_time() < until):
             events += self._waiting.popleft()()
         if self._dropped > self._dropped_before:
+            level = logging.DEBUG if self._dropped_before else logging.WARNING  # once; the rest is counted
             self._dropped_before = self._dropped
-            log.warning("KV events came faster than they could be published: routers are told to forget all blocks")
+            log.log(level, "KV events came faster than they could be published: routers are told to forget all blocks")
             return self._clear()
         return events
 

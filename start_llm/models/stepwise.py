@@ -22,6 +22,7 @@ LOAD_BYTES = 64 << 20
 _EXTRAS = {
     "mlx_audio": ("Speech is", "audio"),
     "mlx_embeddings": ("Embeddings are", "embeddings"),
+    "opentelemetry.sdk": ("Sending traces (OTEL_EXPORTER_OTLP_ENDPOINT) is", "otel"),
     "zmq": ("Publishing KV events (KV_EVENTS) is", "fleet"),
 }
 """How a sentence about a library begins, and the extra that brings it."""
