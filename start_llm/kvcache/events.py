@@ -12,11 +12,11 @@ prompt that is as far on the way to its end. That is a guess: it matters only wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from start_llm.kvcache.blocks import Tokens, common_prefix
+from start_llm.kvcache.blocks import Tokens, TokenSequence, common_prefix
 from start_llm.kvcache.types import RestorePlan
 
 BLOCK = 64
@@ -42,7 +42,7 @@ class KVListener(Protocol):
 class KVEvents(KVListener, Protocol):
     """Publishes what is held. Any thread."""
 
-    def announce(self, plain: Sequence[int], prompt: Sequence[int], peek: Peek) -> None:
+    def announce(self, plain: TokenSequence, prompt: TokenSequence, peek: Peek) -> None:
         """A conversation's tokens: as routers make them of the client's messages, and as they were computed.
 
         `peek`: how much of the latter is held; asked later, and on another thread.

@@ -15,14 +15,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import zmq
 
 from start_llm.core.errors import Unavailable
-from start_llm.kvcache.blocks import as_tokens
+from start_llm.kvcache.blocks import TokenSequence, as_tokens
 from start_llm.kvcache.events import BLOCK, Peek, PublishedBlocks, block_names
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class KVEventPublisher:
     def cleared(self) -> None:
         self._put(self._clear)
 
-    def announce(self, plain: Sequence[int], prompt: Sequence[int], peek: Peek) -> None:
+    def announce(self, plain: TokenSequence, prompt: TokenSequence, peek: Peek) -> None:
         self._put(lambda: self._announce(plain, prompt, peek))
 
     def _put(self, work: Callable[[], list[Any]]) -> None:
@@ -148,7 +148,7 @@ class KVEventPublisher:
             return self._clear()
         return events
 
-    def _announce(self, plain: Sequence[int], prompt: Sequence[int], peek: Peek) -> list[Any]:
+    def _announce(self, plain: TokenSequence, prompt: TokenSequence, peek: Peek) -> list[Any]:
         tokens = as_tokens(prompt)
         new = self._blocks.announce(as_tokens(plain), tokens, peek(tokens, len(tokens)).length)
         if new is None:
