@@ -182,6 +182,11 @@ class ResidentKV:
                 row.clear()
         self.tidy()
 
+    @property
+    def lent_bytes(self) -> int:
+        """Of the buffers that running requests have taken over, or are going to give back."""
+        return sum(row.nbytes for row in self._lent.values())
+
     def is_lent(self, segment: Segment) -> bool:
         """Its KV is in a running request's row: giving it up would free nothing."""
         return isinstance(segment.rows, Run) and segment.rows.row.lent_to is not None

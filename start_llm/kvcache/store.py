@@ -291,7 +291,8 @@ class KVStore:
         """Sizes of what is in memory, `resident.COUNTERS`, and as ``disk_...`` figures of its disk tier if any.
 
         `leaves` are ends of conversations, `checkpoints` restore points of layers that cannot be cut, `ghost_tokens`
-        those that are remembered without KV.
+        those that are remembered without KV. `bytes` leaves out what running requests have taken over; `held_bytes` has
+        it, with spare room and what is not stored yet; `used_bytes` is what stored tokens take of that.
         """
         resident = self.resident
         segments = [segment for segment in resident.tree if segment.rows is not None]
@@ -301,6 +302,8 @@ class KVStore:
             "tokens": sum(segment.length for segment in segments),
             "leaves": sum(segment.is_leaf for segment in segments),
             "bytes": resident.nbytes,
+            "held_bytes": resident.nbytes + resident.lent_bytes,
+            "used_bytes": sum(segment.nbytes for segment in segments),
             "budget_bytes": self._eviction.budget_bytes,
             "checkpoints": len(checkpoints),
             "checkpoint_bytes": sum(checkpoints),

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 
-from start_llm.models.device import GIB, PREFILL_BYTES
+from start_llm.models.device import GIB, PREFILL_BYTES, ROW_PEAK
 
 KV_BYTES = 2  # per number: half precision
 KV_TOKENS = 32_768  # of a conversation that has to fit beside the weights
@@ -30,6 +30,10 @@ class Recommendation:
         layers, heads, size = self.kv
         return 2 * layers * heads * size * KV_BYTES * tokens
 
+    def needs(self, tokens: int) -> int:
+        """Bytes that it takes while it answers in a conversation of so many tokens."""
+        return self.weights + int(self.kv_bytes(tokens) * ROW_PEAK) + PREFILL_BYTES
+
 
 _TABLE = tomllib.loads(files("start_llm.models").joinpath("recommended.toml").read_text(encoding="utf-8"))
 RECOMMENDED = tuple(
@@ -48,7 +52,7 @@ def recommended_model(memory: int) -> Recommendation | None:
 def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
     """The best models first, for a machine of `memory` bytes; weights and KV of 32k tokens take `usable` bytes."""
     meant = [model for model in RECOMMENDED if model.least_memory <= memory]
-    return [each for each in meant if each.weights + each.kv_bytes(KV_TOKENS) + PREFILL_BYTES <= usable][:count]
+    return [each for each in meant if each.needs(KV_TOKENS) <= usable][:count]
 
 
 def bandwidth(chip: str) -> int | None:

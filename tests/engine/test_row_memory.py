@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from scripts.bench.drafting import Published
@@ -19,6 +19,7 @@ from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -134,3 +135,89 @@ def test_a_continuing_turn_beside_another_request_takes_no_more_than_in_batch_ge
     ours, today = (continuing_turn(alone, beside=1) for alone in (True, False))
     room = 400 / (HISTORY + NEW + SAID)
     assert ours.peak <= today.peak + room and ours.after <= today.after + 0.02
+
+
+# --- conversations of several turns ---------------------------------------------------------
+
+
+class WithState:
+    """The model with a layer in front whose state cannot be cut."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.layers = inner, inner.layers
+
+    def make_cache(self) -> list[Any]:
+        return [ArraysCache(1), *make_prompt_cache(self._inner)]
+
+    def __call__(self, tokens: Any, cache: list[Any]) -> Any:
+        before = 0 if cache[0][0] is None else cache[0][0]
+        cache[0][0] = before + tokens.sum(axis=-1, keepdims=True)
+        return self._inner(tokens, cache=cache[1:])
+
+
+@cache
+def narrow(windowed: bool) -> Any:
+    """Quicker: one head. As many layers with rows, and between them others with windows."""
+    kinds = ["sliding_attention", "full_attention"] * LAYERS if windowed else ["full_attention"] * LAYERS
+    one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": WIDTH // 2, "sliding_window": 64}
+    one["num_hidden_layers"] = len(kinds)
+    mx.random.seed(0)
+    made = Model(ModelArgs(**{**model().args.__dict__, **one, "layer_types": kinds}))
+    mx.eval(made.parameters())
+    return made
+
+
+def conversation(kind: str, turns: int = 5, fork: int = 0) -> Taken:
+    """Of the last four turns. `fork`: at the last one another request reads so many tokens of the conversation."""
+    made = WithState(narrow(False)) if kind == "hybrid" else narrow(kind == "windowed")
+    quantisation = Quantisation(8, 64, 0) if kind == "8-bit" else None
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    fresh = lambda: make_prompt_cache(made)  # noqa: E731
+    kv = KVStore(LayerKit(fresh), StoreConfig(budget_bytes=BUDGET))
+    store = GuardedStore(kv, fresh)
+    runner = ModelRunner(made, eos=[NEVER], max_rows=2, quantisation=quantisation, batches=not fork)
+    scheduler = Scheduler(
+        runner,
+        store,
+        lambda work, generated: TextDrawing(work, None, generated),
+        limits=SchedulerLimits(step=64),
+        max_concurrency=2,
+        memory=MemoryGuard(store, FixedMemory(0, BUDGET)),
+        clock=time.monotonic,
+    )
+    tokens = [number % 250 for number in range(HISTORY)]
+    peak = 0
+    for number in range(turns):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        work, sink = submit(f"turn {number}", tokens, max_tokens=SAID)
+        scheduler.add(replace(work, session="s", sampling=Sampling(temperature=0)))
+        if fork and number == turns - 1:
+            while not sink.tokens:
+                scheduler.step()
+            other, other_sink = submit("fork", [*tokens[:fork], *range(200, 220)], max_tokens=2)
+            scheduler.add(replace(other, session="t", sampling=Sampling(temperature=0)))
+        drain(scheduler)
+        assert number == 0 or sink.done.report.reused >= len(tokens) - NEW - 1
+        peak = max(peak, mx.get_peak_memory() if number else 0)
+        tokens = [*tokens, *sink.done.tokens, *(number + n for n in range(NEW))]
+    assert not fork or other_sink.done.report.reused == fork
+    used = kv.stats()["used_bytes"]
+    taken = Taken((peak - before) / used, (mx.get_active_memory() + mx.get_cache_memory() - before) / used)
+    print(f"{kind}, fork={fork}: {taken}")
+    return taken
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["plain", "hybrid", "windowed", "8-bit"])
+def test_four_turns_of_a_conversation_hold_its_kv_once(kind: str) -> None:
+    taken = conversation(kind)
+    assert taken.peak <= 1.3 and taken.after <= 1.05
+
+
+@pytest.mark.thorough
+def test_a_fork_that_is_read_meanwhile_adds_what_it_reads() -> None:
+    taken = conversation("plain", turns=3, fork=HISTORY // 8)
+    assert taken.peak <= 1.5 and taken.after <= 1.05

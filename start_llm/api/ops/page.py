@@ -225,7 +225,7 @@ class Page:
         here = {model["name"] for model in found.values()}
         known = [
             {"short": model.short, "name": model.repository, "bytes": model.weights, "note": model.note}
-            | {"needs": model.weights + model.kv_bytes(KV_TOKENS) + PREFILL_BYTES}
+            | {"needs": model.needs(KV_TOKENS)}
             for model in RECOMMENDED
             if model.repository not in here
         ]

@@ -16,7 +16,7 @@ from start_llm.kvcache.types import Restored, RestorePlan
 log = logging.getLogger(__name__)
 
 KV_FIGURES = (
-    *("segments", "tokens", "leaves", "bytes", "budget_bytes"),
+    *("segments", "tokens", "leaves", "bytes", "held_bytes", "used_bytes", "budget_bytes"),
     *("checkpoints", "checkpoint_bytes", "sessions", "evicted"),
 )
 STORE_ERROR = "store_error"  # the reason of a miss: the store could not be asked

@@ -35,12 +35,19 @@ class Preemption:
     def admit(self, job: Job) -> bool:
         """Reserves memory for a waiting job, an answer included. False: it does not fit beside those that run.
 
-        Raises OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
+        What is stored of its prompt is not reserved yet, or the store would give up just that: see `restored`. Raises
+        OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
         """
-        if not (self._memory.check(self._least(job)) and self._memory.admits(self._wanted(job))):
+        wanted = self._wanted(job)
+        if not (self._memory.check(self._least(job)) and self._memory.admits(wanted)):
             return False
-        self._memory.take(job.work.id, self._wanted(job))
+        stored = self._memory.store.lookup(job.tokens, limit=job.prefix).length
+        self._memory.take(job.work.id, max(1, wanted - stored))
         return True
+
+    def restored(self, job: Job) -> None:
+        """The job has taken over what was stored: all of it is the job's now, and reserved for it."""
+        self._memory.take(job.work.id, self._wanted(job))
 
     def answered(self, tokens: int) -> None:
         """An answer came to its end by itself: what is typical is learnt from it."""

@@ -157,6 +157,7 @@ class Scheduler:
                     return
                 waiting.popleft()
                 self._prompts.begin(job)
+                self._preemption.restored(job)
 
     def _decode(self) -> None:
         began = self._clock()
