@@ -19,7 +19,7 @@ Backend = Literal["metal", "cuda", "cpu"]
 
 GIB = 2**30
 USABLE_SHARE = 0.75  # of memory that a model and its KV may take, where Metal does not say how much
-PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python
+PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python; between two chunks the layer that moves
 ROW_PEAK = 1.1  # of its KV is what a row takes: with the layer that moves, and its spare room
 STORED_SHARE = 1 / ROW_PEAK  # of what is left for KV may be stored: a turn takes it over, it needs no second copy
 LEAST_CACHE_BYTES = 256 * 2**20
@@ -80,7 +80,7 @@ def default_cache_bytes(memory: int, model_bytes: int) -> int:
 
 def kv_bytes(memory: int, model_bytes: int) -> int:
     """Bytes that running and stored KV may take together; the arguments are those of `default_cache_bytes`."""
-    return max(2 * LEAST_CACHE_BYTES, int((memory - model_bytes - PREFILL_BYTES) / ROW_PEAK))
+    return max(2 * LEAST_CACHE_BYTES, memory - model_bytes - PREFILL_BYTES)
 
 
 def check_fit(name: str, weights: int, device: Device) -> str | None:

@@ -23,7 +23,7 @@ from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.models.device import GIB
+from start_llm.models.device import GIB, STORED_SHARE
 from start_llm.models.room import Weights
 from tests.engine.decode.test_verify import Eager
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, FixedMemory, submit
@@ -356,14 +356,14 @@ def test_models_share_what_their_weights_leave() -> None:
     shared.place("one", Weights(GIB))
     one = MemoryGuard(first := Held(10**12), shared)
     one.take("a", 1)
-    assert first.nbytes == first.budget == int(6 * GIB * 0.6), "alone it has all of it"
+    assert first.nbytes == first.budget == int(6 * GIB * STORED_SHARE), "alone it has all of it"
     shared.place("two", Weights(2 * GIB))
     two = MemoryGuard(second := Held(0), shared)
-    assert first.nbytes == first.budget == int(4 * GIB * 0.6), "what the other does not need it keeps"
+    assert first.nbytes == first.budget == int(4 * GIB * STORED_SHARE), "what the other does not need it keeps"
     assert second.budget == first.budget // 2, "but an equal part is sure"
     second.nbytes = second.budget
     two.take("b", 1000)
-    assert first.nbytes + second.nbytes <= int(4 * GIB * 0.6) and first.nbytes == first.budget >= second.budget
+    assert first.nbytes + second.nbytes <= int(4 * GIB * STORED_SHARE) and first.nbytes == first.budget >= second.budget
     two.take("b", 3000)
     assert first.budget + second.budget <= 4 * GIB - 3001 * MIB
     assert one.crowded and two.crowded and shared.running == 3001 * MIB
@@ -381,7 +381,7 @@ def test_models_share_what_their_weights_leave() -> None:
     assert one.most_tokens("one") == 6144, "once the other one has gone for it"
     two.close()
     shared.place("two", None)
-    assert one.check(4200) and first.budget == int(6 * GIB * 0.6)
+    assert one.check(4200) and first.budget == int(6 * GIB * STORED_SHARE)
 
 
 def test_weights_that_models_share_take_their_bytes_once() -> None:
