@@ -190,7 +190,7 @@ def _id_headers(request: ChatRequest) -> dict[str, str]:
 
 
 class _StreamedAnswer:
-    """The answer of one exchange as server-sent events.
+    """The answer of one exchange as a stream.
 
     Its head waits for the cache report, at most `header_wait` seconds and one event. Before the head is out an error
     has a status; after that it is written into the stream.
@@ -235,7 +235,7 @@ class _StreamedAnswer:
         if not self._head_sent:
             if isinstance(event, Progress) and now - self._began < self._header_wait:
                 return
-            headers = _id_headers(self._request)
+            headers = {"Content-Type": self._writer.content_type} | _id_headers(self._request)
             if isinstance(event, Started):
                 headers[CACHE_HEADER] = event.report.header()
             self._out.open_stream(headers)

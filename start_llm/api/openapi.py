@@ -23,7 +23,9 @@ from start_llm.api.http import sse
 from start_llm.api.http.answers import ANTHROPIC_ID_HEADER, CACHE_HEADER, ID_HEADER
 from start_llm.api.http.routes import Reply, Route
 from start_llm.api.media.audio import SpeechBody, TranscriptionBody
-from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
+from start_llm.api.media.embeddings import EmbeddingsBody, OllamaEmbedBody, RerankBody
+from start_llm.api.ollama.chat import GenerateBody, OllamaChatBody
+from start_llm.api.ollama.models import ShowBody
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.core.errors import StartLLMError
@@ -53,7 +55,7 @@ class Operation:
     is_request: bool = False  # is counted, has an id and a report
 
 
-_EVENTS = "text/event-stream"
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 _COUNTED = "Counts the tokens of the prompt that this body would make; runs nothing"
 OPERATIONS: dict[str, Operation] = {
     "GET /v1/models": Operation("Lists the models, loaded or not"),
@@ -77,6 +79,13 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/cache/explain": Operation("What a body of any dialect would reuse and compute; runs nothing"),
     "GET /v1/cache/requests": Operation("This key's last requests, newest first"),
     "GET /v1/cache/requests/{}": Operation("The cache report of a request"),
+    "POST /api/chat": Operation("Ollama's chat", OllamaChatBody, stream=_LINES, is_request=True),
+    "POST /api/generate": Operation("Ollama's single prompts", GenerateBody, stream=_LINES, is_request=True),
+    "POST /api/embed": Operation("Vectors of texts, as Ollama sends them", OllamaEmbedBody, is_request=True),
+    "POST /api/show": Operation("One model, as Ollama tells it", ShowBody),
+    "GET /api/tags": Operation("The models, as Ollama lists them"),
+    "GET /api/ps": Operation("The loaded models, as Ollama lists them"),
+    "GET /api/version": Operation("The version of Ollama whose API this is, and this server's own"),
     "GET /health": Operation("200 if the model answers, else 503"),
     "GET /metrics": Operation("Figures for Prometheus", media="text/plain"),
     "GET /openapi.json": Operation("This document"),
@@ -124,6 +133,7 @@ _ERRORS: dict[ErrorStyle, dict[str, Any]] = {
             },
         },
     },
+    "ollama": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
     "problem": {
         "type": "object",
         "required": ["type", "title", "status", "detail"],
@@ -188,7 +198,7 @@ class ApiDescription:
         ordered = sorted(models, key=lambda model: model.__name__)
         _, found = models_json_schema([(model, "validation") for model in ordered], ref_template=_SCHEMAS)
         schemas = found["$defs"]
-        for name in ("ChatBody", "CompletionBody", "MessagesBody", "ResponsesBody"):
+        for name in ("ChatBody", "CompletionBody", "MessagesBody", "ResponsesBody", "OllamaChatBody", "GenerateBody"):
             schemas[name]["properties"] = OWN_FIELDS | schemas[name]["properties"]
         schemas |= {f"Error_{style}": schema for style, schema in _ERRORS.items()}
         paths: dict[str, dict[str, Any]] = {}
@@ -228,8 +238,14 @@ def _path(route: Route) -> tuple[str, list[dict[str, Any]]]:
     return path, [given] if "{id}" in path else []
 
 
+def _tag(pattern: str) -> str:
+    first, _, second = pattern.strip("/").partition("/")
+    return second.partition("/")[0] if first == "v1" else "ollama" if first == "api" else "server"
+
+
 def _operation(route: Route, method: str) -> dict[str, Any]:
-    known = OPERATIONS.get(f"{method} {route.pattern}", Operation(f"{method} {route.pattern}, for the server's page"))
+    told = (route.handlers[method].__doc__ or f"{method} {route.pattern}").partition("\n")[0].rstrip(".")
+    known = OPERATIONS.get(f"{method} {route.pattern}", Operation(told))
     content: dict[str, Any] = {known.media: {"schema": {} if "json" in known.media else {"type": "string"}}}
     if known.stream:
         content[known.stream] = {"schema": {"type": "string"}}
@@ -239,7 +255,7 @@ def _operation(route: Route, method: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "summary": known.summary + (" (for who may see everything)" if route.private else ""),
         "operationId": f"{method.lower()}{route.pattern.replace('{*}', 'id').replace('{}', 'id').replace('/', '_')}",
-        "tags": [route.pattern.split("/")[2] if route.pattern.startswith("/v1/") else "server"],
+        "tags": [_tag(route.pattern)],
         "responses": {"200": answer} | dict(_errors(route, method, asks=known.is_request)),
     }
     if known.body is not None:

@@ -126,7 +126,7 @@ class ApiServer:
         encoders: EncoderService | None = None,
         audio: AudioService | None = None,
     ) -> None:
-        listener = listen(settings)
+        listeners = listen(settings)
         self.metrics = metrics or Metrics()
         self.metrics.watch(service)
         log_root = settings.log_root if settings.enable_request_logging else None
@@ -157,9 +157,9 @@ class ApiServer:
             "quick": WorkerPool("api-quick", 0 if threads == 1 else QUICK_THREADS, 1000),
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
-        self.port: int = listener.getsockname()[1]
+        self.port: int = listeners[0].getsockname()[1]
         self.page.own_url = self.url
-        self._front = Front(listener, self, Bodies(settings.max_body_bytes))
+        self._front = Front(listeners, self, Bodies(settings.max_body_bytes))
         self.metrics.watch_figures(self._front.figures)
 
     @property

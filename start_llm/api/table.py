@@ -15,6 +15,9 @@ from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply, Request, Route, Routes
 from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
+from start_llm.api.ollama.chat import read_chat as read_ollama_chat
+from start_llm.api.ollama.chat import read_generate
+from start_llm.api.ollama.models import OllamaModels
 from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -59,6 +62,14 @@ class Dialects:
 
     def messages(self, inbound: Request) -> Exchange:
         return self._begin(read_messages(inbound, self.settings, self.service), inbound)
+
+    def ollama_chat(self, inbound: Request) -> Exchange | Reply:
+        answer = read_ollama_chat(inbound, self.settings, self.service)
+        return answer if isinstance(answer, Reply) else self._begin(answer, inbound)
+
+    def ollama_generate(self, inbound: Request) -> Exchange | Reply:
+        answer = read_generate(inbound, self.settings, self.service)
+        return answer if isinstance(answer, Reply) else self._begin(answer, inbound)
 
     def _begin(self, exchange: Exchange, inbound: Request) -> Exchange:
         """The exchange as it is going to run: whose it is stays known."""
@@ -139,6 +150,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 def build_routes(
     dialects: Dialects, stored: StoredResponses, page: Page, status: Status, encodings: Encodings, sounds: AudioRoutes
 ) -> Routes:
+    ollama = OllamaModels(dialects.service)
     described = ApiDescription(
         [
             Route("/", {"GET": page.file}, lane="quick"),
@@ -169,6 +181,13 @@ def build_routes(
             Route("/v1/responses/input_tokens", {"POST": dialects.count_response_tokens}),
             Route("/v1/responses/{}", {"GET": stored.get, "DELETE": stored.delete}),
             Route("/v1/responses/{}/input_items", {"GET": stored.input_items}),
+            Route("/api/chat", {"POST": dialects.ollama_chat}),
+            Route("/api/generate", {"POST": dialects.ollama_generate}),
+            Route("/api/embed", {"POST": encodings.ollama_embed}),
+            Route("/api/show", {"POST": ollama.show}),
+            Route("/api/tags", {"GET": ollama.tags}, lane="quick"),
+            Route("/api/ps", {"GET": ollama.running}, lane="quick"),
+            Route("/api/version", {"GET": ollama.version}, lane="quick"),
             Route("/v1/embeddings", {"POST": encodings.embeddings}),
             Route("/v1/rerank", {"POST": encodings.rerank}),
             Route("/v1/audio/speech", {"POST": sounds.speech}),

@@ -26,7 +26,7 @@ SIGNED = b"start_llm thinking "
 SEAL = "start_llm.1."
 """How reasoning begins that this server sealed for its client to keep."""
 
-ErrorStyle = Literal["openai", "anthropic", "problem"]
+ErrorStyle = Literal["openai", "anthropic", "ollama", "problem"]
 
 ANTHROPIC_TYPES = {
     **dict.fromkeys((400, 405, 408, 415, 501), "invalid_request_error"),
@@ -47,9 +47,11 @@ def thinking_signature(thinking: str) -> str:
 
 
 def style_of(path: str) -> ErrorStyle:
-    """The error dialect of a path: Anthropic's, OpenAI's, RFC 7807 for everything that is our own."""
+    """The error dialect of a path: Anthropic's, Ollama's, OpenAI's, RFC 7807 for everything that is our own."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return "anthropic"
+    if path.startswith("/api/"):
+        return "ollama"
     if path.startswith("/v1/") and not path.startswith("/v1/cache"):
         return "openai"
     return "problem"
@@ -73,6 +75,10 @@ def anthropic_error(error: StartLLMError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(error.status, "api_error"), "message": message}}
 
 
+def ollama_error(error: StartLLMError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
 def responses_code(kind: str, code: str | None) -> str:
     """The word of the Responses API for an error of this `StartLLMError.type` and code."""
     if code == "context_length_exceeded":
@@ -85,6 +91,8 @@ def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any],
     """JSON body and its content type; ``problem`` is RFC 7807."""
     if style == "anthropic":
         return anthropic_error(error), "application/json"
+    if style == "ollama":
+        return ollama_error(error), "application/json"
     if style == "openai":
         return openai_error(error), "application/json"
     body: dict[str, Any] = {"type": "about:blank", "title": status_phrase(error.status), "status": error.status}

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from start_llm.core.messages import Message, Picture, Tool
 
-Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank", "transcription", "speech"]
+Dialect = Literal[
+    "chat", "completions", "messages", "responses", "ollama", "embeddings", "rerank", "transcription", "speech"
+]
 
 
 @dataclass(frozen=True, slots=True)

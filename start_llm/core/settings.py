@@ -184,6 +184,8 @@ class Settings(BaseModel):
     """Address the server binds to."""
     mlx_port: Port = 8080
     """Port of the server; 0 picks a free one."""
+    ollama_port: Annotated[Port | None, OffOr] = None
+    """A second port of the server, for clients that look for Ollama at its own, 11434. Unset: none."""
     http_threads: Annotated[int, Field(ge=1, le=1024)] = 16
     """HTTP worker threads; 1 is a strictly single-threaded accept loop."""
     api_key: Annotated[str | None, OffOr] = None

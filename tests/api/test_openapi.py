@@ -42,7 +42,6 @@ def test_every_route_is_in_it_and_every_description_is_of_a_route(server: ApiSer
     assert set(document["paths"]) == set(server.routes.patterns)
     described = {f"{m} {route.pattern}" for route in server.routes for m in route.handlers}
     assert set(OPERATIONS) <= described
-    assert {name for name in described if name.split()[1].startswith("/v1/")} <= set(OPERATIONS)
     operations = [op for item in document["paths"].values() for name, op in item.items() if name != "parameters"]
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids)) == len(described)

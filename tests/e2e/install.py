@@ -22,6 +22,7 @@ NPM = {
     "qwen": "@qwen-code/qwen-code@0.24.4",
     "openclaw": "openclaw@2026.9.6",
     "cline": "cline@3.0.65",
+    "ollama-js": "ollama@0.6.4",
 }
 PYPI = {
     "aider": "aider-chat==0.86.2",
@@ -29,6 +30,7 @@ PYPI = {
     "llamaindex": "llama-index-llms-openai-like==0.8.1",
     "openai-agents": "openai-agents==0.24.0",
     "llm": "llm==0.36",
+    "ollama": "ollama==0.6.3",
     "pydantic-ai": "pydantic-ai-slim[openai]==2.68.0",
 }
 

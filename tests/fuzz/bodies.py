@@ -201,6 +201,35 @@ chat = Record(
     most=4,
 )  # fmt: skip
 
+# --- Ollama ---
+
+options = Record(
+    {},
+    {
+        "temperature": unit, "top_p": unit, "top_k": count, "min_p": unit, "repeat_penalty": unit, "seed": number,
+        "repeat_last_n": one(-1, 0, 64, 10**9), "num_predict": one(-2, -1, 0, 5, 2**60),
+        "stop": field(some(text), text),
+        "presence_penalty": unit, "frequency_penalty": unit, "num_ctx": count, "mirostat": anything,
+    },
+)  # fmt: skip
+ollama_call = Record({"function": Record({"name": name, "arguments": tool_input})}, {"id": text})
+ollama_images = some(one("aGk=", "", "data:image/png;base64,aGk=", "x" * 50), 2)
+ollama_message = Record(
+    {"role": one("user", "assistant", "system", "tool"), "content": text},
+    {"thinking": text, "images": ollama_images, "tool_calls": some(ollama_call, 2), "tool_name": name,
+     "tool_call_id": text},
+)  # fmt: skip
+ollama: Fields = {
+    "stream": flag, "options": options, "format": field(one("", "json", "xml"), object_schema),
+    "think": one(True, False, "low", "high", "so"), "keep_alive": one(0, -1, "5m", "0", 1.5),
+}  # fmt: skip
+ollama_chat = Record({"model": asked, "messages": some(ollama_message, 4, 1)}, ollama | {"tools": some(tool, 2, 1)})
+ollama_generate = Record(
+    {"model": asked, "prompt": field(plain, text)},
+    ollama | {"system": text, "raw": flag, "images": ollama_images, "suffix": text, "context": some(one(1, 2))},
+)
+ollama_show = Record({"model": asked}, {"name": asked, "verbose": flag})
+
 # --- completions ---
 
 completions = Record(

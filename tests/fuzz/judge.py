@@ -54,7 +54,7 @@ def check(served: World, request: Request, most_seconds: float = MOST_SECONDS) -
         raise AssertionError(f"over {most_seconds:.0f} s: {cost}")
     assert status and (status < 500 or status in ALLOWED), (status, sent)
     assert not served.noise.found, served.noise.found
-    if status == 200 and request.path.startswith("/v1/") and "audio" not in request.path and sent:
+    if status == 200 and request.path.startswith(("/v1/", "/api/")) and "audio" not in request.path and sent:
         for value in values(sent):
             json.loads(value, parse_constant=_no_constant)
     return status
@@ -73,7 +73,7 @@ def let_end() -> None:
 def values(sent: bytes) -> list[bytes]:
     """The JSON texts of an answer, streamed or not."""
     if not sent.startswith((b"data:", b"event:", b":")):
-        return [sent]
+        return sent.splitlines()  # one, or Ollama's stream of them
     lines = [line.removeprefix(b"data: ") for line in sent.split(b"\n") if line.startswith(b"data: ")]
     return [line for line in lines if line != b"[DONE]"]
 

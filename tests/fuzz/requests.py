@@ -14,6 +14,9 @@ from tests.fuzz.bodies import (
     embeddings,
     fetched,
     messages,
+    ollama_chat,
+    ollama_generate,
+    ollama_show,
     rerank,
     responses,
     speech,
@@ -29,6 +32,10 @@ BODIES: dict[str, Make] = {
     "/v1/messages/count_tokens": messages,
     "/v1/responses/input_tokens": responses,
     "/v1/cache/explain": lambda tape: tape.pick([chat, completions, messages, responses])(tape),
+    "/api/chat": ollama_chat,
+    "/api/generate": ollama_generate,
+    "/api/embed": embeddings,
+    "/api/show": ollama_show,
     "/v1/embeddings": embeddings,
     "/v1/rerank": rerank,
     "/v1/audio/speech": speech,
@@ -38,6 +45,8 @@ BODIES: dict[str, Make] = {
     "/v1/models/pin": administration,
     "/page/models/pull": fetched,
     "/page/models/stop": mapping(["a"], anything),
+    "/page/requests/{}/cancel": mapping(["a"], anything),
+    "/page/settings": mapping(["name", "value"], anything),
 }
 """What is sent by POST."""
 FORMS = ["/v1/audio/transcriptions"]
@@ -45,6 +54,7 @@ OFTEN = ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completio
 OFTEN += OFTEN[:3]
 SOMETIMES = [path for path in BODIES if path not in OFTEN and not path.startswith(("/v1/models", "/page"))]
 SELDOM = ["/v1/models/load", "/v1/models/unload", "/v1/models/pin", "/page/models/pull", "/page/models/stop"]
+SELDOM += ["/page/requests/{}/cancel", "/page/settings"]
 IDS = [
     "/v1/responses/{}",
     "/v1/responses/{}/input_items",
@@ -53,9 +63,9 @@ IDS = [
     "/page/requests/{}",
 ]
 PATHS = [
-    *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/settings", "/page/nodes", "/health", "/metrics",
-    "/v1/models",
-    "/v1/cache/requests", "/nowhere", "/v1/{}",
+    *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/agents", "/page/settings", "/page/nodes", "/health",
+    "/metrics", "/v1/models", "/v1/loads",
+    "/v1/cache/requests", "/api/tags", "/api/ps", "/api/version", "/openapi.json", "/docs", "/nowhere", "/v1/{}",
 ]  # fmt: skip
 """What is read, and deleted where it can be. The page's feed has no end, and is not asked for."""
 METHODS = ["GET", "GET", "GET", "DELETE", "HEAD", "POST", "PUT"]

@@ -26,7 +26,9 @@ OfChoice = (
 
 
 class StreamWriter(ABC):
-    """Writes one request's events as server-sent events. Used by one thread, events in order."""
+    """Writes one request's events as a stream, mostly as server-sent events. Used by one thread, events in order."""
+
+    content_type = "text/event-stream; charset=utf-8"
 
     def open(self) -> bytes:
         """What goes out before the first event."""

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -54,11 +54,11 @@ class RequestDispatcher(Protocol):
 class Front:
     """The accept loop. `start`, `take_back`, `stop_accepting` and `stop` may be called from any thread."""
 
-    def __init__(self, listener: socket.socket, dispatcher: RequestDispatcher, bodies: Bodies) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], dispatcher: RequestDispatcher, bodies: Bodies) -> None:
         self._dispatcher = dispatcher
         self._bodies = bodies
         self._selector = selectors.DefaultSelector()
-        self._listener = ListeningSocket(listener, self._selector)
+        self._listeners = [ListeningSocket(listener, self._selector) for listener in listeners]
         self._connections = Connections(self._selector, connections_allowed())
         self._returned: deque[Connection] = deque()
         self._waker = Waker(self._selector)
@@ -73,12 +73,13 @@ class Front:
         return {
             "http_waiting": len(self._connections),
             "http_dropped": self._connections.dropped,
-            "http_accept_pauses": self._listener.pauses,
+            "http_accept_pauses": sum(listener.pauses for listener in self._listeners),
             "http_front_errors": self._errors,
         }
 
     def start(self) -> None:
-        self._listener.listen()
+        for listener in self._listeners:
+            listener.listen()
         self._thread.start()
 
     def take_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
@@ -115,10 +116,11 @@ class Front:
     def _run(self) -> None:
         try:
             while self._running:
-                in_time = SWEEP_SECONDS if self._connections or self._listener.is_resting else None
+                resting = any(listener.is_resting for listener in self._listeners)
+                in_time = SWEEP_SECONDS if self._connections or resting else None
                 for key, _ in self._selector.select(0 if self._returned else in_time):
-                    if key.data is self._listener:
-                        self._accept_new()
+                    if isinstance(key.data, ListeningSocket):
+                        self._accept_new(key.data)
                     elif key.data is self._waker:
                         self._waker.drain()
                     elif key.data in self._connections:
@@ -126,8 +128,10 @@ class Front:
                 for _ in range(len(self._returned)):  # one that comes back at once has its turn after the others
                     self._guarded(self._add_returned, self._returned.popleft())
                 self._on_time(time.monotonic())
-                if not self._accepting and self._listener.close():
-                    self._end_waiting()
+                if not self._accepting:
+                    closed = [listener.close() for listener in self._listeners]
+                    if any(closed):
+                        self._end_waiting()
         finally:
             self._close_all()
 
@@ -142,7 +146,8 @@ class Front:
 
     def _on_time(self, now: float) -> None:
         if self._accepting:
-            self._listener.resume(now)
+            for listener in self._listeners:
+                listener.resume(now)
         if now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS
@@ -154,11 +159,11 @@ class Front:
 
     # --- connections come and go ---
 
-    def _accept_new(self) -> None:
-        for connected, address in self._listener.accept():
+    def _accept_new(self, listener: ListeningSocket) -> None:
+        for connected, address in listener.accept():
             reader = self._reader(address[0])
             self._connections.add(Connection(connected, address, reader, time.monotonic() + HEAD_SECONDS))
-        if self._listener.is_resting:  # mostly there is no free file descriptor
+        if listener.is_resting:  # mostly there is no free file descriptor
             self._connections.drop_oldest()
 
     def _add_returned(self, connection: Connection) -> None:
@@ -253,6 +258,7 @@ class Front:
     def _close_all(self) -> None:
         for connection in [*self._connections, *self._returned]:
             self._connections.drop(connection)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._selector.close()
         self._waker.close()

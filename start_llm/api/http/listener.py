@@ -142,22 +142,33 @@ def check_bind(settings: Settings) -> None:
     )
 
 
-def listen(settings: Settings) -> socket.socket:
-    """The supervisor's socket, or a new one. Raises SettingsError where there is none to be had."""
+def listen(settings: Settings) -> list[socket.socket]:
+    """The supervisor's socket, or a new one; behind it the one of OLLAMA_PORT, if that is set.
+
+    Raises SettingsError where there is none to be had.
+    """
     check_bind(settings)
-    given = take_from_supervisor(os.environ)
-    if given is not None:
-        return given
-    host, port = settings.mlx_host, settings.mlx_port
+    host = settings.mlx_host
+    found = [take_from_supervisor(os.environ) or _bound(host, settings.mlx_port, "MLX_PORT")]
+    try:
+        if settings.ollama_port is not None:
+            found.append(_bound(host, settings.ollama_port, "OLLAMA_PORT"))
+    except SettingsError:
+        found[0].close()
+        raise
+    return found
+
+
+def _bound(host: str, port: int, name: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise SettingsError(
-                f"MLX_PORT={port}: the port is in use on {host}. Stop the program that has it, "
-                "or set MLX_PORT to another port (0 picks a free one)."
+                f"{name}={port}: the port is in use on {host}. Stop the program that has it, "
+                f"or set {name} to another port (0 picks a free one)."
             ) from None
-        raise SettingsError(f"MLX_HOST={host!r}, MLX_PORT={port}: cannot be bound: {error}.") from None
+        raise SettingsError(f"MLX_HOST={host!r}, {name}={port}: cannot be bound: {error}.") from None
     except OverflowError as error:
-        raise SettingsError(f"MLX_PORT={port}: {error}.") from None
+        raise SettingsError(f"{name}={port}: {error}.") from None

@@ -1,8 +1,10 @@
-"""``POST /v1/embeddings`` (OpenAI's) and ``POST /v1/rerank`` (Cohere's and Jina's): an encoder's answers."""
+"""``POST /v1/embeddings`` (OpenAI's), ``/v1/rerank`` (Cohere's and Jina's), ``/api/embed`` (Ollama's): an encoder's
+answers."""
 
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -46,9 +48,16 @@ class RerankBody(BodyModel):
     truncate: bool | None = None
 
 
+class OllamaEmbedBody(BodyModel):
+    model: str | None = None
+    input: Any
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31)] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """Handlers of the two routes."""
+    """Handlers of the routes."""
 
     encoders: EncoderService | None
     owners: RequestOwners
@@ -65,6 +74,20 @@ class Encodings:
         encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
         as_base64 = body.encoding_format == "base64"
         return _task(request, encoding, lambda found: _embeddings(request.model, found, as_base64), {})
+
+    def ollama_embed(self, inbound: Request) -> Task:
+        """A text that is too long is cut, as Ollama does, unless the body says no."""
+        body, data = parse_body(OllamaEmbedBody, inbound.body)
+        texts = [body.input] if isinstance(body.input, str) else [text for _, text in items_of(body.input, "input")]
+        within(EMBEDDED, len(texts), "input")
+        for index, text in enumerate(texts):
+            if not isinstance(text, str) or not text:
+                raise bad(f"input[{index}]", "a text that is not empty", text)
+        encoders = self._encoders()
+        name = encoders.named((body.model or "").removesuffix(":latest"))
+        request = counted_request("embeddings", name, data, inbound, self.owners)
+        encoding = encoders.encode(texts, "input", truncate=body.truncate is not False, dimensions=body.dimensions)
+        return _task(request, encoding, lambda found: _ollama_embeddings(request, found), {})
 
     def rerank(self, inbound: Request) -> Task:
         body, data = parse_body(RerankBody, inbound.body)
@@ -107,6 +130,14 @@ def _embeddings(model: str, found: Encoded, as_base64: bool) -> bytes:
     usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
     tail = sse.dumps({"model": model, "usage": usage})
     return b'{"object":"list","data":[' + b",".join(items) + b"]," + tail[1:]
+
+
+def _ollama_embeddings(request: ChatRequest, found: Encoded) -> bytes:
+    vectors = b",".join(sse.dumps(vector.tolist()) for vector in found.vectors)
+    took = int(max(0.0, time.monotonic() - request.received) * 1e9)
+    counts = {"total_duration": took, "load_duration": 0, "prompt_eval_count": found.tokens}
+    tail = sse.dumps({"model": request.model} | counts)
+    return b'{"embeddings":[' + vectors + b"]," + tail[1:]
 
 
 def _rerank(request: ChatRequest, found: Encoded, documents: Sequence[str] | None, top: int) -> bytes:

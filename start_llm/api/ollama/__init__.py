@@ -1,0 +1,1 @@
+"""Ollama's API: its bodies, its answers, its streams of JSON lines."""

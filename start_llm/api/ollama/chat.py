@@ -1,0 +1,224 @@
+"""``POST /api/chat`` and ``/api/generate``, the way in. The way out is `stream`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from start_llm.api.common import fields
+from start_llm.api.common.request import model_of, request_of, stop_of
+from start_llm.api.common.tools import check_unique, tool_of
+from start_llm.api.http.routes import Reply, Request
+from start_llm.api.ollama.stream import ChatAnswer, GenerateAnswer, line, loaded_body
+from start_llm.core.errors import NotSupported
+from start_llm.core.limits import LOOK_BACK
+from start_llm.core.messages import Attachment, Message, Role, ToolCall
+from start_llm.core.request import ResponseFormat
+from start_llm.core.service import Service
+from start_llm.core.settings import Settings
+
+ROLES = "system, user, assistant or tool"
+THINK = ("low", "medium", "high")
+NEWEST = ":latest"
+"""The tag of a name without one."""
+
+
+class Options(fields.BodyModel):
+    """What of Ollama's options can be done here. Others (``num_gpu``, ``num_ctx``, ...) belong to its own engine."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=LOOK_BACK.most)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=2**53)] | None = None
+    stop: Any = None
+
+
+class OllamaBody(fields.BodyModel):
+    """The fields of both. Without ``stream`` the answer is a stream."""
+
+    model: str | None = None
+    stream: bool | None = None
+    options: Options | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+
+    @property
+    def unloads(self) -> bool:
+        return self.keep_alive in (0, "0", "0s", "0m")
+
+
+class OllamaMessage(fields.BodyModel):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[Any] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    messages: list[OllamaMessage] | None = None
+    tools: list[Any] | None = None
+
+
+class GenerateBody(OllamaBody):
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+
+
+def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatAnswer | Reply:
+    """Raises BadRequest, NotSupported. A body without messages loads the model, or unloads it."""
+    body, data = fields.parse_body(OllamaChatBody, inbound.body)
+    data = _known_fields(body, data)
+    if not body.messages:
+        return _load(body, data, inbound, service, {"message": {"role": "assistant", "content": ""}})
+    tools = check_unique([tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")])
+    given = _shared(body) | {"messages": messages_of(body.messages), "tools": tools}
+    return ChatAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
+
+
+def read_generate(inbound: Request, settings: Settings, service: Service) -> GenerateAnswer | Reply:
+    """Raises BadRequest, NotSupported. A body without a prompt loads the model, or unloads it."""
+    body, data = fields.parse_body(GenerateBody, inbound.body)
+    for name in ("suffix", "template", "context"):
+        if getattr(body, name):
+            raise NotSupported(f"{name}: is not supported; send the conversation to /api/chat.", param=name)
+    data = _known_fields(body, data)
+    if not body.prompt and not body.images:
+        return _load(body, data, inbound, service, {"response": ""})
+    if body.raw:
+        if body.images or body.system:
+            raise NotSupported("raw: takes neither images nor a system text.", param="raw")
+        given = _shared(body) | {"prompt": body.prompt}
+        return GenerateAnswer(request_of("completions", _sampling(body), data, inbound, settings, **given), service)
+    messages = [Message("system", body.system)] if body.system else []
+    messages.append(Message("user", body.prompt or "", attachments=_images(body.images, "images")))
+    given = _shared(body) | {"messages": tuple(messages)}
+    return GenerateAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
+
+
+def named(name: str) -> str:
+    """A model's name without the tag that says nothing."""
+    return name.removesuffix(NEWEST)
+
+
+def _known_fields(body: OllamaBody, data: dict[str, Any]) -> dict[str, Any]:
+    """The body with the names that all dialects have. Raises BadRequest."""
+    if isinstance(body.think, str) and body.think not in THINK:
+        raise fields.bad("think", f"a boolean or one of {', '.join(THINK)}", body.think)
+    thinking = {} if body.think is None else {"thinking": body.think}
+    return data | thinking | ({"model": named(body.model)} if body.model else {})
+
+
+def _load(
+    body: OllamaBody, data: Mapping[str, Any], inbound: Request, service: Service, empty: dict[str, Any]
+) -> Reply:
+    """Ollama's way to load a model ahead, and to unload it: ``keep_alive`` of 0."""
+    name = service.served_name(model_of(data))
+    if body.unloads:
+        inbound.check_sees_all()  # everybody's waiting depends on it
+        service.unload_model(name)
+    else:
+        service.load_model(name)
+    answer = loaded_body(name, empty, "unload" if body.unloads else "load")
+    return Reply(line(answer), content_type="application/json")
+
+
+def _shared(body: OllamaBody) -> dict[str, Any]:
+    """What is read in another way than by the other dialects."""
+    options = body.options or Options()
+    most = options.num_predict
+    return {
+        "stream": body.stream is not False,
+        "max_tokens": most if most is not None and most > 0 else None,
+        "stop": stop_of(options.stop, "options.stop"),
+        "response_format": _format(body.format),
+    }
+
+
+def _format(value: str | dict[str, Any] | None) -> ResponseFormat:
+    if value is None or value == "":
+        return ResponseFormat()
+    if isinstance(value, dict):
+        return ResponseFormat("json_schema", value, param="format")
+    if value == "json":
+        return ResponseFormat("json_object")
+    raise fields.bad("format", "json or a JSON schema object", value)
+
+
+def _sampling(body: OllamaBody) -> fields.SamplingBody:
+    options = body.options or Options()
+    same = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed")
+    given = {name: getattr(options, name) for name in same}
+    look_back = LOOK_BACK.most if options.repeat_last_n == -1 else options.repeat_last_n
+    given |= {"repetition_penalty": options.repeat_penalty, "repetition_context_size": look_back}
+    return fields.SamplingBody.model_validate(given)
+
+
+# --- messages ---
+
+
+def messages_of(messages: list[OllamaMessage]) -> tuple[Message, ...]:
+    """The conversation, in its order. Calls have no ids in this API: a result belongs to the first open call of its
+    name, or to the first open one."""
+    result: list[Message] = []
+    waiting: list[ToolCall] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        images = _images(message.images, f"{path}.images")
+        if message.role in {"system", "user"}:
+            role: Role = "user" if message.role == "user" else "system"
+            result.append(Message(role, message.content or "", attachments=images))
+        elif message.role == "assistant":
+            items = fields.items_of(message.tool_calls or [], f"{path}.tool_calls")
+            calls = tuple(_call(item, where, f"call_{index}_{number}") for number, (where, item) in enumerate(items))
+            waiting = list(calls)
+            text, thoughts = message.content or "", message.thinking or None
+            result.append(Message("assistant", text, reasoning=thoughts, tool_calls=calls, attachments=images))
+        elif message.role == "tool":
+            call = _answered(message, waiting)
+            ident = message.tool_call_id or (call.id if call else None)
+            name = message.tool_name or (call.name if call else None)
+            result.append(Message("tool", message.content or "", tool_call_id=ident, name=name, attachments=images))
+        else:
+            raise fields.bad(f"{path}.role", ROLES, message.role)
+    return tuple(result)
+
+
+def _call(item: Any, path: str, default_id: str) -> ToolCall:
+    ident = fields.optional_in(fields.object_of(item, path), "id", str, path)
+    function = fields.object_of(item.get("function"), f"{path}.function")
+    name = fields.string_in(function, "name", f"{path}.function")
+    arguments = fields.optional_in(function, "arguments", dict, f"{path}.function") or {}
+    return ToolCall(ident or default_id, name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _answered(message: OllamaMessage, waiting: list[ToolCall]) -> ToolCall | None:
+    """The call that this result answers; it waits no longer."""
+    by_id = (call for call in waiting if call.id == message.tool_call_id)
+    by_name = (call for call in waiting if call.name == message.tool_name)
+    found = next(by_id, None) or next(by_name, None) or next(iter(waiting), None)
+    if found is not None:
+        waiting.remove(found)
+    return found
+
+
+def _images(images: list[str] | None, path: str) -> tuple[Attachment, ...]:
+    """Base64 texts. They stand before the message's text."""
+    return tuple(Attachment(0, "data", data, path=f"{path}[{index}]") for index, data in enumerate(images or []))

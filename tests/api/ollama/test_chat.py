@@ -1,0 +1,221 @@
+"""Ollama's API: what its clients send becomes a request, and events become its lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import TimedOut
+from start_llm.core.events import (
+    ChoiceDone,
+    Failed,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from tests.api.conftest import Raw
+from tests.api.fakes import DONE, FIRST, FakeService, answer
+
+Connect = Callable[[ApiServer], Raw]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+ASKED = [{"role": "user", "content": "Hi"}]
+
+
+def called(arguments: str) -> list[Any]:
+    return answer(
+        ReasoningDelta("Hm."),
+        TextDelta("I look."),
+        ToolCallStarted(0, "c1", "f"),
+        ToolCallDelta(0, arguments),
+        ToolCallFinished(0, "c1", "f", arguments),
+        finish="tool_calls",
+    )
+
+
+def ask(connect: Connect, server: ApiServer, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], list[Any]]:
+    status, headers, sent = connect(server).post(path, body).response()
+    return status, headers, [json.loads(line) for line in sent.splitlines()]
+
+
+def test_silence_means_a_stream_of_lines(server: ApiServer, connect: Connect) -> None:
+    status, headers, lines = ask(connect, server, "/api/chat", {"model": "tiny:latest", "messages": ASKED})
+    assert status == 200 and headers["content-type"] == "application/x-ndjson" and "x-start-llm-cache" in headers
+    assert [line["message"]["content"] for line in lines] == ["Hello", " there.", ""]
+    assert [line["done"] for line in lines] == [False, False, True]
+    last = lines[-1]
+    assert last["done_reason"] == "stop" and last["model"] == "tiny"
+    assert last["prompt_eval_count"] == 120 and last["eval_count"] == 3 and last["total_duration"] > 0
+    assert last["start_llm"]["reused"] == 100
+
+
+def test_thinking_and_calls_are_whole_in_a_stream_and_in_one_answer(
+    server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    service.script = lambda request: called('{"a": 1}')
+    body = {"model": "tiny", "messages": ASKED, "tools": [TOOL], "think": "high"}
+    _, _, lines = ask(connect, server, "/api/chat", body)
+    _, _, (whole,) = ask(connect, server, "/api/chat", body | {"stream": False})
+    call = {"id": "c1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}
+    assert [line["message"]["thinking"] for line in lines if "thinking" in line["message"]] == ["Hm."]
+    assert [line["message"]["tool_calls"] for line in lines if "tool_calls" in line["message"]] == [[call]]
+    message = {"role": "assistant", "content": "I look.", "thinking": "Hm.", "tool_calls": [call]}
+    assert whole["message"] == message and whole["done"] is True and whole["done_reason"] == "stop"
+    request = service.requests[0]
+    assert request.dialect == "ollama" and request.thinking is True and request.reasoning_effort == "high"
+    assert request.stream and not service.requests[1].stream and request.tools[0].name == "f"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [("{", {"arguments": "{"}), ("[5]", {"arguments": [5]}), ('{"a": 1e400}', {"arguments": '{"a": 1e400}'})],
+)
+def test_arguments_that_are_no_object_are_not_lost(
+    arguments: str, sent: Any, server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    service.script = lambda request: called(arguments)
+    _, _, (whole,) = ask(connect, server, "/api/chat", {"messages": ASKED, "stream": False})
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == sent
+
+
+def test_messages_keep_their_order_and_results_find_their_calls(
+    server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    calls = [{"function": {"name": name, "arguments": {"x": "é"}}} for name in ("f", "g", "f")]
+    results = [{"role": "tool", "content": text, "tool_name": text[0]} for text in ("g1", "f1", "f2")]
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "see", "images": ["aGk=", "aGs="]},
+        {"role": "assistant", "content": "", "thinking": "T", "tool_calls": calls},
+        *results,
+        {"role": "tool", "content": "left over"},
+    ]
+    assert ask(connect, server, "/api/chat", {"messages": messages})[0] == 200
+    system, user, assistant, *told = service.requests[0].messages
+    assert (system.role, system.content) == ("system", "S")
+    assert [image.source for image in user.attachments] == ["aGk=", "aGs="]
+    assert user.attachments[1].path == "messages[1].images[1]"
+    first, other, second = assistant.tool_calls
+    assert assistant.reasoning == "T" and json.loads(first.arguments) == {"x": "é"}
+    assert [message.tool_call_id for message in told] == [other.id, first.id, second.id, None]
+
+
+def test_options_are_read(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    options = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": 32,
+        "seed": 4,
+        "num_predict": 9,
+        "stop": ["A", "B"],
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "num_ctx": 4096,
+        "num_gpu": 1,
+        "mirostat": 2,
+    }
+    schema = {"type": "object"}
+    body = {"messages": ASKED, "options": options, "format": schema, "keep_alive": "5m"}
+    assert ask(connect, server, "/api/chat", body)[0] == 200
+    request = service.requests[0]
+    drawn = request.sampling
+    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (0, 0.5, 7, 0.1)
+    assert (drawn.repetition_penalty, drawn.repetition_context_size, drawn.seed) == (1.1, 32, 4)
+    assert (drawn.presence_penalty, drawn.frequency_penalty) == (0.5, 0.25)
+    assert request.max_tokens == 9 and request.stop == ("A", "B")
+    assert request.response_format.kind == "json_schema" and request.response_format.schema == schema
+    for most, expected in ((-1, None), (-2, None)):
+        ask(connect, server, "/api/chat", {"messages": ASKED, "options": {"num_predict": most}, "format": "json"})
+        assert service.requests[-1].max_tokens is expected
+        assert service.requests[-1].response_format.kind == "json_object"
+
+
+def test_a_single_prompt_with_its_system_text_and_a_raw_one(
+    server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    body = {"model": "tiny", "prompt": "Hi", "system": "S", "images": ["aGk="], "stream": False}
+    _, _, (whole,) = ask(connect, server, "/api/generate", body)
+    assert whole["response"] == "Hello there." and whole["done"] is True and "message" not in whole
+    system, user = service.requests[0].messages
+    assert (system.content, user.content, len(user.attachments)) == ("S", "Hi", 1)
+    _, _, lines = ask(connect, server, "/api/generate", {"prompt": "Once", "raw": True})
+    assert [line["response"] for line in lines] == ["Hello", " there.", ""]
+    assert service.requests[1].dialect == "completions" and service.requests[1].prompt == "Once"
+
+
+def test_no_question_loads_the_model_or_unloads_it(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    for path, empty in (("/api/generate", "response"), ("/api/chat", "message")):
+        for more, word in (({}, "load"), ({"keep_alive": 0}, "unload")):
+            _, _, (said,) = ask(connect, server, path, {"model": "tiny"} | more)
+            assert said["done_reason"] == word and said["done"] is True and empty in said
+    assert not service.requests
+    status, _, (said,) = ask(connect, server, "/api/generate", {"model": "nobody"})
+    assert status == 404 and set(said) == {"error"} and "nobody" in said["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/api/chat", {"messages": [{"role": "x", "content": "y"}]}, "messages[0].role"),
+        ("/api/chat", {"messages": ASKED, "options": {"top_p": 5}}, "options.top_p"),
+        ("/api/chat", {"messages": ASKED, "options": {"stop": 5}}, "options.stop"),
+        ("/api/chat", {"messages": ASKED, "format": "xml"}, "format"),
+        ("/api/chat", {"messages": ASKED, "think": "so"}, "think"),
+        (
+            "/api/chat",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
+            "function.name",
+        ),
+        ("/api/chat", {"messages": ASKED, "tools": [TOOL, TOOL]}, "tools[1]"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, "context"),
+        ("/api/show", {}, "model"),
+        ("/api/show", {"model": "nobody"}, "nobody"),
+    ],
+)
+def test_errors_are_one_sentence_in_ollamas_shape(
+    path: str, body: Any, says: str, server: ApiServer, connect: Connect
+) -> None:
+    status, _, (said,) = ask(connect, server, path, body)
+    assert status in {400, 404, 501} and set(said) == {"error"} and says in said["error"]
+
+
+def test_a_failure_in_the_stream_is_a_line(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    service.script = lambda request: [FIRST, TextDelta("a"), Failed(TimedOut("It took too long."))]
+    status, _, lines = ask(connect, server, "/api/chat", {"messages": ASKED})
+    assert status == 200 and lines[-1] == {"error": "It took too long."}
+
+
+def test_an_answer_that_was_cut_says_length(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    service.script = lambda request: [FIRST, TextDelta("a"), ChoiceDone("length"), DONE]
+    assert ask(connect, server, "/api/chat", {"messages": ASKED})[2][-1]["done_reason"] == "length"
+
+
+def test_what_there_is(server: ApiServer, connect: Connect) -> None:
+    def get(path: str) -> Any:
+        return json.loads(connect(server).get(path).response()[2])
+
+    (listed,), (loaded,) = get("/api/tags")["models"], get("/api/ps")["models"]
+    assert listed["name"] == listed["model"] == "tiny" and len(listed["digest"]) == 64
+    assert loaded["context_length"] == 4096 and listed.items() <= loaded.items()
+    assert {"version", "start_llm"} <= get("/api/version").keys()
+    _, _, (shown,) = ask(connect, server, "/api/show", {"model": "tiny:latest"})
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"]["generic.context_length"] == 4096
+
+
+def test_ollamas_port_is_a_second_one(serve: Callable[..., ApiServer]) -> None:
+    server = serve(ollama_port=0)
+    second = server._front._listeners[1]._listener.getsockname()[1]
+    assert second != server.port
+    raw = Raw(second)
+    assert raw.get("/api/version").response()[0] == 200
+    raw.close()
