@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 
 from start_llm.kvcache.layers import LayerKit
@@ -17,6 +18,7 @@ _UNPROTECTED = (0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000
+_SPARSE = 8  # states of so many checkpoints are as large as the KV between two of them that are kept to the last
 
 Strengths = dict[int, tuple[int, float]]
 """Protected ends, by `id`: see `Sessions.protection`."""
@@ -70,11 +72,12 @@ class Eviction:
         resident = self._resident
         strengths = self._sessions.protection(now, self.budget_bytes)
         below = checkpoints_to_end(resident.tree, strengths) if thin else {}
+        sparse = int(_SPARSE * resident.estimate(0) / max(resident.token_bytes, 1))
 
         def order(segment: Segment) -> Rank:
             if segment.is_leaf:
                 return rank(segment, strengths, self._kit.cuttable, now)
-            return checkpoint_rank(segment, below[id(segment)], now)
+            return checkpoint_rank(segment, below[id(segment)], now, max(sparse, self._config.checkpoint_grid))
 
         queue = [(order(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
@@ -114,13 +117,15 @@ def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> 
     return level, strength, value(segment, now)
 
 
-def checkpoint_rank(segment: Segment, below: int, now: float) -> Rank:
+def checkpoint_rank(segment: Segment, below: int, now: float, sparse: int) -> Rank:
     """Of a checkpoint that is not a leaf's, beside the leaves' ranks.
 
     What losing it costs: the tokens back to the next one above, for each time that a request lands here.
     That is likely near a conversation's end, at the end of a system text, and where it happened before.
-    The first go only after all unprotected leaves, a system text's only after conversations unused for longer. `below`:
-    checkpoints from here to the nearest protected end.
+    The first go only after all unprotected leaves, a system text's only after conversations unused for longer. All
+    others go before KV of conversations; but the first of every `sparse` tokens stays as long as the end below it:
+    without it, all KV would be of no use once that end has gone. `below`: checkpoints from here to the nearest
+    protected end.
     """
     next_above = next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
     likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
@@ -128,7 +133,9 @@ def checkpoint_rank(segment: Segment, below: int, now: float) -> Rank:
     worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
     if segment.head:
         return 3, (1, segment.used), worth
-    return 3 if below < _TAIL else 2, _UNPROTECTED, worth
+    if segment.end // sparse > next_above // sparse:
+        return 3, (1, segment.used), math.inf
+    return 3 if below < _TAIL else 1, _UNPROTECTED, worth
 
 
 def checkpoints_to_end(segments: Iterable[Segment], strengths: Strengths) -> dict[int, int]:

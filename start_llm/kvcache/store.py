@@ -41,8 +41,7 @@ __all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
 log = logging.getLogger(__name__)
 
 _ANSWER_ROOM = 128  # tokens; where an answer begins, rows are not copied at once
-_HEAD_SHARE = 4  # tokens of KV for each token's worth of checkpoints in a tools+system block
-_LEAST_GRID = 128
+_LEAST_GRID = 128  # tokens; a denser one would make chunks of prefill that are too short to be quick
 _SWEEP_SECONDS = 10.0  # between two looks for KV that has outlived its time
 
 
@@ -101,8 +100,8 @@ class KVStore:
             return ()
         match = self.resident.tree.walk(self._memo.get(prompt.tokens))
         config = self._config
-        # As many as take a quarter of what the tools+system block takes itself.
-        dense = int(_HEAD_SHARE * self.resident.estimate(0) / max(self.resident.token_bytes, 1))
+        # As many as take no more than the KV of the tools+system block itself.
+        dense = int(self.resident.estimate(0) / max(self.resident.token_bytes, 1))
         head_grid = min(max(dense, _LEAST_GRID), config.checkpoint_grid)
         found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid, head_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)

@@ -70,25 +70,37 @@ def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
     grow(tree, [*range(40), 500], checkpoint=True)  # another conversation, unprotected
     below = checkpoints_to_end(tree, {id(end): (1, 0.0)})
     inside = [s for s in tree if s.checkpoint is not None and not s.is_leaf]
-    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, below[id(s)], 10.0))]
+    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, below[id(s)], 10.0, 1000))]
     assert ordered[-1] == 40
     assert set(ordered[-3:-1]) == {80, 90}  # the next request may well land here
     leaf = next(s for s in tree if s.is_leaf and s is not end)
-    levels = {s.end: checkpoint_rank(s, below[id(s)], 10.0)[0] for s in inside}
-    assert levels[40] > rank(leaf, {}, False, 10.0)[0] == levels[50]
+    levels = {s.end: checkpoint_rank(s, below[id(s)], 10.0, 1000)[0] for s in inside}
+    assert levels[40] > rank(leaf, {}, False, 10.0)[0] > levels[50]
+
+
+def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
+    tree = fake_tree()
+    for stop in range(10, 101, 10):
+        end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
+    strengths = {id(end): (1, 5.0)}
+    below = checkpoints_to_end(tree, strengths)
+    ranks = {s.end: checkpoint_rank(s, below[id(s)], 9.0, 25) for s in tree if not s.is_leaf}
+    first = rank(end, strengths, False, 9.0)
+    assert [place for place, its in ranks.items() if its > first] == [30, 50, 80]
+    assert ranks[10] < rank(grow(tree, [7]), {}, True, 9.0)
 
 
 def test_checkpoints_are_worth_what_their_loss_costs() -> None:
     tree = fake_tree()
     near, far = (grow(tree, list(range(stop)), checkpoint=True) for stop in (10, 90))
     grow(tree, list(range(100)), checkpoint=True)
-    assert checkpoint_rank(near, 9, 0.0) < checkpoint_rank(far, 9, 0.0)  # 10 tokens back, or 80
+    assert checkpoint_rank(near, 9, 0.0, 1000) < checkpoint_rank(far, 9, 0.0, 1000)  # 10 tokens back, or 80
     near.landed = 9
-    assert checkpoint_rank(near, 9, 0.0) > checkpoint_rank(far, 9, 0.0)
+    assert checkpoint_rank(near, 9, 0.0, 1000) > checkpoint_rank(far, 9, 0.0, 1000)
     far.checkpoint = None
-    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), 9, 0.0)
+    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), 9, 0.0, 1000)
     far.checkpoint = near.checkpoint
-    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], 9, 0.0)
+    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], 9, 0.0, 1000)
 
 
 def test_near_end() -> None:
