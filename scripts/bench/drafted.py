@@ -192,7 +192,6 @@ def replay(
     front: str = "",
     first: int = 0,
     limit: float = math.inf,
-    drafts: bool = True,
     tell: Callable[[int, Totals], None] = lambda *_: None,
 ) -> tuple[int, Totals]:
     """Sends a session's requests in their order. Counts what the server says that it did.
@@ -201,7 +200,6 @@ def replay(
         front: what the conversation begins with, however long.
         first: so many answers are sent as they were recorded, and not asked for.
         limit: seconds after which no more is asked for.
-        drafts: as in a request.
         tell: gets the number of answers that are there, and the counts so far.
 
     Returns:
@@ -227,7 +225,7 @@ def replay(
                 messages.append(one.message)
                 continue
             replies.write_text(one.answer, "utf-8")
-            body = {"messages": messages, "tools": tools, "session_id": "recorded", "drafts": drafts}
+            body = {"messages": messages, "tools": tools, "session_id": "recorded"}
             response = client.post(f"{url}/v1/chat/completions", json=body)
             response.raise_for_status()
             data = response.json()

@@ -39,6 +39,20 @@ def test_what_is_copied_takes_few_passes_and_the_kv_is_that_of_what_was_said(
     assert second["report"]["reused"] >= report["prompt"] + report["generated"]
 
 
+def test_answers_at_the_same_time_are_drafted_together(servers: Callable[..., Live]) -> None:
+    """In one pass over a block of each; what then lies in the KV is what was said."""
+    server = servers("plain")
+    first = {"role": "user", "content": FILE + script(ANSWER, "{truth}")}
+    before = server.app.on_model_thread(lambda model, _: len(model.work.passes))
+    answer = server.chat([first], session_id="together", n=2)
+    assert [choice["message"]["content"] for choice in answer["body"]["choices"]] == [ANSWER, ANSWER]
+    passes = server.app.on_model_thread(lambda model, _: model.work.passes[before:])
+    assert sum(len(one.tokens) == 2 and min(one.tokens) > 4 for one in passes) > 3
+    second = server.chat([first, answer["message"], {"role": "user", "content": "Go on."}], session_id="together")
+    assert second["message"]["content"] == expected_truth(server.prompt_of(second))
+    assert second["report"]["reused"] > second["report"]["prompt"] - 100
+
+
 def test_one_request_can_do_without(servers: Callable[..., Live]) -> None:
     server = servers("plain")
     answer = server.chat([{"role": "user", "content": FILE + script(ANSWER)}], drafts=False)
