@@ -1,0 +1,56 @@
+"""The plain tokens of a turn are what a router makes of the client's next request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from start_llm.core.messages import Message
+from start_llm.prompt.plain import PlainTokens
+from tests.prompt.client import ECHOES, READ, Client, pipeline, say
+from tests.prompt.models import model
+
+FAMILIES = ("qwen3", "qwen35", "chatml", "llama3", "glm4")
+QUESTIONS = ("Fix calc.py", "And the test?", "Once more.")
+
+
+def routers_tokens(family: str, messages: list[Message]) -> list[int]:
+    template, tokenizer = model(family)
+    made = [{"role": each.role, "content": each.content} for each in messages]
+    return tokenizer.encode(template.render(made, [READ.as_function()], True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("echo", ["stripped", "kept"])
+def test_plain_tokens_begin_the_next_request_of_a_client(family: str, echo: str) -> None:
+    """Two turns of text; what the model was shown has its reasoning, and tokens that no tokenizer chooses."""
+    client = Client(family, pipeline(family), tools=(READ,), echo=ECHOES[echo])
+    client.messages.append(Message("system", "You are an agent. It is 10:05."))
+    for number, question in enumerate(QUESTIONS):
+        prepared = client.ask(Message("user", question))
+        answer = say(f"Done {number}.", None if echo == "kept" else "Let me see.")
+        generated = client.answer(answer)[len(prepared.prompt.tokens) :]
+        plain = client.pipe.plain(prepared, answer, generated)
+        following = routers_tokens(family, [*client.messages, Message("user", "Next.")])
+        assert list(plain) == following[: len(plain)]
+        assert len(following) - len(plain) < 40, "the answer is a part of it"
+
+
+def test_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client("qwen3", pipeline("qwen3"), tools=(READ,))
+    sizes: list[int] = []
+    encode = client.pipe._composer.coder.encode
+
+    def counted(text: str, **places: int) -> object:
+        sizes.append(len(text))
+        return encode(text, **places)
+
+    prepared = client.ask(Message("user", "word " * 2000))
+    client.answer(say("Done."))
+    made = PlainTokens(client.pipe._composer.renderer, client.pipe._composer.coder)
+    monkeypatch.setattr(client.pipe._composer.coder, "encode", counted)
+    first = made.of(prepared, say("Done."))
+    again = made.of(prepared, replace(say("Done."), content="Done, and more."))
+    assert sizes[0] > 10_000 and sizes[1] < 1_000
+    assert again[: len(first) - 10] == first[: len(first) - 10]
