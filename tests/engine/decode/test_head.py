@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_vlm.speculative import drafters
 
 from scripts.bench.drafting import Published
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.draft import Acceptance
+from start_llm.engine.decode.draft import Acceptance, RowDrafts
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel, HiddenTail
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.verify import SingleRow
 from start_llm.engine.vision import VisionModel
@@ -35,7 +40,8 @@ from tests.engine.decode.test_verify import (
     rows_of,
     said,
 )
-from tests.engine.headed import headed, headed_vision
+from tests.engine.fakes import new_row
+from tests.engine.headed import fresh, headed, headed_vision, new_head
 from tests.engine.zoo import VOCAB
 
 KINDS = ["qwen3_5", "llama", "small", "same"]
@@ -165,3 +171,47 @@ def test_proposing_leaves_everything_as_it_was() -> None:
     assert first == again and all(0 <= token < VOCAB for token in first)
     after = [np.array(a) for leaf in leaves(cache) if not isinstance(leaf, HiddenTail) for a in rows_of(leaf)]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_quantised_kv_takes_in_the_heads_own() -> None:
+    model, quantisation = headed("qwen3_5"), Quantisation(8, 32, 30)
+    quantisation.check(model)
+    runner = ModelRunner(model, eos=[], max_rows=2, quantisation=quantisation)
+    expected = reference(model, SAMPLINGS["greedy"], 20, runner=runner)
+    row = row_of(model, "greedy", 20, Anything(), quantisation=quantisation)
+    assert said(row).tokens == expected.tokens and row.state.drafts.counts.drafted > 0
+
+
+def test_rows_with_a_head_decode_together_and_alone_again() -> None:
+    model = headed("qwen3_5")
+    gate = Anything()
+    runner = ModelRunner(model, eos=[], max_rows=2, gate=gate)
+    expected = reference(model, SAMPLINGS["greedy"], 20).tokens
+    drafts = RowDrafts(lambda: None)
+    first = runner.insert(replace(new_row(PROMPT, prefilled(model), 20, *drawing(SAMPLINGS["greedy"])), drafts=drafts))
+    heard: dict[int, list[int]] = {first: []}
+    for step in range(60):
+        if step == 3:
+            heard[runner.insert(new_row(PROMPT, prefilled(model), 6, *drawing(SAMPLINGS["greedy"])))] = []
+        for one in runner.decode():
+            heard[one.uid].append(one.token)
+            if one.finish is not None and one.uid == first:
+                assert_same(Said([], None, one.cache, one.tokens), model)  # type: ignore[arg-type]
+    assert heard.pop(first) == expected and list(heard.values()) == [expected[:6]]
+
+
+def test_what_is_used_of_upstream_is_there() -> None:
+    """Internals of mlx-vlm's heads, and that a model's inside returns what the output projection is given."""
+    head, model = new_head(), fresh("qwen3_5")
+    assert list(inspect.signature(head._forward_hidden).parameters) == [
+        "token_embed",
+        "hidden",
+        "cache",
+        "position_ids",
+    ]
+    head.bind(model.language_model)
+    assert head._input_embed is model.language_model.model.embed_tokens and head._input_embed_scale == 1.0
+    state = model.language_model.model(mx.array([[1, 2]]))
+    assert mx.allclose(head._lm_head_fn(state), model(mx.array([[1, 2]])))
+    assert [type(layer).__name__ for layer in head.make_cache()] == ["KVCache"]
+    assert hasattr(drafters, "load_drafter")
