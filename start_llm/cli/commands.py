@@ -243,12 +243,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "start_llm.launch.chat:main",
             (
                 flag("words", nargs="*", metavar="TEXT", help="what to ask; standard input is added to it"),
+                flag("--image", action="append", metavar="FILE", help="an image that it shows; may be repeated"),
                 JSON,
                 *JOIN,
             ),
             (
-                ("chat", "a conversation; Ctrl-D ends it"),
+                ("chat", "a conversation; /help lists its commands, Ctrl-D ends it"),
                 ("chat What is RoPE?", "one answer"),
+                ("chat --image a.png What is this?", "with a picture"),
                 ("chat --json Say hello.", "the answer with its usage; 0: answered, 1: not, 2: nothing asked"),
             ),
         ),

@@ -7,20 +7,33 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 from rich.console import Console
 
+import start_llm
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.host.home import home
+from start_llm.launch.conversation import (
+    Conversation,
+    MarkdownPrinter,
+    Message,
+    TypedWrong,
+    image_part,
+    typed_before,
+    user_message,
+)
 from start_llm.launch.server import LaunchError, running_server
 
 ANSWER_SECONDS = 6 * 3600.0  # a long cold prefill must fit
 CONNECT_SECONDS = 10.0
 INTERRUPTED = 130
-Message = dict[str, str]
+HISTORY = "chat_history"
+"""In the cache folder: the lines that were typed, for this user only."""
 
 
 class ChatError(RuntimeError):
@@ -45,8 +58,15 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         print('chat: nothing was asked; for instance: git diff | start-llm chat "review this"', file=sys.stderr)
         return ExitCode.BAD_SETTING
     try:
+        images = [image_part(file) for file in options.image or ()]
+    except TypedWrong as error:
+        print(f"chat: --image: {error}", file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    try:
         with running_server(settings, options.overrides, via_proxy=False) as endpoint:
-            return once(endpoint, asked, as_json=options.json) if asked else converse(endpoint)
+            if asked:
+                return once(endpoint, user_message(asked, images), as_json=options.json)
+            return converse(endpoint, home() / settings.cache_dir / HISTORY, images)
     except (LaunchError, ChatError) as error:
         print(f"chat: {error}", file=sys.stderr)
         return 1
@@ -54,42 +74,64 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return INTERRUPTED
 
 
-def once(endpoint: Endpoint, asked: str, *, as_json: bool) -> int:
+def once(endpoint: Endpoint, asked: Message, *, as_json: bool) -> int:
     """One answer on standard output: its text, or all of it as a JSON object. Raises ChatError."""
     answer = Answer()
-    for text, is_reasoning in ask(endpoint, [{"role": "user", "content": asked}], answer):
+    for text, is_reasoning in ask(endpoint, [asked], answer):
         if not is_reasoning and not as_json:
             print(text, end="", flush=True)
     print(json.dumps(asdict(answer), ensure_ascii=False) if as_json else "")
     return 0
 
 
-def converse(endpoint: Endpoint) -> int:
+def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) -> int:
     """Until the end of input. Ctrl-C ends an answer, not the conversation."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{endpoint.model}. Ctrl-C ends an answer, Ctrl-D the conversation.", style="dim")
-    messages: list[Message] = []
-    while True:
-        try:
-            asked = input("> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return 0
-        if not asked:
-            continue
-        messages.append({"role": "user", "content": asked})
-        answer = Answer()
-        try:
-            for text, is_reasoning in ask(endpoint, messages, answer):
-                console.print(text, style="dim" if is_reasoning else None, end="", markup=False)
-        except KeyboardInterrupt:
-            console.print(" (ended)", style="dim", end="")
-        except ChatError as error:
-            console.print(f"{error}", style="red", markup=False)
-            messages.pop()
-            continue
+    console = Console(highlight=False)
+    talk = Conversation(endpoint, console, images=images)
+    talk.say(f"{endpoint.model}. /help lists commands. Ctrl-C ends an answer, Ctrl-D the conversation.")
+    with typed_before(history):
+        while (asked := _typed()) is not None:
+            try:
+                if asked.startswith("/"):
+                    if not talk.command(asked):
+                        break
+                elif asked:
+                    _answer(talk, asked)
+            except (TypedWrong, ChatError) as error:
+                console.print(f"{error}", style="red", markup=False)
+    return 0
+
+
+def _typed() -> str | None:
+    """``None``: the end."""
+    try:
+        return input("> ").strip()
+    except (EOFError, KeyboardInterrupt):
         print()
-        messages.append({"role": "assistant", "content": answer.text})
+        return None
+
+
+def _answer(talk: Conversation, asked: str) -> None:
+    """One turn. Raises ChatError; what was asked is then not part of the conversation."""
+    talk.add(asked)
+    answer, printer = Answer(), MarkdownPrinter(talk.console)
+    try:
+        for text, is_reasoning in ask(talk.endpoint, talk.sent, answer):
+            if is_reasoning:
+                talk.console.print(text, style="dim", end="", markup=False, soft_wrap=True)
+            else:
+                if not printer.began and answer.reasoning:
+                    talk.console.print()
+                printer.add(text)
+        printer.end()
+    except KeyboardInterrupt:
+        printer.end()
+        talk.say("(ended)")
+    except ChatError:
+        printer.end()
+        talk.messages.pop()
+        raise
+    talk.messages.append({"role": "assistant", "content": answer.text})
 
 
 def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator[tuple[str, bool]]:
@@ -104,7 +146,7 @@ def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator
         "stream_options": {"include_usage": True},
         "max_tokens": endpoint.answer,
     }
-    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    headers = {"Authorization": f"Bearer {endpoint.key}", "User-Agent": f"chat/{start_llm.__version__}"}
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
     try:
         with (

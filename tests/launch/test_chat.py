@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from start_llm.cli.reading import read
 from start_llm.core.settings import load_settings
 from start_llm.launch import chat
+from start_llm.launch.conversation import COMMANDS, MarkdownPrinter
 
 CHUNKS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"reasoning_content": "hm"}}]},
@@ -108,10 +110,9 @@ def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: p
     assert "the model died" in capsys.readouterr().err
 
 
-def test_a_conversation_sends_what_was_said(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed = iter(["one", "", "two"])
+def types(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Somebody types these lines, and then ends the input."""
+    typed = iter(lines)
 
     def typing(prompt: str) -> str:
         try:
@@ -120,7 +121,68 @@ def test_a_conversation_sends_what_was_said(
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typing)
+
+
+def test_a_conversation_sends_what_was_said(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    types(monkeypatch, "one", "", "two")
     with answering(CHUNKS) as (port, asked):
         assert run(port, stdin=Terminal()) == 0
     assert [message["content"] for message in asked[1]["messages"]] == ["one", "Hello", "two"]
     assert capsys.readouterr().out.count("Hello") == 2
+
+
+def test_commands_of_a_conversation(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"png")
+    types(
+        monkeypatch,
+        *(
+            "/help",
+            "/system Be brief.",
+            f"/image {tmp_path}/a.png",
+            "see",
+            "/image /none.png",
+            "/image a.txt",
+            "/nothing",
+        ),
+        *("/model nobody", "/model second", "again", f"/save {tmp_path}/talk.json", "/clear", "anew", "/exit", "never"),
+    )
+    with answering(CHUNKS) as (port, asked):
+        assert run(port, stdin=Terminal()) == 0
+    first, second, third = (body["messages"] for body in asked)
+    assert first[0] == {"role": "system", "content": "Be brief."}
+    image, text = first[1]["content"]
+    assert image["image_url"]["url"] == "data:image/png;base64,cG5n" and text["text"] == "see"
+    assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+    assert [message["content"] for message in third] == ["Be brief.", "anew"]
+    assert [body["model"] for body in asked] == ["served", "second", "second"]
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["model"] == "second" and len(saved["messages"]) == 5
+    said = capsys.readouterr().out
+    assert all(
+        word in said for word in (*COMMANDS, "cannot be read", "not named like", "no command /nothing", "nobody")
+    )
+
+
+def test_an_image_goes_with_one_question(run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"png")
+    with answering(CHUNKS) as (port, asked):
+        assert run(port, "--image", str(tmp_path / "a.png"), "What", "is", "this?") == 0
+        assert run(port, "--image", "/none.png", "hi") == 2
+    assert len(asked) == 1 and asked[0]["messages"][0]["content"][1]["text"] == "What is this?"
+    assert "--image" in capsys.readouterr().err
+
+
+def test_markdown_is_printed_by_blocks_and_code_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    printer, text = MarkdownPrinter(Console(width=60)), "A **word**.\n\n```python\na = 1\n\nb = 2\n```\n\nThe end."
+    blocks = []
+    for sign in text:
+        printer.add(sign)
+        blocks += [said] if (said := capsys.readouterr().out).strip() else []
+    printer.end()
+    blocks.append(capsys.readouterr().out)
+    assert [block.split()[0] for block in blocks] == ["A", "a", "The"] and "**" not in "".join(blocks)
+    assert "b = 2" in blocks[1]

@@ -37,7 +37,7 @@ def loaded_body(model: str, empty: dict[str, Any], reason: str) -> dict[str, Any
 
 
 @dataclass(slots=True)
-class Clock:
+class AnswerTimes:
     """When a request's prompt was planned and its first token came, in ``time.monotonic()`` seconds; 0: not yet."""
 
     began: float
@@ -91,13 +91,13 @@ def call_body(call: ToolCall, index: int) -> dict[str, Any]:
 class OllamaAnswer(Exchange):
     """A request of this API that is being answered."""
 
-    clock: Clock = field(default_factory=lambda: Clock(time.monotonic()))
+    times: AnswerTimes = field(default_factory=lambda: AnswerTimes(time.monotonic()))
 
     def head(self) -> dict[str, Any]:
         return {"model": self.request.model, "created_at": now()}
 
     def reply(self, events: Iterable[ev.Event]) -> Reply | None:
-        result = collect(self.clock.watch(events))
+        result = collect(self.times.watch(events))
         if result is None:
             return None
         return Reply(sse.dumps(self.body(result)), headers={CACHE_HEADER: result.report.header()})
@@ -110,7 +110,7 @@ class OllamaAnswer(Exchange):
     def end(self, reason: ev.FinishReason, usage: ev.Usage, report: dict[str, Any]) -> dict[str, Any]:
         """``start_llm`` is our own field: the cache report."""
         word = "length" if reason in {"length", "cancelled"} else "stop"
-        return {"done": True, "done_reason": word} | self.clock.durations(usage) | {"start_llm": report}
+        return {"done": True, "done_reason": word} | self.times.durations(usage) | {"start_llm": report}
 
     @abstractmethod
     def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class LineWriter(StreamWriter):
         self._reason: ev.FinishReason = "stop"
 
     def write(self, event: ev.Event) -> bytes:
-        self._answer.clock.note(event)
+        self._answer.times.note(event)
         if isinstance(event, ev.Done):
             end = self._answer.end(self._reason, event.usage, event.report.as_dict())
             return line(self._answer.head() | self._answer.part("") | end)
