@@ -164,10 +164,11 @@ class ResidentKV:
 
         `valid`: they hold what was stored from them; else that is gone. `copied`: see `RowKV.rest`.
         """
-        row = self._lent.pop(id(cache), None)
+        row = self._lent.get(id(cache))
         if row is None:
             return
         segments, done = self._runs_of(row), False
+        del self._lent[id(cache)]
         try:
             if valid and segments:
                 row.rest(max(segment.end for segment in segments), copied=copied)

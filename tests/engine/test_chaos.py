@@ -166,8 +166,9 @@ def play(life: Life) -> None:
 
 
 METHODS = {
-    KVStore: ("lookup", "peek", "pauses", "restore", "put", "idle", "has_room", "set_budget", "stats"),
-    ResidentKV: ("estimate",),
+    KVStore: ("lookup", "peek", "pauses", "restore", "put", "take_back", "idle", "has_room", "set_budget", "stats"),
+    ResidentKV: ("estimate", "lend", "take_back", "fill_from", "tidy"),
+    LayerKit: ("build", "make_room", "take_buffers"),
     SegmentTree: ("__iter__", "walk", "read_consistently", "extend", "split", "absorb", "remove"),
     BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
@@ -275,4 +276,5 @@ def test_a_fault_anywhere_is_nobody_elses(
             if name not in {*failed, "d", "e"}:  # two are cancelled, sooner or later
                 assert client.tokens == expected[name], (fault, name)
         assert "next" not in failed
+        assert not life.store.resident.lent_bytes, fault
         assert not life.scheduler.busy and life.scheduler.running == 0

@@ -71,8 +71,14 @@ class GuardedStore:
         return self._or(None, self._store.restore, tokens, plan, lend=True) or Restored(self._fresh(), 0, 0)
 
     def take_back(self, cache: Cache, **about: Any) -> None:
-        """`about`: the keyword arguments of `KVStore.take_back`."""
-        self._or(None, self._store.take_back, cache, **about)
+        """`about`: the keyword arguments of `KVStore.take_back`. If it fails the KV is given up: nothing stays lent."""
+
+        def taken(**about: Any) -> bool:
+            self._store.take_back(cache, **about)
+            return True
+
+        if not self._or(False, taken, method="take_back", **about):
+            self._or(False, taken, method="take_back", valid=False)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return self._or((), self._store.pauses, prompt, start) if self._reuse else ()
