@@ -2,14 +2,16 @@
 
     python3.12 install_and_run.py run scripts/plots.py
 
-writes ``docs/images/reuse-light.svg`` and ``reuse-dark.svg``. The tables are the only source: a test draws the plots
-again and compares.
+writes ``reuse-light.svg``, ``reuse-dark.svg`` and the same of ``sessions`` to ``docs/images``. The tables are the only
+source: a test draws the plots again and compares.
 """
 
 from __future__ import annotations
 
 import io
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot
@@ -29,6 +31,8 @@ SCENARIOS = {
     "append": "the history only grows",
     "**all**": "all 18 scenarios",
 }
+#: The row of the table of recorded sessions that is drawn.
+SESSIONS = "3, 262,144"
 COLOURS = {
     "light": {"text": "#1f2328", "grid": "#d1d9e0", "ours": "#0a7d5a", "theirs": "#9a6700"},
     "dark": {"text": "#e6edf3", "grid": "#3d444d", "ours": "#3fb68b", "theirs": "#d4a72c"},
@@ -65,43 +69,67 @@ def _cells(line: str) -> list[str]:
 
 def reuse(rows: dict[str, dict[str, str]], theme: str) -> str:
     """The plot of computed tokens per new token, ours and mlx_lm.server's, as SVG."""
-    colours = COLOURS[theme]
-    style = {
-        "svg.fonttype": "none",  # text stays text: small, and a reader can search it
-        "svg.hashsalt": "start_llm",  # the same picture gives the same bytes
-        "font.family": "sans-serif",
-        "font.size": 11,
-        "text.color": colours["text"],
-        "axes.labelcolor": colours["text"],
-        "xtick.color": colours["text"],
-        "ytick.color": colours["text"],
-    }
-    with mpl.rc_context(style):
+    with _style(theme):
         figure, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
         for offset, column, colour, name in (
-            (-0.2, "ours, plain", colours["ours"], "start_llm"),
-            (0.2, "mlx_lm.server, plain", colours["theirs"], "mlx_lm.server"),
+            (-0.2, "ours, plain", COLOURS[theme]["ours"], "start_llm"),
+            (0.2, "mlx_lm.server, plain", COLOURS[theme]["theirs"], "mlx_lm.server"),
         ):
             values = [float(rows[scenario][column].strip("*")) for scenario in SCENARIOS]
             bars = axes.barh([row + offset for row in range(len(values))], values, 0.36, color=colour, label=name)
             axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=3)
         axes.set_yticks(range(len(SCENARIOS)), list(SCENARIOS.values()))
-        axes.invert_yaxis()
         axes.set_xlabel("tokens computed for each new token (1 is the least)")
-        axes.axvline(1, color=colours["grid"], linewidth=1, zorder=0)
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
         axes.legend(frameon=False, loc="lower right")
-        drawing = io.StringIO()
-        figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
-        pyplot.close(figure)
+        return _svg(figure, axes, theme)
+
+
+def sessions(rows: dict[str, dict[str, str]], theme: str) -> str:
+    """The plot of what policies compute on recorded sessions in little memory, as SVG."""
+    values = {policy: float(cell) for policy, cell in rows[SESSIONS].items() if cell.replace(".", "").isdigit()}
+    colours = [COLOURS[theme]["ours" if policy.startswith("start_llm") else "theirs"] for policy in values]
+    with _style(theme):
+        figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
+        bars = axes.barh(range(len(values)), list(values.values()), 0.6, color=colours)
+        axes.bar_label(bars, [f"{value:.2f}" for value in values.values()], padding=3)
+        axes.set_yticks(range(len(values)), list(values))
+        axes.set_xlabel(f"computed / optimum, sessions at once: {SESSIONS}")
+        return _svg(figure, axes, theme)
+
+
+def _style(theme: str) -> AbstractContextManager[None]:
+    text = COLOURS[theme]["text"]
+    style = {
+        "svg.fonttype": "none",  # text stays text: small, and a reader can search it
+        "svg.hashsalt": "start_llm",  # the same picture gives the same bytes
+        "font.family": "sans-serif",
+        "font.size": 11,
+    }
+    parts = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+    return mpl.rc_context(style | dict.fromkeys(parts, text))
+
+
+def _svg(figure: Any, axes: Any, theme: str) -> str:
+    """The first bar at the top, and a line at 1."""
+    axes.invert_yaxis()
+    axes.axvline(1, color=COLOURS[theme]["grid"], linewidth=1, zorder=0)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
+    pyplot.close(figure)
     return "\n".join(line.rstrip() for line in drawing.getvalue().splitlines()) + "\n"
 
 
 def main() -> None:
-    rows = table(TABLES.read_text(encoding="utf-8"), "scenario")
+    text = TABLES.read_text(encoding="utf-8")
     for theme in COLOURS:
-        (IMAGES / f"reuse-{theme}.svg").write_text(reuse(rows, theme), encoding="utf-8")
+        for name, (heading, draw) in PLOTS.items():
+            (IMAGES / f"{name}-{theme}.svg").write_text(draw(table(text, heading), theme), encoding="utf-8")
+
+
+#: By the name of the picture's file: the first column of its table, and what draws it.
+PLOTS = {"reuse": ("scenario", reuse), "sessions": ("sessions at once, tokens of KV in memory", sessions)}
 
 
 if __name__ == "__main__":
