@@ -300,7 +300,7 @@ def compare(options: argparse.Namespace, folder: Path, say: Callable[[str], None
             "robin": lambda conversation, number: urls[number % len(urls)],
             "hash": by_hash,
         }
-        for name, place in direct.items():
+        for name, place in list(direct.items())[: 1 if options.brief else None]:
             found.append(measure(name, nodes, options.dialect, workload(f"{name:5}", *shape), place, options.at_once))
             say(f"{name}: {found[-1]}")
         with proxies(nodes, options.proxies, folder) as made:
@@ -422,6 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--systems", type=int, default=3)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
+    parser.add_argument("--brief", action="store_true", help="one node and nodes only")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     parser.add_argument("--kills", type=int, default=0, help="nodes are killed, frozen, started again so often")
     parser.add_argument("--seed", type=int, default=1, help="of --kills")
