@@ -327,9 +327,9 @@ class Kills:
 
 
 _COMPLETE = {
-    "chat/completions": '"finish_reason"',
+    "chat/completions": "data: [DONE]",
     "messages": "event: message_stop",
-    "responses": "response.completed",
+    "responses": "event: response.completed",
 }
 _BROKEN = {"chat/completions": 'data: {"error"', "messages": "event: error", "responses": "event: response.failed"}
 

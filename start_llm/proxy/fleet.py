@@ -54,7 +54,7 @@ class Member:
         self.models: frozenset[str] | None = None  # ``None``: not known yet
         self.loaded: frozenset[str] = frozenset()
         self.open = self.prefill = 0  # requests that were sent from here and not answered; their tokens to compute
-        self.answered = time.monotonic()  # when `/health` answered last
+        self.silent_seconds = 0.0  # that `/health` has not answered; 0 where a node is gone: its connections break
         self.failures = 0  # in a row
         self.out_until = 0.0
         self.cards_at = -CARDS_EVERY
@@ -73,11 +73,7 @@ class Member:
 
     def is_in_doubt(self, now: float) -> bool:
         """It was late once. It may be this process that was busy, so it is offered where nobody else is."""
-        return 0 < self.silent_for(now) < SILENT_SECONDS and now >= self.out_until
-
-    def silent_for(self, now: float) -> float:
-        """Seconds since `/health` answered last, whatever it said; 0 where a node is gone: its connections break."""
-        return now - self.answered if self.state == "silent" else 0.0
+        return 0 < self.silent_seconds < SILENT_SECONDS and now >= self.out_until
 
     def leave_out(self, now: float) -> None:
         self.out_until = now + PAUSES[min(self.failures, len(PAUSES) - 1)]
@@ -140,19 +136,22 @@ class NodeFleet:
             except Exception:  # the edge of this task: a node that is not watched would stay in for ever
                 log.warning("node %s cannot be watched", member.name, exc_info=True)
                 failures += 1
-            await asyncio.sleep(PAUSES[min(failures, len(PAUSES)) - 1] if failures else LOOK_EVERY)
+            is_short = not failures or 0 < member.silent_seconds < FROZEN_SECONDS
+            await asyncio.sleep(LOOK_EVERY if is_short else PAUSES[min(failures, len(PAUSES)) - 1])
 
     async def _look(self, member: Member) -> bool:
         """Asks a node how it is. Whether it answers requests."""
-        before = member.state
+        before, began = member.state, time.monotonic()
         try:
             answer: httpx.Response | httpx.HTTPError = await self.client.get(f"{member.node.url}/health")
         except httpx.HTTPError as error:
             answer = error
+        seconds = time.monotonic() - began
+        if isinstance(answer, httpx.TimeoutException) and seconds > LOOK_SECONDS + LOOK_EVERY:
+            return member.state in {"ready", "busy"}  # it is this process that was busy: that says nothing of the node
         member.state, said = state_of(answer)
         member.detail = str(said.get("detail", ""))
-        if isinstance(answer, httpx.Response):
-            member.answered = time.monotonic()
+        member.silent_seconds = member.silent_seconds + seconds + LOOK_EVERY if member.state == "silent" else 0.0
         member.running, member.waiting = int(said.get("running", 0)), int(said.get("queued", 0))
         if member.state != before and {before, member.state} - {"ready", "busy", "unknown"}:
             log.warning("node %s is %s%s", member.name, member.state, f": {member.detail}" if member.detail else "")
@@ -177,7 +176,7 @@ class NodeFleet:
 
     def silent_for(self, name: str) -> float:
         """Seconds since that node answered the last time, if it has stopped to."""
-        return self.members[name].silent_for(time.monotonic())
+        return self.members[name].silent_seconds
 
     def offered(self) -> list[ServerNode]:
         """Those that answer, or else all."""

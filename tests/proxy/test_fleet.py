@@ -118,6 +118,38 @@ def test_who_does_not_answer_is_left_out_and_comes_back(mode: str, monkeypatch: 
     run(test)
 
 
+def test_a_busy_proxy_blames_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM computes for seconds at its first requests, and what comes meanwhile is read too late."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            member = fleet.members[stubs[0].name]
+            await until(lambda: member.state == "ready")
+            monkeypatch.setattr(module, "LOOK_SECONDS", -1.0)  # each time-out comes later than it should
+            stubs[0].mode = "frozen"
+            await fleet._look(member)
+            assert member.state == "ready" and member.silent_seconds == 0
+
+    run(test)
+
+
+def test_a_silent_node_is_offered_last_and_then_not_at_all() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        fleet = NodeFleet([ServerNode(stub.url) for stub in stubs], {})
+        for member in fleet.members.values():
+            member.state, member.silent_seconds = "silent", 3.0
+        fleet.members[stubs[1].name].state, fleet.members[stubs[1].name].silent_seconds = "ready", 0.0
+        assert await pick(fleet, body("x")) == stubs[1].name
+        assert await pick(fleet, body("x"), tried=[stubs[1].name]) != stubs[1].name
+        for member in fleet.members.values():
+            member.state, member.silent_seconds = "silent", module.SILENT_SECONDS
+        with pytest.raises(Unavailable):
+            await pick(fleet, body("x"))
+        await fleet.client.aclose()
+
+    run(test)
+
+
 def test_pauses_grow_until_it_answers() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         fleet = NodeFleet([ServerNode(stub.url) for stub in stubs], {})
