@@ -26,8 +26,8 @@ class Clock:
 
 
 def store_of(hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
-    """`options`: `clock`, `disk`, and settings of the `StoreConfig`."""
-    outside = {name: options.pop(name) for name in ("clock", "disk") if name in options}
+    """`options`: `clock`, `disk`, `listener`, and settings of the `StoreConfig`."""
+    outside = {name: options.pop(name) for name in ("clock", "disk", "listener") if name in options}
     config = StoreConfig(budget_tokens * TOKEN_BYTES, **options)
     return KVStore(LayerKit(lambda: known_cache([], hybrid)), config, **outside)
 

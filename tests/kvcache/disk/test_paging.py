@@ -82,6 +82,34 @@ def test_division_of_what_is_on_disk(tmp_path: Path) -> None:
     third.close()
 
 
+class EvictedRuns:
+    """A `KVListener` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[int]] = []
+
+    def evicted(self, chain: object, start: int, raw: bytes) -> None:
+        self.runs.append(list(memoryview(raw).cast("i")))
+
+    def cleared(self) -> None: ...
+
+
+def test_kv_is_told_as_evicted_once_it_is_not_on_disk_either(tmp_path: Path) -> None:
+    listener, clock = EvictedRuns(), Clock()
+    store = store_on(tmp_path, budget_tokens=150, clock=clock, listener=listener)
+    for number in range(3):
+        clock.now += 1
+        put(store, run(number * 1000, 90))
+        assert store.disk.flush()
+    assert store.stats()["evicted"] and listener.runs == []
+    for file in next(tmp_path.iterdir()).glob("r*"):
+        file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
+    tokens = tuple(run(0, 90))
+    assert store.restore(tokens, store.lookup(tokens)).length == 0
+    assert listener.runs == [run(0, 90)]
+    store.close()
+
+
 def test_damage_costs_the_rest_of_the_path_only(tmp_path: Path) -> None:
     store = store_on(tmp_path)
     put(store, run(0, 40))
