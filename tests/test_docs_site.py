@@ -118,4 +118,4 @@ def test_pages_name_commands_and_settings_that_there_are(path: Path) -> None:
 
 
 def test_a_command_or_setting_that_is_none_is_found() -> None:
-    assert unknown("`start-llm begin`, `KV_DISK_MAX_BYTES=1`, `KV_BITS`") == {"begin", "KV_DISK_MAX_BYTES"}
+    assert unknown("`start-llm commence`, `KV_DISK_MAX_BYTES=1`, `KV_BITS`") == {"commence", "KV_DISK_MAX_BYTES"}

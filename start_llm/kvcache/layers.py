@@ -23,7 +23,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from start_llm.kvcache.types import Checkpoint, Form, Rows, Slices, Unstorable, Window, WindowPiece
+from start_llm.kvcache.types import Checkpoint, Form, Slices, StoredRows, Unstorable, Window, WindowPiece
 
 _NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
@@ -83,12 +83,12 @@ class LayerKit:
 
     # --- stored pieces ------------------------------------------------------
 
-    def part(self, rows: Rows, start: int, stop: int) -> Slices:
+    def part(self, rows: StoredRows, start: int, stop: int) -> Slices:
         """The rows [start, stop) of a segment's, with their own buffers."""
         arrays = [tuple(mx.contiguous(a[..., start:stop, :]) for a in layer) for layer in rows.arrays]
         return _slices(arrays, rows.forms, stop - start)
 
-    def parts(self, rows: Sequence[Rows], free: Callable[[int], None]) -> list[Slices]:
+    def parts(self, rows: Sequence[StoredRows], free: Callable[[int], None]) -> list[Slices]:
         """Each of these with buffers of its own; copied layer by layer. `free` is called after each layer."""
         forms = rows[0].forms
         copies: list[list[tuple[Any, ...]]] = [[] for _ in rows]
@@ -100,7 +100,7 @@ class LayerKit:
             mx.clear_cache()
         return [_slices(made, forms, one.length) for one, made in zip(rows, copies, strict=True)]
 
-    def check_joins(self, before: Rows, cache: Sequence[Any]) -> None:
+    def check_joins(self, before: StoredRows, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain ones may become quantised."""
         for old, leaf in zip(before.forms, self._leaves_of(cache, cut=True), strict=True):
             new = _rows(leaf, 0)[1]
@@ -109,7 +109,7 @@ class LayerKit:
 
     def build(
         self,
-        runs: Sequence[Rows],
+        runs: Sequence[StoredRows],
         checkpoint: Checkpoint | None,
         length: int,
         spare: int = 512,
@@ -191,7 +191,7 @@ class LayerKit:
 
     # --- to and from plain buffers (the disk tier) ---------------------------
 
-    def pack(self, piece: Rows | Checkpoint) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
+    def pack(self, piece: StoredRows | Checkpoint) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
         """Copies into numpy buffers, with a JSON text that `unpack` needs."""
         buffers: dict[str, np.ndarray[Any, Any]] = {}
         dtypes: dict[str, str] = {}

@@ -13,7 +13,7 @@ from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run, divided
 from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
-from start_llm.kvcache.types import Checkpoint, Form, Rows, Slices
+from start_llm.kvcache.types import Checkpoint, Form, Slices, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
@@ -41,13 +41,13 @@ class ResidentKV:
         self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far
 
-    def learn(self, rows: Rows, checkpoint: Checkpoint | None) -> None:
+    def learn(self, rows: StoredRows, checkpoint: Checkpoint | None) -> None:
         """What a sample takes, so that rows can be estimated before anything was held."""
         self._token_bytes[rows.forms] = rows.nbytes / rows.length
         if checkpoint is not None:
             self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
 
-    def fill(self, segment: Segment, rows: Rows) -> None:
+    def fill(self, segment: Segment, rows: StoredRows) -> None:
         """The segment, a ghost until now, holds its rows."""
         self.learn(rows, None)
         self._hold(segment, rows)
@@ -231,7 +231,7 @@ class ResidentKV:
             if segment.rows is not None:
                 self.drop(segment)
 
-    def _hold(self, segment: Segment, rows: Rows | None) -> None:
+    def _hold(self, segment: Segment, rows: StoredRows | None) -> None:
         """The segment holds these rows from now on, and lets go of what it held."""
         before, segment.rows = segment.rows, rows
         for held, sign in ((rows, 1), (before, -1)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.types import Form, Rows
+from start_llm.kvcache.types import Form, StoredRows
 
 
 class RowKV:
@@ -101,7 +101,7 @@ class Run:
         return [self.layer(index) for index in range(len(self.forms))]
 
 
-def divided(kit: LayerKit, rows: Rows, start: int, stop: int) -> Rows:
+def divided(kit: LayerKit, rows: StoredRows, start: int, stop: int) -> StoredRows:
     """The rows [start, stop) of a segment's: a run of the same row, or a copy."""
     if isinstance(rows, Run):
         return Run(rows.row, rows.start + start, stop - start)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from start_llm.kvcache.blocks import Tokens, common_prefix, hash_on
-from start_llm.kvcache.types import Checkpoint, FilePart, Rows
+from start_llm.kvcache.types import Checkpoint, FilePart, StoredRows
 
 _TOKEN = 4  # bytes
 _PEEK_PAUSE = 0.0005  # seconds between two tries to look at a tree that is being changed
@@ -36,7 +36,7 @@ class Segment:
     start: int  # offset of the first token in every sequence through here
     parent: Segment | None
     children: dict[int, Segment]  # by their first token
-    rows: Rows | None = None  # KV of exactly these tokens, ``None`` in a ghost
+    rows: StoredRows | None = None  # KV of exactly these tokens, ``None`` in a ghost
     checkpoint: Checkpoint | None = None  # state of the layers that cannot be cut, at the segment's end
     # where the disk tier has copies
     file: FilePart | None = None
@@ -114,7 +114,7 @@ class SegmentTree:
             division and files stay small.
     """
 
-    def __init__(self, part: Callable[[Rows, int, int], Rows], longest: int = 2048) -> None:
+    def __init__(self, part: Callable[[StoredRows, int, int], StoredRows], longest: int = 2048) -> None:
         self.root = Segment(b"", 0, None, {})
         self._part = part
         self._longest = longest

@@ -14,7 +14,7 @@ class Unstorable(Exception):
     """This cache cannot be stored; the message says why."""
 
 
-class Rows(Protocol):
+class StoredRows(Protocol):
     """The KV of a run of tokens: `Slices`, or a `Run` of a row (`rows`)."""
 
     @property
