@@ -9,7 +9,7 @@ from typing import Any
 
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
-from start_llm.dashboard.tables import print_table
+from start_llm.dashboard.tables import print_table, printable
 from start_llm.host.ports import address
 from start_llm.models.device import GIB
 from start_llm.proxy.nodes import look_at, nodes_of
@@ -35,7 +35,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         print_table(_HEADINGS, [_row(node) for node in found], words=("NODE", "STATE", "VERSION", "MODELS"))
         for node in found:
             if node["detail"]:
-                print(f"{node['name']}: {node['detail']}")
+                print(printable(f"{node['name']}: {node['detail']}"))
         if not settings.nodes:
             print("NODES is not set: the proxy has this server alone.")
     return 0 if all(node["state"] in _ANSWERING for node in found) else 1

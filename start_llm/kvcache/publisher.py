@@ -33,6 +33,7 @@ TICK_MILLISECONDS = 20  # between two looks at what the model thread has said; e
 REST = 20  # seconds of rest for each second of work: other threads need Python's lock
 MOST_WAITING = 20_000  # runs of tokens and turns
 REPLAYED = 10_000  # batches, as vLLM keeps
+MOST_ASKED_BYTES = 1024  # of a part of a question; longer ones end their connection
 RANK = 0  # of data parallelism; this server has one
 
 
@@ -67,6 +68,9 @@ class KVEventPublisher:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._publish_socket, self._replay_socket = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
         self._publish_socket.set_hwm(100_000)
+        # Else a router that asks for more than a thousand batches gets a part of them, and no end mark.
+        self._replay_socket.set_hwm(2 * REPLAYED)
+        self._replay_socket.maxmsgsize = MOST_ASKED_BYTES
         for socket in (self._publish_socket, self._replay_socket):
             socket.linger = 0
             socket.ipv6 = "[" in self.endpoint

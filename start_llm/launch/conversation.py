@@ -100,8 +100,11 @@ class Conversation:
         return "This is the system text from now on." if rest else "No system text."
 
     def _image(self, rest: str) -> str:
-        for file in shlex.split(rest) or [""]:
-            self.images.append(image_part(file))
+        try:
+            files = shlex.split(rest)
+        except ValueError as error:
+            raise TypedWrong(f"{rest!r} cannot be read: {error}; put a backslash before a quote.") from None
+        self.images += [image_part(file) for file in files or [""]]
         return f"The next message shows {len(self.images)} image{'s' if len(self.images) > 1 else ''}."
 
     def _save(self, rest: str) -> str:

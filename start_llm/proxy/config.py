@@ -179,9 +179,11 @@ def own_certificates(settings: Settings, folder: Path) -> dict[str, str]:
     """Environment by which LiteLLM trusts NODES_CA_FILE beside the usual certificates; writes a file into `folder`."""
     if settings.nodes_ca_file is None:
         return {}
-    own = settings.nodes_ca_file.expanduser().read_text(encoding="utf-8")
+    own = (
+        settings.nodes_ca_file.expanduser().read_bytes()
+    )  # what stands between the certificates may be in any encoding
     path = folder / "certificates.pem"
-    write_atomic(path, f"{Path(certifi.where()).read_text(encoding='utf-8')}\n{own}")
+    write_atomic(path, [Path(certifi.where()).read_bytes(), b"\n", own])
     return {"SSL_CERT_FILE": str(path)}
 
 

@@ -20,7 +20,16 @@ import httpx
 
 from start_llm.core.errors import Unavailable
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
-from start_llm.proxy.nodes import LOOK_SECONDS, ServerNode, cards_of, certificates, headers_for, loaded_of, state_of
+from start_llm.proxy.nodes import (
+    LOOK_SECONDS,
+    ServerNode,
+    cards_of,
+    certificates,
+    count_of,
+    headers_for,
+    loaded_of,
+    state_of,
+)
 from start_llm.proxy.routing import Load, NodePicker, RouteKey
 
 log = logging.getLogger(__name__)
@@ -152,7 +161,7 @@ class NodeFleet:
         member.state, said = state_of(answer)
         member.detail = str(said.get("detail", ""))
         member.silent_seconds = member.silent_seconds + seconds + LOOK_EVERY if member.state == "silent" else 0.0
-        member.running, member.waiting = int(said.get("running", 0)), int(said.get("queued", 0))
+        member.running, member.waiting = count_of(said, "running"), count_of(said, "queued")
         if member.state != before and {before, member.state} - {"ready", "busy", "unknown"}:
             log.warning("node %s is %s%s", member.name, member.state, f": {member.detail}" if member.detail else "")
         answers = member.state in {"ready", "busy"}
@@ -261,8 +270,8 @@ class NodeFleet:
         try:
             answer = await self.client.post(f"{member.node.url}/v1/cache/explain", content=body, headers=headers)
             report = answer.json() if answer.status_code == 200 else {}
-            return int(report.get("reused", 0)), int(report.get("prompt", 0))
-        except (httpx.HTTPError, ValueError):
+            return count_of(report, "reused"), count_of(report, "prompt")
+        except (httpx.HTTPError, ValueError, RecursionError):
             return 0, 0
 
     @contextmanager

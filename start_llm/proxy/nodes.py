@@ -7,6 +7,7 @@ own process asks in `fleet`. Used by both processes.
 from __future__ import annotations
 
 import hashlib
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,13 +123,20 @@ def cards_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def loaded_of(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    return tuple(str(card["id"]) for card in cards if (card.get("details") or {}).get("state") == "ready")
+    details = {card["id"]: card.get("details") for card in cards}
+    return tuple(name for name, found in details.items() if isinstance(found, dict) and found.get("state") == "ready")
+
+
+def count_of(answer: Any, name: str) -> int:
+    """A count in a node's answer; 0 for whatever is none."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -151,7 +159,7 @@ def _look_at(client: httpx.Client, node: ServerNode) -> NodeStatus:
         state, health = state_of(client.get(f"{node.url}/health"))
     except httpx.HTTPError as error:
         state, health = state_of(error)
-    running, waiting = int(health.get("running", 0)), int(health.get("queued", 0))
+    running, waiting = count_of(health, "running"), count_of(health, "queued")
     detail = str(health.get("detail", ""))
     if state in {"gone", "silent", "foreign"}:
         return NodeStatus(node.name, state, detail=detail)
@@ -167,8 +175,8 @@ def _look_at(client: httpx.Client, node: ServerNode) -> NodeStatus:
     return NodeStatus(
         node.name, state, running, waiting, detail=detail,
         version=figures.get("version", ""), models=tuple(str(card["id"]) for card in cards), loaded=loaded_of(cards),
-        memory_bytes=int(figures.get("start_llm_models_weight_bytes", 0) + figures.get("start_llm_kv_bytes", 0)),
-        stored_tokens=int(figures.get("start_llm_kv_tokens", 0)), requests=int(figures.get("requests", 0)),
+        memory_bytes=count_of(figures, "start_llm_models_weight_bytes") + count_of(figures, "start_llm_kv_bytes"),
+        stored_tokens=count_of(figures, "start_llm_kv_tokens"), requests=count_of(figures, "requests"),
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -36,13 +35,12 @@ from start_llm.proxy.fleet import (
 )
 from start_llm.proxy.nodes import LOOK_SECONDS, ServerNode, cards_of, headers_for, loaded_of
 from start_llm.proxy.outcome import RequestOutcome, current
-from start_llm.proxy.routing import route_key
+from start_llm.proxy.routing import fields_of, route_key
 
 COUNTS = ("messages/count_tokens", "responses/input_tokens")
 FORWARDED = (*COUNTS, "completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
 """LiteLLM leaves out or refuses much of what these may ask for, and nothing of them can be answered elsewhere."""
 LIST_SECONDS = 120.0
-_MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
 async def _read_whole(request: Request) -> None:
@@ -77,7 +75,7 @@ class ServerRoutes:
         """A server's own answer, as it comes. Another node is asked where one does not answer or has no room."""
         outcome = current.get() or RequestOutcome()
         body, kind = await request.body(), request.headers.get("content-type", JSON)
-        given = json.loads(body) if kind == JSON else _form_fields(body)
+        given = fields_of(body, is_json=kind == JSON)
         key, answer = route_key(given, request.headers), _no_answer(httpx.ConnectError(""))
         body = self._renamed(given, body) if kind == JSON else body
         left = len(self._fleet.members) - len(outcome.tried)
@@ -186,12 +184,6 @@ def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
         if card["id"] not in found or (loaded_of([card]) and not loaded_of([found[card["id"]]])):
             found[card["id"]] = card
     return list(found.values())
-
-
-def _form_fields(body: bytes) -> dict[str, Any]:
-    """The model that a form names; nothing else of it decides where it goes."""
-    found = _MODEL_FIELD.search(body)
-    return {"model": found[1].decode("utf-8", "replace")} if found else {}
 
 
 def _streamed(answer: httpx.Response, choice: Choice) -> Response:

@@ -35,6 +35,7 @@ SWAMPED = 4
 """A node at which so many requests wait gives conversations away, if at another one nobody waits."""
 MOST_CONVERSATIONS = 8192
 _DIGITS = re.compile(r"\d+")
+_MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
 _CLAUDE_SESSION = re.compile(r"_session_([0-9a-fA-F-]+)$")
 
 
@@ -122,6 +123,20 @@ def _is_swamped(node: str, loads: Mapping[str, Load]) -> bool:
 
 
 # --- what of a request decides --------------------------------------------------------------------
+
+
+def fields_of(body: bytes, *, is_json: bool) -> dict[str, Any]:
+    """The fields of a body, of a form only the model that it names. Empty where the body is neither."""
+    if is_json:
+        try:
+            given = json.loads(body)
+        except (ValueError, RecursionError):
+            return {}
+        return given if isinstance(given, dict) else {}
+    # Only one place is tried: a file of 64 MB may hold as many of them as it likes.
+    begin = body.find(b'name="model"\r\n')
+    found = _MODEL_FIELD.match(body, begin) if begin >= 0 else None
+    return {"model": found[1].decode("utf-8", "replace")} if found else {}
 
 
 def route_key(body: Mapping[str, Any], headers: Mapping[str, str]) -> RouteKey:

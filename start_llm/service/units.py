@@ -50,7 +50,9 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     of_shell = {name: value for name, value in of_shell.items() if name.lower() not in options.overrides}
     flags = ({name.lower(): value for name, value in of_shell.items()} if options.from_env else {}) | options.overrides
     unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
-    for path, text in unit.files.items():
+    # A terminal keeps what it has shown, and so do the logs of a setup script.
+    shown = {name: "(not shown)" if name.endswith("_key") else value for name, value in flags.items()}
+    for path, text in unit_for(sys.platform, settings, shown, os.environ, on_demand=options.on_demand).files.items():
         print(f"{path}:\n\n{text}")
     if of_shell and not options.from_env:
         names = ", ".join(of_shell)

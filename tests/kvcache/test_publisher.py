@@ -51,6 +51,13 @@ def test_the_wire_is_that_of_vllm(events) -> None:
     assert found[1] == ["BlockRemoved", names[::-1], "GPU"]
 
 
+def test_all_that_is_kept_is_sent_again(events) -> None:
+    assert all_events(events.replay, 1)  # nothing is published any more: the buffer is this test's
+    batch = msgspec.msgpack.encode(["x" * 500])
+    events._buffer.extend((events._sequence + number, batch) for number in range(publisher.REPLAYED))
+    assert len(asked_again(events.replay, 0)) == publisher.REPLAYED
+
+
 def test_what_was_missed_is_sent_again_from_a_number_on(events) -> None:
     events.announce(TOKENS[:64], TOKENS[:64], held)
     assert [event[0] for event in all_events(events.replay, 2)] == ["AllBlocksCleared", "BlockStored"]

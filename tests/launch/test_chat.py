@@ -146,6 +146,7 @@ def test_commands_of_a_conversation(
             "see",
             "/image /none.png",
             "/image a.txt",
+            "/image it's.png",
             "/nothing",
         ),
         *("/model nobody", "/model second", "again", f"/save {tmp_path}/talk.json", "/clear", "anew", "/exit", "never"),
@@ -163,7 +164,15 @@ def test_commands_of_a_conversation(
     assert saved["model"] == "second" and len(saved["messages"]) == 5
     said = capsys.readouterr().out
     assert all(
-        word in said for word in (*COMMANDS, "cannot be read", "not named like", "no command /nothing", "nobody")
+        word in said
+        for word in (
+            *COMMANDS,
+            "cannot be read",
+            "not named like",
+            "No closing quotation",
+            "no command /nothing",
+            "nobody",
+        )
     )
 
 

@@ -35,7 +35,7 @@ class NodeStub:
     Attributes:
         mode: ``ok``; ``full`` (429), ``loading`` (503, `/health` too), ``drop`` (the connection closes without an
             answer), ``gone`` (so does every one), ``cut`` (it closes after some events of a stream), ``frozen``
-            (nothing is answered any more).
+            (nothing is answered any more), ``lies`` (counts are no numbers).
         stored: what `explain` says, tokens of a prompt of 1,000.
         seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
     """
@@ -100,6 +100,7 @@ class NodeStub:
         if handler.path == "/health":
             state = "loading" if self.mode == "loading" else "ready"
             body = {"state": state, "running": self.running, "queued": self.waiting}
+            body |= {"running": None, "queued": "many"} if self.mode == "lies" else {}
             _json(handler, body, 200 if state == "ready" else 503)
             return
         self._note_key(handler)
@@ -119,7 +120,7 @@ class NodeStub:
             self.thaw.wait(120)
         if path == "cache/explain":
             self.explained.append(body)
-            _json(handler, {"reused": self.stored, "prompt": 1000})
+            _json(handler, [{"reused": "all"}] if self.mode == "lies" else {"reused": self.stored, "prompt": 1000})  # type: ignore[arg-type]
             return
         self.seen.append((path, body))
         if self.mode == "drop":

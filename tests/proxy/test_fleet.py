@@ -168,6 +168,19 @@ def test_pauses_grow_until_it_answers() -> None:
     run(test)
 
 
+def test_a_node_whose_counts_are_no_numbers_harms_nobody() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].mode = "lies"
+        stubs[1].stored = 900
+        assert [node["state"] for node in look_at([ServerNode(stub.url, "key") for stub in stubs])] == ["ready"] * 3
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            assert await pick(fleet, body("hello")) == stubs[1].name
+            assert len(stubs[0].explained) == 1
+
+    run(test)
+
+
 def test_no_node_is_left() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:

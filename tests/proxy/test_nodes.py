@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import math
 import ssl
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.proxy.config import own_certificates, proxy_config, usable
-from start_llm.proxy.nodes import ServerNode, certificates, look_at, nodes_of, state_of
+from start_llm.proxy.nodes import ServerNode, certificates, count_of, loaded_of, look_at, nodes_of, state_of
 from tests.proxy.node_stub import nodes
 from tests.proxy.stub import CARD
 
@@ -99,6 +100,17 @@ def test_something_else_at_that_address() -> None:
     assert state_of(httpx.ReadTimeout("slow"))[0] == "silent"
 
 
+@pytest.mark.parametrize("value", [None, "x", [1], -3, math.nan, math.inf])
+def test_a_count_that_is_none_is_zero(value: object) -> None:
+    assert count_of({"running": value}, "running") == 0 and count_of([value], "running") == 0
+    assert count_of({"running": 3.0}, "running") == 3
+
+
+@pytest.mark.parametrize("details", ["ready", ["ready"], None, 1])
+def test_details_of_a_model_that_are_no_object(details: object) -> None:
+    assert loaded_of([{"id": "a", "details": details}, {"id": "b", "details": {"state": "ready"}}]) == ("b",)
+
+
 # --- https ------------------------------------------------------------------------------------
 
 
@@ -143,7 +155,9 @@ def test_litellm_trusts_them_beside_the_usual_ones(tmp_path: Path) -> None:
     own = make_certificate(tmp_path)
     given = own_certificates(settings(nodes="https://mac-1", nodes_ca_file=own), tmp_path)
     bundle = Path(given["SSL_CERT_FILE"]).read_text()
-    assert own.read_text() in bundle and Path(certifi.where()).read_text() in bundle
+    own.write_bytes("# Prüfstelle\n".encode("latin-1") + own.read_bytes())
+    assert own_certificates(settings(nodes="https://mac-1", nodes_ca_file=own), tmp_path), "a remark in any encoding"
+    assert own.read_bytes().partition(b"\n")[2].decode() in bundle and Path(certifi.where()).read_text() in bundle
     assert own_certificates(settings(nodes="https://mac-1"), tmp_path) == {}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.proxy.routing import CROWDED, NEAR, SWAMPED, Load, NodePicker, RouteKey, route_key
+from start_llm.proxy.routing import CROWDED, NEAR, SWAMPED, Load, NodePicker, RouteKey, fields_of, route_key
 
 NODES = ("a", "b", "c")
 IDLE = dict.fromkeys(NODES, Load())
@@ -207,3 +207,22 @@ FIELDS = (
 def test_whatever_stands_in_a_body(body: dict[str, Any]) -> None:
     found = route_key(body, {})
     assert 0 <= found.opening_share <= 1 and len(found.conversation) <= 2
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"1", b"{", b"\xff", b"[" * 200_000])
+def test_a_body_that_is_no_object_has_no_fields(body: bytes) -> None:
+    assert fields_of(body, is_json=True) == {}
+
+
+def test_the_model_that_a_form_names() -> None:
+    part = (
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\nContent-Type: text/plain\r\n\r\nwhisper-1\r\n--x--\r\n'
+    )
+    assert fields_of(part, is_json=False) == {"model": "whisper-1"}
+    assert fields_of(b"--x--\r\n", is_json=False) == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_form_that_is_full_of_names_is_read_at_once() -> None:
+    """An expression that tries each of these takes the square of their number: hours."""
+    assert fields_of(b'name="model"\r\n' * 1_000_000, is_json=False) == {}

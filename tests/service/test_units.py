@@ -164,6 +164,20 @@ def test_settings_of_the_shell_are_told_and_written_if_asked(
     assert "7" in said.partition("HTTP_THREADS")[2][:40] and "Not written" not in said and "8099" in said
 
 
+def test_keys_are_written_and_not_shown(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("API_KEY", "sk-of-this-shell")
+    monkeypatch.setattr(units, "_tell", lambda commands, done: 0)
+    asked = options("install", yes=True)
+    asked.from_env = True
+    assert units.main(settings, asked) == 0
+    said = capsys.readouterr().out
+    path = next(iter(make(units.sys.platform, settings).files))
+    assert "sk-of-this-shell" in path.read_text() and path.stat().st_mode & 0o077 == 0
+    assert "API_KEY" in said and "sk-of-this-shell" not in said
+
+
 def test_it_is_shown_and_not_written_unless_agreed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
