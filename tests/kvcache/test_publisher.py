@@ -53,7 +53,7 @@ def test_the_wire_is_that_of_vllm(events) -> None:
 
 def test_all_that_is_kept_is_sent_again(events) -> None:
     assert all_events(events.replay, 1)  # nothing is published any more: the buffer is this test's
-    batch = msgspec.msgpack.encode(["x" * 500])
+    batch = msgspec.msgpack.encode(["x" * 5000])
     events._buffer.extend((events._sequence + number, batch) for number in range(publisher.REPLAYED))
     assert len(asked_again(events.replay, 0)) == publisher.REPLAYED
 
