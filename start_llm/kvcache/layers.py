@@ -101,10 +101,11 @@ class LayerKit:
         return [_slices(made, forms, one.length) for one, made in zip(rows, copies, strict=True)]
 
     def check_joins(self, before: StoredRows, cache: Sequence[Any]) -> None:
-        """Raises Unstorable unless rows of `cache` may follow `before`. Plain ones may become quantised."""
+        """Raises Unstorable unless rows of `cache` may follow `before`. Plain and quantised ones may follow each other:
+        a row that becomes quantised takes along what it shares with rows that are plain."""
         for old, leaf in zip(before.forms, self._leaves_of(cache, cut=True), strict=True):
             new = _rows(leaf, 0)[1]
-            if old != new and not (old == () and new != _NO_ROWS):
+            if old != new and (_NO_ROWS in (old, new) or () not in (old, new)):
                 raise Unstorable(f"a layer's rows change form from {old} to {new}")
 
     def build(
@@ -278,8 +279,8 @@ def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], length: in
 
 
 def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: int, empty: Any) -> tuple[Any, int]:
-    """One cut layer from its runs; plain runs before quantised ones are quantised as mlx-lm would have done."""
-    form = runs[-1][1]
+    """One cut layer from its runs; plain runs beside quantised ones are quantised as mlx-lm would have done."""
+    form = max((form for _, form in runs), key=len)
     if form == _NO_ROWS:
         return empty, 0
     if form:

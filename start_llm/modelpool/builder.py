@@ -33,6 +33,7 @@ from start_llm.kvcache.events import KVListener
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
+from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.drafters import find_drafter, other_vocabulary
 from start_llm.models.fingerprint import fingerprint, tokenizer_key
@@ -267,8 +268,8 @@ def _check_vocabulary(loaded: LoadedModel, folder: Path) -> None:
     """Raises NotSupported with the end of a sentence."""
     try:
         small = read_tokenizer(folder)._tokenizer.get_vocab()
-    except (OSError, ValueError) as error:
-        raise NotSupported(f"its tokenizer cannot be read: {error}") from error
+    except LIBRARY_ERRORS as error:
+        raise NotSupported(f"its tokenizer cannot be read: {type(error).__name__}: {str(error)[:300]}") from error
     if why := other_vocabulary(loaded.tokenizer.get_vocab(), small):
         raise NotSupported(why)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.rows import Run
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import Slices
@@ -189,6 +189,55 @@ def test_a_row_that_is_not_valid_takes_its_kv_along() -> None:
     assert store.lookup([*tokens, 500]).matched < 100
     turn(store, [*tokens, 500])
     check(store)
+
+
+def wide_turn(store: KVStore, tokens: list[int], *, quantised: bool) -> int:
+    """`turn` with rows that can be quantised, and are then. Returns what was restored."""
+    restored = store.restore(tokens, store.lookup(tokens), lend=True)
+    cache = restored.cache
+    go_on_wide(store, tokens, cache, quantised=quantised)
+    store.take_back(cache)
+    return restored.length
+
+
+def go_on_wide(store: KVStore, tokens: list[int], cache: list[Any], *, quantised: bool) -> None:
+    new = np.asarray(tokens[held_tokens(cache) :], dtype=np.float32)
+    rows = mx.array(np.repeat(new[None, None, :, None], 64, axis=3))
+    for index, layer in enumerate(cache):
+        layer.update_and_fetch(rows, -rows)
+        if quantised and type(layer) is KVCache:
+            cache[index] = layer.to_quantized(group_size=64, bits=8)
+    mx.eval([layer.state for layer in cache])
+    store.put(tokens, cache)
+
+
+def test_a_beginning_that_another_conversation_has_quantised_serves_a_plain_one() -> None:
+    store = KVStore(LayerKit(lambda: [KVCache(), KVCache()]), StoreConfig(MANY))
+    shared = numbers(1, 200)
+    plain, long = [*shared, *numbers(500, 40)], [*shared, *numbers(900, 100)]
+    wide_turn(store, plain, quantised=False)
+    assert wide_turn(store, long, quantised=True) == 200
+    restored = store.restore([*plain, 7], store.lookup([*plain, 7]), lend=True)
+    assert restored.length == 240
+    for layer in restored.cache:
+        keys = mx.dequantize(*(a[..., :240, :] for a in layer.keys), group_size=64, bits=8)
+        assert np.array(keys)[0, 0, :, 0].tolist() == plain
+    store.take_back(restored.cache)
+    assert store.lookup(long).length == 300
+
+
+def test_a_plain_answer_is_stored_behind_a_beginning_that_was_quantised_meanwhile() -> None:
+    store = KVStore(LayerKit(lambda: [KVCache(), KVCache()]), StoreConfig(MANY))
+    shared = numbers(1, 200)
+    wide_turn(store, shared, quantised=False)
+    plain, long = [*shared, *numbers(500, 40)], [*shared, *numbers(900, 100)]
+    first, second = (store.restore(tokens, store.lookup(tokens), lend=True).cache for tokens in (long, plain))
+    go_on_wide(store, long, first, quantised=True)
+    go_on_wide(store, plain, second, quantised=False)
+    store.take_back(first)
+    store.take_back(second)
+    assert (store.lookup(plain).length, store.lookup(long).length) == (240, 300)
+    assert store.stats()["refused"] == 0
 
 
 class Fault(Exception):

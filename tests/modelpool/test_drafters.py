@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
-from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.builder import ModelBuilder, _check_vocabulary
 from start_llm.models.background import at_once
 from start_llm.models.room import Weights
 from tests.engine.headed import write_checkpoint
@@ -67,3 +68,11 @@ def test_a_small_model_drafts_where_its_vocabulary_fits(checkpoint: Path, tmp_pa
     found, lines = load(oracle, tmp_path, about, draft_model=str(build_oracle(tmp_path / "small")))
     assert lines == [f"drafts    the small model {tmp_path / 'small'} drafts for oracle"]
     assert found[:2] == (True, True)
+
+
+def test_a_small_model_whose_tokenizer_is_broken_drafts_not(tmp_path: Path) -> None:
+    small = build_oracle(tmp_path / "small")
+    for text in ("{}", "[]", "{broken", '{"version": "1.0", "model": {"type": "nope"}}'):
+        (small / "tokenizer.json").write_text(text, "utf-8")
+        with pytest.raises(NotSupported, match="its tokenizer cannot be read"):
+            _check_vocabulary(cast(Any, SimpleNamespace(tokenizer=None)), small)

@@ -91,6 +91,7 @@ class Job:
         if self.generated:
             self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
         self.stage, self.position, self.pauses = Stage.WAITING, 0, []
+        self.states = []  # they are stored, or of tokens that were not reported and may be drawn otherwise
         self.cache = self.leader = None
         if self.pending is None:
             self.drawing = None

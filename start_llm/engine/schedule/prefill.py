@@ -151,11 +151,11 @@ class IdlePrefill:
         if job is not None:
             self._prefill.take_back(job)
 
-    def forget(self) -> None:
-        """Stops and keeps nothing new."""
+    def forget(self, *, valid: bool) -> None:
+        """Stops and keeps nothing new. `valid`: see `KVStore.take_back`."""
         job, self._job = self._job, None
         if job is not None:
-            self._prefill.take_back(job)
+            self._prefill.take_back(job, valid=valid)
 
     def share(self, tokens: Tokens, reused: int) -> int:
         """How many of the `reused` tokens of a prompt had been computed here."""

@@ -187,10 +187,10 @@ class Requests:
         self._to_waiting(job, 0, None if row is None else row.newest)
         return True
 
-    def put_back_all(self) -> None:
-        """Everything that runs, without its KV, and with a fresh runner."""
+    def put_back_all(self, *, valid: bool) -> None:
+        """Everything that runs, without its KV, and with a fresh runner. `valid`: see `KVStore.take_back`."""
         for job in reversed([*self._rows.clear(), *self._prompts]):
-            self.put_back(job)
+            self.put_back(job, valid=valid)
 
     def try_alone(self, jobs: Sequence[Job], *, valid: bool) -> None:
         """A step of these jobs failed, and their rows are gone. `valid`: see `KVStore.take_back`."""
@@ -226,10 +226,12 @@ class Requests:
         """The job's row leaves the runner, with its KV. If that fails, the other rows start again in a fresh one."""
         try:
             return self._rows.remove(job)
-        except Exception:
+        except Exception as error:
             log.warning("the row of request %s could not be taken out", job.work.id, exc_info=True)
+            valid = trusted(error)
+        self._prefill.take_back(job, valid=valid)
         for other in reversed(self._rows.clear()):
-            self.put_back(other)
+            self.put_back(other, valid=valid)
         return None
 
     def _store(self, job: Job, kv: tuple[Cache, Sequence[int]] | None) -> None:

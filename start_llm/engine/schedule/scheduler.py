@@ -113,8 +113,8 @@ class Scheduler:
         A request that was there each of `MOST_FAILURES` times is given up.
         """
         self._failed_steps += 1
-        self.idle_prefill.forget()
-        self.requests.put_back_all()
+        self.idle_prefill.forget(valid=trusted(error))
+        self.requests.put_back_all(valid=trusted(error))
         for job in self.requests:
             job.failures += 1
             if job.failures >= MOST_FAILURES:

@@ -9,6 +9,8 @@ import pytest
 
 from start_llm.core.events import Failed, Sampled
 from start_llm.engine.decode.row import DecodeRow
+from start_llm.engine.schedule.jobs import Job, Stage
+from start_llm.kvcache.blocks import as_tokens
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
 
@@ -178,3 +180,50 @@ def test_recovering_loses_no_token(expected: list[list[int]]) -> None:
     scheduler.recover(RuntimeError("out of nowhere"))
     drain(scheduler)
     assert [sink.tokens for sink in sinks] == expected
+
+
+class Lending(FakeStore):
+    """Notes whether what it takes back may still be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[bool] = []
+
+    def take_back(self, cache: list[Any], *, valid: bool = True, copied: bool = False) -> None:
+        self.taken.append(valid)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("of the device"), ValueError("of a program")])
+def test_after_an_error_of_the_device_no_lent_kv_is_used_again(error: Exception) -> None:
+    store = Lending()
+    scheduler, *_ = make(FakeRunner(answer=20), store=store)
+    scheduler.add(submit("a", PROMPTS[0], max_tokens=30)[0])
+    while not scheduler.running:
+        scheduler.step()
+    store.taken.clear()
+    scheduler.recover(error)
+    assert store.taken == [isinstance(error, ValueError)]
+
+
+def test_a_row_that_cannot_be_taken_out_by_an_error_of_the_device_gives_its_kv_up() -> None:
+    class Broken(FakeRunner):
+        def remove(self, uid: int) -> Any:
+            raise RuntimeError("of the device")
+
+    store = Lending()
+    scheduler, *_ = make(Broken(answer=20), store=store)
+    scheduler.add(submit("a", PROMPTS[0], max_tokens=30)[0])
+    while not any(job.generated for job in scheduler.requests):
+        scheduler.step()
+    scheduler.requests.cancel("a")
+    scheduler.step()
+    assert not scheduler.busy and store.taken[-1] is False and store.taken.count(True) == 0
+
+
+def test_a_row_that_is_put_back_keeps_no_states_of_tokens_that_it_draws_again() -> None:
+    work, _ = submit("a", PROMPTS[0])
+    job = Job(work, as_tokens(work.prompt.tokens), submitted=0.0, stage=Stage.DECODE)
+    job.generated += [5, 6]
+    job.states.append((len(PROMPTS[0]) + 3, []))  # of a token that was said in the step that failed
+    job.pause(0.0)
+    assert job.states == []
