@@ -87,6 +87,8 @@ def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str
     for name, key in (("tools", "tool_parser"), ("reasoning", "reasoning_parser")):
         if key in facts:
             yield name, f"{facts[key].value} (by {facts[key].source})"
+    if "drafts_by" in facts:
+        yield "drafts by", str(facts["drafts_by"].value)
     sampling = [f"{name} {facts[key].value:g}" for name in _SAMPLING if (key := f"sampling.{name}") in facts]
     if sampling:
         yield "sampling", f"{', '.join(sampling)} (by {facts[f'sampling.{_SAMPLING[0]}'].source})"

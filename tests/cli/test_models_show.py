@@ -129,7 +129,7 @@ def test_a_head_that_drafts_is_told(
 ) -> None:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
     assert main(["models", "show", str(write_checkpoint(tmp_path / "headed"))]) == 0
-    assert any(
-        line.split() == ["drafts_by", "its", "own", "MTP", "head", "weights"]
-        for line in capsys.readouterr().out.splitlines()
-    )
+    assert "drafts by    its own MTP head" in capsys.readouterr().out
+    assert main(["models", "show", str(tmp_path / "headed"), "--all"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["drafts_by", "its", "own", "MTP", "head", "weights"] in lines

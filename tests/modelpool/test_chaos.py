@@ -89,7 +89,7 @@ class Builder:
         """There are none."""
 
     def steps(
-        self, settings: Settings, model: str, weights: Weights, inputs: Any
+        self, settings: Settings, model: str, weights: Weights, inputs: Any, listener: Any
     ) -> Generator[float, None, LoadedRuntime]:
         yield 0.0
         runner = Runner(answer=10**9) if model == DEFAULT_KEY else FakeRunner(answer=ANSWER)
@@ -114,7 +114,7 @@ class LoadedRuntime(FakeRuntime):
         self.store, self.grammars = SimpleNamespace(nbytes=0), Mock()
 
 
-def make_handle(settings: Settings, clients: Any, runtime: Any, model: str, anchor: Any) -> Any:
+def make_handle(settings: Settings, clients: Any, runtime: Any, model: str, anchor: Any, publish: Any) -> Any:
     """Stands for `handles.make_handle`."""
     name = settings.served_model_name or "main"
     return SimpleNamespace(

@@ -55,6 +55,8 @@ class Engine:
             make_cache=lambda: list(make_prompt_cache(model)),
             eos=frozenset(),
             capabilities=SimpleNamespace(decoding=check),
+            tokenizer=SimpleNamespace(get_added_vocab=dict),
+            style=SimpleNamespace(reasoning=SimpleNamespace(end="</think>"), openers=lambda tools: ()),
         )
         store = at_once(make_store(settings, loaded, STORED, DiskTier(folder, name, STORED)))
         memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))

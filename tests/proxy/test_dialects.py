@@ -15,8 +15,10 @@ import pytest
 
 from start_llm.core.modelmap import PROXIED
 from start_llm.core.settings import load_settings
-from start_llm.proxy.config import proxy_config
+from start_llm.proxy.config import names_behind, proxy_config
+from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.launcher import LiteLLMProxy
+from start_llm.proxy.nodes import ServerNode
 from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
@@ -316,7 +318,8 @@ def test_a_name_that_the_server_does_not_know_is_made_its_main_models(
 
     config = proxy_config(load_settings(None, proxy_model_id="mine"), server_url=back.url, model_id="mine",
                           master_key="k", card=CARD)  # fmt: skip
-    listed = json.loads(asyncio.run(ServerRoutes(config).models(None)).body)  # type: ignore[arg-type]
+    fleet = NodeFleet([ServerNode(back.url)], names_behind(config))
+    listed = json.loads(asyncio.run(ServerRoutes(config, fleet).models(None)).body)  # type: ignore[arg-type]
     assert [card["id"] for card in listed["data"]] == ["mine", "served"]
 
 
