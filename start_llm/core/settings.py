@@ -441,7 +441,7 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
     """Reads the environment and `env_file`. Raises SettingsError: naming the variable, its value and what is allowed;
     or a name in the file that is no setting. All of them at once."""
     known = {*setting_names(), *RETIRED}
-    stored = {} if env_file is None else dotenv_values(env_file)
+    stored = _stored_values(env_file)
     unknown = [name for name in stored if name.upper() not in known]
     wrong = [f"{env_file}: {name} is no setting of start_llm{_hint(name)}" for name in unknown]
     # Both may hold names in small letters. The last one counts: flags, then the environment, then the file.
@@ -463,7 +463,7 @@ def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str
     so: retired or misspelt."""
     settings = setting_names()
     sentences = []
-    for name in dict.fromkeys(name.upper() for name in [*_names_in(env_file), *os.environ]):
+    for name in dict.fromkeys(name.upper() for name in [*_stored_values(env_file), *os.environ]):
         if name in RETIRED:
             sentences.append(f"{name} does nothing any more: {RETIRED[name]}. You can remove it.")
         elif name not in settings and (near := difflib.get_close_matches(name, settings, 1, _SURELY_MEANT)):
@@ -480,8 +480,12 @@ def setting_names() -> list[str]:
     return [name.upper() for name in dict.fromkeys(names)]
 
 
-def _names_in(env_file: str | os.PathLike[str] | None) -> list[str]:
-    return [] if env_file is None else list(dotenv_values(env_file))
+def _stored_values(env_file: str | os.PathLike[str] | None) -> dict[str, str | None]:
+    """Empty where there is no such file. Raises SettingsError."""
+    try:
+        return {} if env_file is None else dotenv_values(env_file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{env_file}: it must be a text file (UTF-8) that can be read: {error}") from None
 
 
 def _hint(name: str) -> str:

@@ -224,6 +224,8 @@ class NodeFleet:
         if len(self.members) == 1 and untried:
             return Choice(next(iter(untried.values())).node, "alone", 0.0)
         offered = offered or {name: member for name, member in untried.items() if member.is_in_doubt(began)}
+        # One request that all nodes refuse, as with 507, must not leave the others without a node.
+        offered = offered or {name: member for name, member in untried.items() if member.state in {"ready", "busy"}}
         if not offered:
             raise self._none_left(serving, tried)
         loads = {name: member.load for name, member in offered.items()}

@@ -61,6 +61,12 @@ def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert (settings.mlx_port, settings.http_threads) == (9002, 3)
 
 
+def test_a_file_that_is_no_text_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (file := tmp_path / ".env").write_bytes(b"SERVED_MODEL_NAME=\xff\n")
+    with pytest.raises(SettingsError, match=r"\.env: it must be a text file \(UTF-8\)"):
+        load_settings(file)
+
+
 def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     (file := tmp_path / ".env").write_text("MLX_PROT=1\nHTTP_THREADS=0\nKV_BITS=5\nLOG_ROOT=/x\n")
     with pytest.raises(SettingsError) as error:

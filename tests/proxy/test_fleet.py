@@ -181,6 +181,18 @@ def test_a_node_whose_counts_are_no_numbers_harms_nobody() -> None:
     run(test)
 
 
+def test_what_all_nodes_refuse_leaves_a_node_for_others() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.state == "ready" for member in fleet.members.values()))
+            for stub in stubs:
+                for _ in range(10):
+                    fleet.failed(stub.name)
+            assert await pick(fleet, body("another")) in {stub.name for stub in stubs}
+
+    run(test)
+
+
 def test_no_node_is_left() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:
