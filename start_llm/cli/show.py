@@ -56,12 +56,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         )
         return 0
     print(f"{source}  ({folder})")
-    if options.all:
-        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
-        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
-    else:
-        for name, text in _summary(facts, folder):
-            print(f"{name:12} {text}")
+    _print_facts(facts, folder, options.all)
     for why in makers.odd.values():
         print(f"{why}.")
     if probe is None:
@@ -73,6 +68,15 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def _print_facts(facts: Mapping[str, Fact], folder: Path, every: bool) -> None:
+    if every:
+        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
+        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
+    else:
+        for name, text in _summary(facts, folder):
+            print(f"{name:12} {text}")
 
 
 def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str]]:

@@ -46,8 +46,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     if installed is not None and installed != options.on_demand:
         print("A service of the other kind is installed; `service uninstall` first.", file=sys.stderr)
         return 1
-    of_shell = {name: os.environ[name] for name in setting_names() if os.environ.get(name) and name not in _KEPT}
-    of_shell = {name: value for name, value in of_shell.items() if name.lower() not in options.overrides}
+    of_shell = _settings_of_shell(options.overrides)
     flags = ({name.lower(): value for name, value in of_shell.items()} if options.from_env else {}) | options.overrides
     unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
     # A terminal keeps what it has shown, and so do the logs of a setup script.
@@ -68,6 +67,12 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path.resolve(), text)  # a link into one's dotfiles stays a link
     return _tell(unit.load, "installed; `start-llm status` tells how it does")
+
+
+def _settings_of_shell(overrides: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that this shell's environment sets and no flag does."""
+    names = (name for name in setting_names() if name not in _KEPT and name.lower() not in overrides)
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def _uninstall(unit: ServiceUnit) -> int:
