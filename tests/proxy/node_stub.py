@@ -38,6 +38,7 @@ class NodeStub:
             (nothing is answered any more), ``lies`` (counts are no numbers).
         stored: what `explain` says, tokens of a prompt of 1,000.
         seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
+        looks: how often `/health` was asked.
     """
 
     mode: str = "ok"
@@ -45,6 +46,7 @@ class NodeStub:
     models: list[str] = field(default_factory=lambda: ["served"])
     running: int = 0
     waiting: int = 0
+    looks: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     explained: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
@@ -98,6 +100,7 @@ class NodeStub:
         if self.mode == "frozen":
             self.thaw.wait(120)
         if handler.path == "/health":
+            self.looks += 1
             state = "loading" if self.mode == "loading" else "ready"
             body = {"state": state, "running": self.running, "queued": self.waiting}
             body |= {"running": None, "queued": "many"} if self.mode == "lies" else {}
