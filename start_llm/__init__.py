@@ -5,24 +5,50 @@ As a library::
     import start_llm
 
     with start_llm.App(start_llm.load_settings(None, mlx_port=0, proxy="off")) as app:
-        print(app.url)  # an OpenAI and Anthropic API
+        print(app.chat("What is the capital of France?").text)
+        print(app.url)  # an OpenAI and Anthropic API, for other programs
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from start_llm.api.direct import ChatAnswer, ChatAnswerStream
     from start_llm.app import App
-    from start_llm.core.settings import Settings, load_settings
+    from start_llm.core.errors import StartLLMError
+    from start_llm.core.events import ReasoningDelta, TextDelta, ToolCallFinished
+    from start_llm.core.settings import Settings, SettingsError, load_settings
 
 __version__ = "0.2.0"
-__all__ = ["App", "Settings", "load_settings"]
+__all__ = [
+    "App",
+    "ChatAnswer",
+    "ChatAnswerStream",
+    "ReasoningDelta",
+    "Settings",
+    "SettingsError",
+    "StartLLMError",
+    "TextDelta",
+    "ToolCallFinished",
+    "load_settings",
+]
 
-_PLACES = {"App": "start_llm.app", "Settings": "start_llm.core.settings", "load_settings": "start_llm.core.settings"}
+_PLACES = {
+    "App": "start_llm.app",
+    "ChatAnswer": "start_llm.api.direct",
+    "ChatAnswerStream": "start_llm.api.direct",
+    "ReasoningDelta": "start_llm.core.events",
+    "Settings": "start_llm.core.settings",
+    "SettingsError": "start_llm.core.settings",
+    "StartLLMError": "start_llm.core.errors",
+    "TextDelta": "start_llm.core.events",
+    "ToolCallFinished": "start_llm.core.events",
+    "load_settings": "start_llm.core.settings",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when they are asked for: the command line needs neither, and MLX takes seconds."""
+    """Imported when they are asked for: the command line needs none of them, and MLX takes seconds."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

@@ -10,10 +10,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from rich.console import Console
 
+from start_llm.api.direct import ChatAnswer, ChatAnswerStream, ChatFields, ChatMessages
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
@@ -27,7 +28,7 @@ from start_llm.dashboard.observer import Activity
 from start_llm.dashboard.process_log import Redactor, json_line
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.request_log import Dumps, RequestLog
-from start_llm.dashboard.terminal import make_console, terminal
+from start_llm.dashboard.terminal import terminal
 from start_llm.embeddings.service import EncoderService
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from start_llm.kvcache.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
+# In a program that has set up no logging nothing is printed; Python would print warnings.
+logging.getLogger("start_llm").addHandler(logging.NullHandler())
 
 LOADING_STOP_SECONDS = 1.5
 HOPELESS_STOP_SECONDS = 4.0
@@ -64,15 +67,22 @@ class App:
     """One server: a model that it is started with, and others that come when they are asked for.
 
     `start` returns when requests are answered, or raises StartLLMError.
+
+    Args:
+        console: what goes on is shown there, each request too; without it nothing is printed.
+        say: is told what goes on in lines, without requests, where there is no console.
     """
 
-    def __init__(self, settings: Settings, *, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, console: Console | None = None, say: Callable[[str], None] | None = None
+    ) -> None:
         self.settings = settings
-        console = make_console(stderr=settings.log_json)
-        self._shows_key = say is None and console.is_terminal and not settings.log_json
-        self._say = say or _speaker(console, as_json=settings.log_json)
-        tell = self._say if settings.log_json else None
-        self._bars = ProgressBars(console, tell) if say is None else None
+        self._shows_key = console is not None and console.is_terminal and not settings.log_json
+        self._say = say or (lambda line: None)
+        self._bars: ProgressBars | None = None
+        if console is not None:
+            self._say = _speaker(console, as_json=settings.log_json)
+            self._bars = ProgressBars(console, self._say if settings.log_json else None)
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
@@ -96,7 +106,7 @@ class App:
         self._traces = _traces(os.environ)
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
-        lines = terminal(settings, console) if say is None else None
+        lines = None if console is None else terminal(settings, console)
         self._waits = LISTEN_FD in os.environ  # connections wait in a socket of the system until they can be answered
         self._server = ApiServer(
             settings,
@@ -163,6 +173,23 @@ class App:
         settings = usable(self.settings, os.environ, self._say)
         if settings.proxy == "on":
             self._start_proxy(card, settings)
+
+    @overload
+    def chat(
+        self, messages: ChatMessages, *, stream: Literal[False] = False, **fields: Unpack[ChatFields]
+    ) -> ChatAnswer: ...
+
+    @overload
+    def chat(
+        self, messages: ChatMessages, *, stream: Literal[True], **fields: Unpack[ChatFields]
+    ) -> ChatAnswerStream: ...
+
+    def chat(
+        self, messages: ChatMessages, *, stream: bool = False, **fields: Unpack[ChatFields]
+    ) -> ChatAnswer | ChatAnswerStream:
+        """A chat completion without HTTP; any thread. Raises StartLLMError where a client would get an error."""
+        answer = self._server.direct.ask(messages, fields, stream=stream)
+        return answer if stream else answer.answer()
 
     def wait(self) -> ExitCode:
         """Blocks until the server is stopped or cannot go on."""

@@ -180,9 +180,6 @@ def test_the_proxys_key_is_shown_on_a_terminal_only(
 ) -> None:
     """Elsewhere it would stay in a log."""
     shown = io.StringIO()
-    monkeypatch.setattr(
-        "start_llm.app.make_console", lambda stderr: Console(file=shown, force_terminal=terminal, width=200)
-    )
     monkeypatch.setattr("start_llm.app.LiteLLMProxy", ReadyProxy)
     settings = load_settings(
         None,
@@ -192,7 +189,7 @@ def test_the_proxys_key_is_shown_on_a_terminal_only(
         mlx_port=0,
         log_root=tmp_path / "logs",
     )
-    app = App(settings)
+    app = App(settings, console=Console(file=shown, force_terminal=terminal, width=200))
     try:
         app.start()
     finally:

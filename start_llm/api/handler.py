@@ -115,7 +115,7 @@ class RequestHandler:
     def _run_exchange(self, exchange: Exchange | Task) -> None:
         """Submits it, watches the client, writes the answer."""
         edge, request = self._edge, exchange.request
-        with _Observation(request, edge.observers) as observation:
+        with Observation(request, edge.observers) as observation:
             stream = exchange.begin()
             with closing(stream), edge.watcher.watch(self._connection.socket, stream, request.id) as watch:
                 events = observation.events(stream)
@@ -126,7 +126,7 @@ class RequestHandler:
                     return
                 reply = exchange.reply(events)
                 if reply is None:
-                    raise _why_it_ended(watch)
+                    raise why_it_ended(watch)
                 self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
 
     def _options(self) -> None:
@@ -173,7 +173,7 @@ class RequestHandler:
         return f"{self._request.method} {self._request.path[:200]}"
 
 
-def _why_it_ended(watch: Watch) -> StartLLMError:
+def why_it_ended(watch: Watch) -> StartLLMError:
     """The error of a request whose events ended without a final one."""
     if watch.gone:
         return ClientGone("The client went away while its answer was being made.")
@@ -217,7 +217,7 @@ class _StreamedAnswer:
                 self._write(event)
                 if isinstance(event, Done):
                     return
-            raise _why_it_ended(watch)
+            raise why_it_ended(watch)
         except ClientGone:
             raise
         except StartLLMError as error:
@@ -250,7 +250,7 @@ class _StreamedAnswer:
             self._out.write(data)
 
 
-class _Observation:
+class Observation:
     """Tells the observers that a request begins, what happens, and how it ends.
 
     They know its end before the client does: who has an answer finds it in the logs.
@@ -264,13 +264,15 @@ class _Observation:
         self._stream: EventStream | None = None
         self._ended = False
 
-    def __enter__(self) -> _Observation:
+    def __enter__(self) -> Observation:
         for observer in self._observers:
             observer.started(self._request)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._ended:
+            if isinstance(error, GeneratorExit):  # `api.direct`: whoever read the events reads no more of them
+                error = ClientGone("The program closed the stream.")
             known = error if isinstance(error, StartLLMError) else Internal("An unexpected error happened.")
             report = None if self._stream is None else self._stream.last_report()
             self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from start_llm.api.common.dialect import error_reply
+from start_llm.api.direct import DirectChat
 from start_llm.api.handler import Edge, RequestHandler
 from start_llm.api.http import access
 from start_llm.api.http.answers import encode_reply
@@ -139,8 +140,10 @@ class ApiServer:
         self._store = ResponsesStore(
             settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
         )
+        dialects = Dialects(settings, service, self._store, owners)
+        self.direct = DirectChat(dialects, self._edge, settings.api_key)
         self.routes = build_routes(
-            Dialects(settings, service, self._store, owners),
+            dialects,
             StoredResponses(self._store),
             self.page,
             Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency),

@@ -16,6 +16,7 @@ from rich.table import Table
 from start_llm.app import App
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
+from start_llm.dashboard.terminal import log_as_lines, make_console
 
 MAX_TOKENS = 48
 PROXY_SECONDS = 120.0
@@ -70,8 +71,9 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
     changes = {"mlx_port": 0, "proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS}
     settings = settings.model_copy(update=changes | {"kv_disk_dir": "off"})
+    log_as_lines(settings.log_level)
     console = Console(highlight=False)
-    app = App(settings)
+    app = App(settings, console=make_console(stderr=settings.log_json))
     try:
         app.start()
         proxy = app.proxy

@@ -22,7 +22,7 @@ from start_llm.app import App
 from start_llm.core.errors import ExitCode, StartLLMError
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.process_log import json_line, log_as_json
-from start_llm.dashboard.terminal import log_as_lines
+from start_llm.dashboard.terminal import log_as_lines, make_console
 from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home
 from start_llm.host.processes import created
@@ -70,7 +70,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     raise_descriptor_limit()
     bound_heaps()
     try:
-        app = App(settings)
+        app = App(settings, console=make_console(stderr=settings.log_json))
         place = Place(settings, app.port)
         if not (options.supervised or place.lock.take()):
             raise SettingsError(f"MLX_PORT={app.port} belongs to a server that is being started; see its status.")

@@ -33,7 +33,7 @@ not sent."""
 class Watch:
     """One connection under watch. `gone`, `stopped` or `cancelled` turns true before its stream is closed."""
 
-    connection: socket.socket
+    connection: socket.socket | None  # None: asked in this process, see `api.direct`
     stream: EventStream
     request_id: str = ""
     gone: bool = False
@@ -67,7 +67,7 @@ class DisconnectWatcher:
             self._thread.join(timeout=1)
 
     @contextmanager
-    def watch(self, connection: socket.socket, stream: EventStream, request_id: str = "") -> Iterator[Watch]:
+    def watch(self, connection: socket.socket | None, stream: EventStream, request_id: str = "") -> Iterator[Watch]:
         """While inside, a closed connection closes `stream`, and so does `cancel(request_id)`."""
         watch = Watch(connection, stream, request_id)
         with self._changed:
@@ -111,7 +111,7 @@ class DisconnectWatcher:
 
     def _look(self) -> list[Watch]:
         """Called with the lock held, so that no socket is closed meanwhile."""
-        by_fd = {watch.connection.fileno(): watch for watch in self._watches if not watch.gone}
+        by_fd = {watch.connection.fileno(): watch for watch in self._watches if watch.connection and not watch.gone}
         fds = [fd for fd in by_fd if fd >= 0]
         return [by_fd[fd] for fd in {*ended(fds), *filter(_is_full, fds)}]
 

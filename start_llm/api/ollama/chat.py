@@ -12,7 +12,7 @@ from start_llm.api.common import fields
 from start_llm.api.common.request import model_of, request_of, stop_of
 from start_llm.api.common.tools import check_unique, tool_of
 from start_llm.api.http.routes import Reply, Request
-from start_llm.api.ollama.stream import ChatAnswer, GenerateAnswer, line, loaded_body
+from start_llm.api.ollama.stream import OllamaChatAnswer, OllamaGenerateAnswer, line, loaded_body
 from start_llm.core.errors import NotSupported
 from start_llm.core.limits import LOOK_BACK
 from start_llm.core.messages import Attachment, Message, Role, ToolCall
@@ -82,7 +82,7 @@ class GenerateBody(OllamaBody):
     images: list[str] | None = None
 
 
-def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatAnswer | Reply:
+def read_chat(inbound: Request, settings: Settings, service: Service) -> OllamaChatAnswer | Reply:
     """Raises BadRequest, NotSupported. A body without messages loads the model, or unloads it."""
     body, data = fields.parse_body(OllamaChatBody, inbound.body)
     data = _known_fields(body, data)
@@ -90,10 +90,10 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatAns
         return _load(body, data, inbound, service, {"message": {"role": "assistant", "content": ""}})
     tools = check_unique([tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")])
     given = _shared(body) | {"messages": messages_of(body.messages), "tools": tools}
-    return ChatAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
+    return OllamaChatAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
 
 
-def read_generate(inbound: Request, settings: Settings, service: Service) -> GenerateAnswer | Reply:
+def read_generate(inbound: Request, settings: Settings, service: Service) -> OllamaGenerateAnswer | Reply:
     """Raises BadRequest, NotSupported. A body without a prompt loads the model, or unloads it."""
     body, data = fields.parse_body(GenerateBody, inbound.body)
     for name in ("suffix", "template", "context"):
@@ -106,11 +106,13 @@ def read_generate(inbound: Request, settings: Settings, service: Service) -> Gen
         if body.images or body.system:
             raise NotSupported("raw: takes neither images nor a system text.", param="raw")
         given = _shared(body) | {"prompt": body.prompt}
-        return GenerateAnswer(request_of("completions", _sampling(body), data, inbound, settings, **given), service)
+        return OllamaGenerateAnswer(
+            request_of("completions", _sampling(body), data, inbound, settings, **given), service
+        )
     messages = [Message("system", body.system)] if body.system else []
     messages.append(Message("user", body.prompt or "", attachments=_images(body.images, "images")))
     given = _shared(body) | {"messages": tuple(messages)}
-    return GenerateAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
+    return OllamaGenerateAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
 
 
 def named(name: str) -> str:

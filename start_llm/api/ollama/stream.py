@@ -120,7 +120,7 @@ class OllamaAnswer(Exchange):
         return LineWriter(self)
 
 
-class ChatAnswer(OllamaAnswer):
+class OllamaChatAnswer(OllamaAnswer):
     def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking:
@@ -130,7 +130,7 @@ class ChatAnswer(OllamaAnswer):
         return {"message": message}
 
 
-class GenerateAnswer(OllamaAnswer):
+class OllamaGenerateAnswer(OllamaAnswer):
     def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
         return {"response": text} | ({"thinking": thinking} if thinking else {})
 

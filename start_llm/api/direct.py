@@ -1,0 +1,158 @@
+"""A chat without HTTP, for a program that has the server in its own process.
+
+It is read, run, counted and shown as a request to `/v1/chat/completions` is. It knows no sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypedDict
+
+from start_llm.api.common.dialect import Collected, collect
+from start_llm.api.handler import Edge, Observation, why_it_ended
+from start_llm.api.http import sse
+from start_llm.api.http.access import visitor_of
+from start_llm.api.http.routes import Request
+from start_llm.api.openai.stream import ChatExchange
+from start_llm.api.table import Dialects
+from start_llm.core.errors import ClientGone
+from start_llm.core.events import Done, Event, Failed, FinishReason, Usage
+from start_llm.core.messages import ToolCall
+from start_llm.core.report import CacheReport
+
+ChatMessages = str | Sequence[Mapping[str, Any]]
+"""A user's text, or messages as `/v1/chat/completions` takes them."""
+_HEADERS = {"User-Agent": "library"}
+_PATH = "/v1/chat/completions"
+
+
+class ChatFields(TypedDict, total=False):
+    """Fields of the body of `/v1/chat/completions`; their meaning and limits are the same."""
+
+    model: str
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    response_format: Mapping[str, Any]
+    max_tokens: int
+    stop: str | Sequence[str]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    repetition_context_size: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    seed: int
+    drafts: bool
+    user: str
+    session_id: str
+    adapter: str
+    enable_thinking: bool
+    reasoning_effort: Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+    chat_template_kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """A whole answer."""
+
+    id: str
+    model: str  # the name of the model that answered
+    text: str
+    reasoning: str  # "" where the model did not think, or does not show it
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    report: CacheReport  # what was reused and computed, and why
+    message: dict[str, Any]  # to be put behind the messages of this request, for the next one
+
+
+class ChatAnswerStream:
+    """Events of one answer, as they come. Used by one thread.
+
+    The request begins with the first event that is asked for. `close` ends it early, and so does leaving a ``with``.
+    """
+
+    def __init__(self, exchange: ChatExchange, edge: Edge) -> None:
+        self._exchange, self._seen = exchange, list[Event]()
+        self._events = _events(exchange, edge)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = next(self._events)
+        self._seen.append(event)
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._events.close()
+
+    def answer(self) -> ChatAnswer:
+        """The whole answer; reads what is left of it. Raises ClientGone where the stream was closed before its end."""
+        for _ in self:
+            pass
+        result = collect(self._seen)
+        if result is None:
+            raise ClientGone("The stream was closed before the answer's end.")
+        return _answer(self._exchange, result)
+
+
+class DirectChat:
+    """Any thread; the caller's thread does the work that an HTTP thread does for others."""
+
+    def __init__(self, dialects: Dialects, edge: Edge, api_key: str | None) -> None:
+        self._dialects, self._edge = dialects, edge
+        self._visitor = visitor_of(_HEADERS, "127.0.0.1", api_key)
+
+    def ask(self, messages: ChatMessages, fields: Mapping[str, Any], *, stream: bool) -> ChatAnswerStream:
+        """Raises StartLLMError for what a client would be refused for, TypeError for fields that there are none of."""
+        known = ChatFields.__annotations__
+        if unknown := sorted(fields.keys() - known.keys()):
+            raise TypeError(f"chat() takes no {unknown[0]!r}. It takes: {', '.join(sorted(known))}.")
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(map(dict, messages))
+        body = sse.dumps({**fields, "messages": given, "stream": stream})
+        inbound = Request("POST", _PATH, _HEADERS, body, received=time.monotonic(), visitor=self._visitor)
+        return ChatAnswerStream(self._dialects.chat(inbound), self._edge)
+
+
+def _events(exchange: ChatExchange, edge: Edge) -> Generator[Event]:
+    """Ends behind `Done`. Raises the StartLLMError of a request that failed."""
+    request = exchange.request
+    with Observation(request, edge.observers) as observation:
+        stream = exchange.begin()
+        with closing(stream), edge.watcher.watch(None, stream, request.id) as watch:
+            for event in observation.events(stream):
+                if isinstance(event, Failed):
+                    raise event.error
+                yield event
+                if isinstance(event, Done):
+                    return
+            raise why_it_ended(watch)
+
+
+def _answer(exchange: ChatExchange, result: Collected) -> ChatAnswer:
+    (choice,) = result.choices
+    return ChatAnswer(
+        id=exchange.request.id,
+        model=exchange.request.model,
+        text=choice.text,
+        reasoning=choice.reasoning,
+        tool_calls=tuple(choice.calls),
+        finish_reason=choice.finish_reason,
+        usage=result.usage,
+        report=result.report,
+        message=exchange.body(result)["choices"][0]["message"],
+    )

@@ -1,0 +1,88 @@
+"""`App.chat`'s way to the model: read, run and counted as a request over HTTP, without a socket."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from start_llm.api.direct import ChatFields
+from start_llm.api.openai.chat import ChatBody
+from start_llm.api.openapi import OWN_FIELDS
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import BadRequest, Cancelled, ClientGone, StartLLMError
+from start_llm.core.events import Failed, ReasoningDelta, TextDelta, ToolCallFinished, ToolCallStarted
+from tests.api.fakes import FIRST, FakeService, answer, hold
+
+CALL = (ToolCallStarted(0, "call_1", "read"), ToolCallFinished(0, "call_1", "read", '{"path": "a"}'))
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+
+
+def test_a_whole_answer_is_typed_and_continues_as_a_message(server: ApiServer, service: FakeService) -> None:
+    service.script = lambda request: answer(ReasoningDelta("Hm."), TextDelta("Reading."), *CALL, finish="tool_calls")
+    messages = [{"role": "user", "content": "Read a."}]
+    first = server.direct.ask(messages, {"tools": [TOOL], "temperature": 0}, stream=False).answer()
+    assert (first.text, first.reasoning, first.finish_reason, first.model) == ("Reading.", "Hm.", "tool_calls", "tiny")
+    assert [(call.id, call.name, call.arguments) for call in first.tool_calls] == [("call_1", "read", '{"path": "a"}')]
+    assert first.report.reused == 100 and first.usage.completion == 3
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "text of a"}
+    server.direct.ask([*messages, first.message, result], {}, stream=False).answer()
+    _, assistant, tool = service.requests[1].messages
+    assert assistant.reasoning == "Hm." and assistant.tool_calls == first.tool_calls and tool.content == "text of a"
+    assert service.requests[0].sampling.temperature == 0 and service.requests[0].client == "library"
+
+
+def test_a_text_is_a_users_message_and_a_stream_yields_events(server: ApiServer, service: FakeService) -> None:
+    stream = server.direct.ask("Hi", {}, stream=True)
+    assert service.requests == []  # the first event begins it
+    texts = [event.text for event in stream if isinstance(event, TextDelta)]
+    assert texts == ["Hello", " there."] and stream.answer().text == "Hello there."
+    assert service.requests[0].stream and service.requests[0].messages[0].content == "Hi"
+
+
+def test_what_is_wrong_is_told_as_to_a_client(server: ApiServer, service: FakeService) -> None:
+    with pytest.raises(BadRequest, match="top_p") as caught:
+        server.direct.ask("Hi", {"top_p": 2}, stream=False)
+    assert caught.value.param == "top_p"
+    with pytest.raises(TypeError, match=r"takes no 'temprature'\. It takes: .*temperature"):
+        server.direct.ask("Hi", {"temprature": 0}, stream=False)
+    service.script = lambda request: [FIRST, Failed(StartLLMError("It broke."))]
+    with pytest.raises(StartLLMError, match="It broke"):
+        server.direct.ask("Hi", {}, stream=False).answer()
+
+
+def test_a_stream_that_is_closed_ends_the_work_and_is_counted_as_gone(server: ApiServer, service: FakeService) -> None:
+    service.script = lambda request: answer(TextDelta("Hello"), hold)
+    with server.direct.ask("Hi", {}, stream=True) as stream:
+        next(event for event in stream if isinstance(event, TextDelta))
+    assert service.streams.get(timeout=20).closed.is_set()
+    assert 'status="499"' in server.metrics.text().decode()
+    with pytest.raises(ClientGone, match="before the answer's end"):
+        stream.answer()
+
+
+def test_the_page_can_cancel_it(server: ApiServer, service: FakeService) -> None:
+    def cancel(stream: Any) -> None:
+        assert server._watcher.cancel(service.requests[0].id)
+
+    service.script = lambda request: answer(TextDelta("Hello"), cancel)
+    with pytest.raises(Cancelled):
+        server.direct.ask("Hi", {}, stream=False).answer()
+
+
+def test_what_it_made_is_seen_again_by_who_may(serve: Callable[..., ApiServer], service: FakeService) -> None:
+    server = serve(api_key="secret")
+    made = server.direct.ask("Hi", {}, stream=False).answer()
+    assert service.requests[0].id == made.id and 'dialect="chat"' in server.metrics.text().decode()
+
+
+def test_its_fields_are_those_of_the_route() -> None:
+    left_out = {
+        *("messages", "stream", "stream_options", "n", "best_of", "modalities", "metadata", "extra_body"),
+        *("functions", "function_call", "max_completion_tokens", "logprobs", "top_logprobs"),
+    }
+    own = {"adapter", "enable_thinking", "reasoning_effort", "chat_template_kwargs", "session_id"}
+    assert own <= OWN_FIELDS.keys()
+    assert set(typing.get_type_hints(ChatFields)) == (set(ChatBody.model_fields) | own) - left_out

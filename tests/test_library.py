@@ -1,0 +1,41 @@
+"""The server as a library: the page's example runs as it stands, and prints only what it says itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from start_llm.api.direct import ChatFields
+from tests.oracle import build_oracle
+
+PAGE = (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8")
+
+
+def test_the_example_runs_and_prints_nothing_else(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    environment = {
+        **os.environ,
+        "MODEL_PATH": str(build_oracle(tmp_path / "oracle", "plain")),
+        "TRUST_REMOTE_CODE": "true",
+        "START_LLM_CACHE_DIR": str(tmp_path / "cache"),
+        "LOG_ROOT": str(tmp_path / "logs"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert run.returncode == 0, run.stderr
+    # transformers has words of its own for a kind of model that it does not know, as the oracle is one.
+    assert [line for line in run.stderr.splitlines() if not line.startswith("[transformers]")] == []
+    first, second, third = run.stdout.splitlines()
+    assert first.startswith("Answer ") and second.startswith("Answer ")
+    reused, prompt = map(int, re.findall(r"\d+", third))
+    assert 0 < reused < prompt
+
+
+def test_the_page_names_every_field() -> None:
+    table = "".join(line for line in PAGE.splitlines() if line.startswith("| "))
+    assert set(re.findall(r"`(\w+)`", table)) == set(ChatFields.__annotations__)
