@@ -22,6 +22,7 @@ from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
+from start_llm.api.openai.stream import ChatExchange
 from start_llm.api.openapi import ApiDescription
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
@@ -54,7 +55,7 @@ class Dialects:
     def responses(self, inbound: Request) -> Exchange:
         return self._begin(self._response(inbound), inbound)
 
-    def chat(self, inbound: Request) -> Exchange:
+    def chat(self, inbound: Request) -> ChatExchange:
         return self._begin(read_chat(inbound, self.settings, self.service), inbound)
 
     def completions(self, inbound: Request) -> Exchange:
@@ -71,7 +72,7 @@ class Dialects:
         answer = read_generate(inbound, self.settings, self.service)
         return answer if isinstance(answer, Reply) else self._begin(answer, inbound)
 
-    def _begin(self, exchange: Exchange, inbound: Request) -> Exchange:
+    def _begin[E: Exchange](self, exchange: E, inbound: Request) -> E:
         """The exchange as it is going to run: whose it is stays known."""
         self.owners.remember((request.id for request in exchange.requests), inbound.visitor)
         return replace(exchange, request=self._named(exchange.request, inbound))
