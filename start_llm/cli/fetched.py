@@ -16,26 +16,35 @@ from start_llm.host.ports import served_model
 from start_llm.models.catalog import hub_folder
 from start_llm.models.checkpoint import is_path
 from start_llm.models.pull import PullError, fetch_lock, pull
-from start_llm.models.recommended import full_name
+from start_llm.models.recommended import full_name, published_head
 from start_llm.service.place import running_ports
 
 GB = 1e9
 
 
 def main_pull(settings: Settings, options: argparse.Namespace) -> int:
-    """0 once all of the model is here and verified; 1 with a sentence."""
+    """0 once all of the model is here and verified, with or without the head that drafts for it; 1 with a sentence."""
     repository = full_name(options.name) or options.name
+    if not _pull(repository, options.revision, f" {program()} serve {options.name}"):
+        return 1
+    if head := published_head(repository):
+        _pull(head, None, f" It drafts for {options.name} (DRAFT_MODEL=auto).")
+    return 0
+
+
+def _pull(repository: str, revision: str | None, then: str) -> bool:
+    """Says how it went."""
     bars = ProgressBars(Console(stderr=True))
     try:
-        done = pull(repository, bars, revision=options.revision)
+        done = pull(repository, bars, revision=revision)
     except PullError as error:
         bars.close()
         print(error, file=sys.stderr)
-        return 1
+        return False
     bars.close()
     came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
-    print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}. {program()} serve {options.name}")
-    return 0
+    print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}.{then}")
+    return True
 
 
 def main_rm(settings: Settings, options: argparse.Namespace) -> int:

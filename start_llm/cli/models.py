@@ -20,7 +20,15 @@ from start_llm.host.home import home
 from start_llm.models.adapter import AdapterFolder, StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, stored_models
 from start_llm.models.device import GIB, Accelerator, inspect_device
-from start_llm.models.recommended import SHORT_NAMES, SOURCE, Recommendation, bandwidth, recommend, tokens_per_second
+from start_llm.models.recommended import (
+    SHORT_NAMES,
+    SOURCE,
+    Recommendation,
+    bandwidth,
+    published_head,
+    recommend,
+    tokens_per_second,
+)
 
 GB = 1e9
 _COLUMNS = ("NAME", "SIZE", "CONTEXT", "STATE", "KV", "CAN")
@@ -98,6 +106,9 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
         return 0
     headings = ("NAME", "WEIGHTS", "KV 32K", "KV 128K", "TOKENS/S", "")
     print_table(headings, [_row(model, device.chip) for model in found], words=("NAME", ""))
+    for model in found:
+        if head := published_head(model.repository):
+            print(f"{model.short}: {program()} pull fetches {head} with it, which drafts for it")
     print(f"{program()} serve {found[0].short}    fetches and serves the first.    Table: {SOURCE}")
     return 0
 

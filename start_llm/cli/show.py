@@ -17,11 +17,11 @@ from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.capabilities import Fact, read_capabilities
-from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, stored_models
+from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, name_of, stored_models
 from start_llm.models.drafters import own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.probe_table import FILE, probe_key, read_probe
-from start_llm.models.recommended import full_name
+from start_llm.models.recommended import full_name, published_head
 
 GB = 1e9
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -46,7 +46,8 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if probe is not None:
         capabilities = capabilities.with_probe(probe)
     head = own_drafter(folder, capabilities.config)
-    facts = {**capabilities.facts, **({} if head is None else {"drafts_by": Fact(head.detail, "weights")})}
+    drafts = {} if head is None or head.refused else {"drafts_by": Fact(head.detail, "weights")}
+    facts = {**capabilities.facts, **drafts}
     if options.json:
         values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
         trial = None if probe is None else asdict(probe.trial)
@@ -63,6 +64,10 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
     elif options.all:
         print(f"{_sentence(probe.trial.report(capabilities.tool_parser))}.")
+    if head is not None and head.refused:
+        print(f"{_sentence(head.detail)} does not draft: {head.refused}.")
+    elif head is None and (published := published_head(name_of(folder))):
+        print(f"A head that drafts for it is published: {program()} pull {published}")
     for line in capabilities.decoding.report():
         print(f"{_sentence(line)}.")
     if not options.all:

@@ -34,8 +34,8 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.checkpoint import LIBRARY_ERRORS
-from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
-from start_llm.models.drafters import find_drafter, other_vocabulary
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
+from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.fingerprint import fingerprint, tokenizer_key
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import (
@@ -152,7 +152,9 @@ class ModelBuilder:
             shared.place(model, weights)
             inputs = inputs or LoadInputs(bases=self.bases)
             loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
-            loaded = yield from self._with_drafter(settings, self._shaped(settings, loaded))
+            loaded = self._shaped(settings, loaded)
+            shared.place(model, loaded.weights)
+            loaded = yield from self._with_drafter(settings, loaded)
             shared.place(model, loaded.weights)
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), checker(loaded), self._say)
             if not shared.guards:
@@ -231,9 +233,11 @@ class ModelBuilder:
         if files is None:
             return loaded
         try:
+            self._check_drafter(files)
             if files.kind == "model":
                 yield from in_background(lambda: _check_vocabulary(loaded, files.folder))
-            model = add_drafter(loaded.model, language_of(loaded.model), files, settings.trust_remote_code)
+            language = language_of(loaded.model)
+            model = yield from add_drafter(loaded.model, language, files, settings.trust_remote_code)
         except NotSupported as error:
             self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
             return loaded
@@ -241,6 +245,15 @@ class ModelBuilder:
         key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
         size = loaded.weight_bytes + bytes_of(model.drafter)
         return replace(loaded, model=model, fingerprint=hashlib.sha256(key.encode()).hexdigest(), weight_bytes=size)
+
+    def _check_drafter(self, files: DrafterFiles) -> None:
+        """Before its weights are read. Raises NotSupported with the end of a sentence."""
+        if files.refused:
+            raise NotSupported(f"{files.refused}; a small model can draft (DRAFT_MODEL)")
+        free = max(0, self.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
+        if self.usable and files.nbytes > free:
+            sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
+            raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
 
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""

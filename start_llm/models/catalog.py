@@ -62,6 +62,12 @@ def snapshot(repository: str) -> Path | None:
     return found if found.is_dir() else None
 
 
+def name_of(folder: Path) -> str:
+    """The repository whose files these are, if they lie in the Hugging Face cache; else the folder's own name."""
+    cached = folder.parent.parent.name
+    return cached.removeprefix(_PREFIX).replace("--", "/") if cached.startswith(_PREFIX) else folder.name
+
+
 def whole_snapshot(repository: str) -> Path | None:
     """The folder of a repository that is here with all that is needed to serve it."""
     found = snapshot(repository)

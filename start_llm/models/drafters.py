@@ -1,25 +1,60 @@
-"""Which files could draft for a model: its own MTP head, a drafter's folder, a small model. Knows no MLX.
+"""Which files could draft for a model: its own head, a drafter's folder, a small model. Knows no MLX.
 
 Only configurations and headers are read. `engine.decode.head` loads the files and finds out whether they fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from start_llm.core.errors import NotFound
 from start_llm.models.background import Progress
-from start_llm.models.catalog import snapshot, whole_snapshot
+from start_llm.models.catalog import name_of, snapshot, whole_snapshot
 from start_llm.models.checkpoint import INDEX, read_config, read_json, safetensors_header
 from start_llm.models.pull import find_folder
+from start_llm.models.recommended import published_head
 
-OWN_HEADS = {"qwen3_5": "mtp.", "qwen3_5_moe": "mtp.", "qwen3_next": "mtp."}
-"""Architectures of checkpoints with a head that is used here, and how the names of its tensors begin."""
-DRAFTERS = frozenset({"qwen3_5_mtp"})
-"""Architectures of folders that hold a head alone, as mlx-vlm's ``split_mtp`` writes them."""
+
+@dataclass(frozen=True, slots=True)
+class HeadFamily:
+    """Heads that mlx-vlm knows, of one kind."""
+
+    drafter: str  # architecture of a folder that holds a head alone, as mlx-vlm's ``split_mtp`` writes it
+    models: tuple[str, ...] = ()  # architectures of the models that bring one; none: it is always made apart
+    tensors: str = ""  # how the names of its tensors begin in these models' checkpoints; see `prefix`
+    refused: str = ""  # why it is not used here, the end of a sentence; empty: it is used
+    name: str = "MTP head"
+
+    def prefix(self, config: Mapping[str, Any]) -> str:
+        """Some heads lie behind the last layer, as one more."""
+        text = config.get("text_config") or config
+        return self.tensors.format(layers=text.get("num_hidden_layers"))
+
+
+_NO_MODEL = "mlx-lm cannot load models of this family"
+_READS_KV = "it reads the KV of the model's own layers, which is not built in"
+_BLOCKS = "it proposes a whole block of tokens in one step, which is not built in"
+_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+_DFLASH = ("dflash", "dspark", "qwen3_dspark", "gemma4_dspark", "deepseek_v4_dspark", "muse_glimmer_assistant")
+HEAD_FAMILIES = (
+    HeadFamily("qwen3_5_mtp", ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
+    HeadFamily("nemotron_h_mtp", ("nemotron_h",), "mtp."),
+    HeadFamily("glm4_moe_lite_mtp", ("glm4_moe_lite",), "model.layers.{layers}."),
+    HeadFamily("glm_moe_dsa_mtp", ("glm_moe_dsa",), "model.layers.{layers}."),
+    HeadFamily("eagle3", name="EAGLE-3 head"),
+    HeadFamily("deepseek_v4_mtp", ("deepseek_v4",), "mtp.", _NO_MODEL),
+    HeadFamily("glm5_next_mtp", ("glm5_next", "glm5_next_text"), "model.layers.{layers}.", _NO_MODEL),
+    HeadFamily("qwen4_exp_mtp", ("qwen4_exp", "qwen4_exp_text"), "mtp.", _NO_MODEL),
+    HeadFamily("hy_v4_mtp", ("hy_v4",), "model.mtp_layers.", _NO_MODEL),
+    HeadFamily("inkling_mtp", ("inkling", "inkling_mm_model"), "model.mtp.", _NO_MODEL),
+    HeadFamily("nemotron_h_mtp", ("nemotron_h_nano_omni",), "language_model.mtp.", _NO_MODEL),
+    *(HeadFamily(each, refused=_READS_KV, name="assistant") for each in _ASSISTANTS),
+    *(HeadFamily(each, refused=_BLOCKS, name="DFlash drafter") for each in _DFLASH),
+)
+"""A used one stands in front of one that is refused where both have the same `drafter`."""
 LEAST_SHARED = 0.99
 """Share of a model's vocabulary that a small model must have to draft for it."""
 _BESIDE = ("{0}/mtp", "{0}-mtp", "{0}-MTP")
@@ -27,25 +62,31 @@ _BESIDE = ("{0}/mtp", "{0}-mtp", "{0}-MTP")
 
 @dataclass(frozen=True, slots=True)
 class DrafterFiles:
-    """`kind`: ``head``: an MTP head, alone or in a checkpoint; ``model``: a small model."""
+    """`kind`: ``head``: a head, alone or in a checkpoint; ``model``: a small model."""
 
     kind: Literal["head", "model"]
     folder: Path
     detail: str  # what it is, for people
+    nbytes: int = 0  # of its weights on disk
+    refused: str = ""  # why it cannot draft, the end of a sentence
 
 
 def own_drafter(folder: Path, config: Mapping[str, Any]) -> DrafterFiles | None:
-    """The head in a model's own checkpoint, else one in a folder beside it (`_BESIDE`)."""
+    """The head in a model's own checkpoint, else in a folder beside it (`_BESIDE`), else a published one on disk."""
     architecture = str(config.get("model_type"))
-    prefix = OWN_HEADS.get(architecture)
-    if prefix is None or config.get("model_file"):
+    family = next((each for each in HEAD_FAMILIES if architecture in each.models), None)
+    if family is None or config.get("model_file"):
         return None
-    if any(name.startswith(prefix) for name in _tensors(folder)):
-        return DrafterFiles("head", folder, "its own MTP head")
+    if nbytes := _bytes_of_tensors(folder, family.prefix(config)):
+        return DrafterFiles("head", folder, f"its own {family.name}", nbytes, family.refused)
     for pattern in _BESIDE:
         beside = Path(pattern.format(folder))
-        if _architecture(beside) in DRAFTERS:
-            return DrafterFiles("head", beside, f"the MTP head in {beside.name}")
+        if _architecture(beside) == family.drafter:
+            return DrafterFiles("head", beside, f"the {family.name} in {beside.name}", _bytes(beside), family.refused)
+    published = published_head(name_of(folder))
+    fetched = snapshot(published) if published else None
+    if fetched is not None and _architecture(fetched) == family.drafter and (nbytes := _bytes(fetched)):
+        return DrafterFiles("head", fetched, f"the {family.name} {published}", nbytes, family.refused)
     return None
 
 
@@ -60,9 +101,11 @@ def find_drafter(choice: str, folder: Path, config: Mapping[str, Any], progress:
         about = read_config(chosen)
     except (OSError, ValueError) as error:
         raise NotFound(f"DRAFT_MODEL={choice}: {error}") from error
-    if about.get("model_type") in DRAFTERS or own_drafter(chosen, about) is not None:
-        return DrafterFiles("head", chosen, f"the MTP head in {choice}")
-    return DrafterFiles("model", chosen, f"the small model {choice}")
+    if (family := _head_alone(chosen)) is not None:
+        return DrafterFiles("head", chosen, f"the {family.name} in {choice}", _bytes(chosen), family.refused)
+    if (found := own_drafter(chosen, about)) is not None:
+        return replace(found, detail=f"the head in {choice}")
+    return DrafterFiles("model", chosen, f"the small model {choice}", _bytes(chosen))
 
 
 def other_vocabulary(large: Mapping[str, int], small: Mapping[str, int]) -> str:
@@ -76,24 +119,38 @@ def other_vocabulary(large: Mapping[str, int], small: Mapping[str, int]) -> str:
 def _here(repository: str) -> Path | None:
     """A drafter's folder alone is no model that could be served."""
     found = snapshot(repository)
-    if found is not None and _architecture(found) in DRAFTERS and any(found.glob("*.safetensors")):
+    if found is not None and _head_alone(found) is not None and any(found.glob("*.safetensors")):
         return found
     return whole_snapshot(repository)
 
 
+def _head_alone(folder: Path) -> HeadFamily | None:
+    """Of a folder that holds a head and no model."""
+    architecture = _architecture(folder)
+    return next((family for family in HEAD_FAMILIES if family.drafter == architecture), None)
+
+
 def _architecture(folder: Path) -> str:
     try:
-        return str(read_config(folder).get("model_type"))
+        config = read_config(folder)
     except (OSError, ValueError):
         return ""
+    if "dflash_config" in config:  # its `model_type` is that of the model that it is made for
+        return "dflash"
+    return str(config.get("model_type") or config.get("speculators_model_type"))
 
 
-def _tensors(folder: Path) -> Iterator[str]:
-    """Names of a checkpoint's tensors, by its index, else by the headers of its files."""
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _bytes_of_tensors(folder: Path, prefix: str) -> int:
+    """Of a checkpoint's tensors whose names begin so, by its index and the headers of its files."""
     try:
-        yield from read_json(folder / INDEX)["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError):
-        for file in sorted(folder.glob("*.safetensors")):
-            header = safetensors_header(file)
-            if header is not None:
-                yield from header.tensors
+        places: Mapping[str, str] = read_json(folder / INDEX)["weight_map"]
+        files = {folder / file for name, file in places.items() if name.startswith(prefix)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = set(folder.glob("*.safetensors"))
+    headers = filter(None, map(safetensors_header, files))
+    found = (tensor for header in headers for name, tensor in header.tensors.items() if name.startswith(prefix))
+    return sum(tensor.end - tensor.begin for tensor in found)

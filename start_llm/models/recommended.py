@@ -55,6 +55,14 @@ def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
     return [each for each in meant if each.needs(KV_TOKENS) <= usable][:count]
 
 
+def published_head(model: str) -> str:
+    """The repository of the head that is published for a model (its repository or folder); empty: none is known."""
+    name = model.rstrip("/").rpartition("/")[2]
+    known: dict[str, str] = _TABLE["heads"]
+    fits = (head for base, head in known.items() if f"{name}-".startswith(f"{base}-") and "-MTP-" not in f"{name}-")
+    return next(fits, "")
+
+
 def bandwidth(chip: str) -> int | None:
     """GB/s of an Apple chip's memory by its name (``Apple M4 Pro``); ``None`` if the table does not know it."""
     known: dict[str, int] = _TABLE["bandwidth"]

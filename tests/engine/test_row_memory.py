@@ -18,6 +18,7 @@ from start_llm.core.request import Sampling
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.head import HeadedModel, SmallModel
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.sampling import TextDrawing
@@ -167,9 +168,22 @@ def narrow(windowed: bool) -> Any:
     return made
 
 
+class OneLayer(SmallModel):
+    """A drafter whose KV is as large as that of one layer of the model."""
+
+    def __init__(self) -> None:
+        one = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        super().__init__(Model(ModelArgs(**{**narrow(False).args.__dict__, **one})), 256)
+
+
 def conversation(kind: str, turns: int = 5, fork: int = 0) -> Taken:
     """Of the last four turns. `fork`: at the last one another request reads so many tokens of the conversation."""
     made = WithState(narrow(False)) if kind == "hybrid" else narrow(kind == "windowed")
+    drafts = None
+    if kind == "headed":
+        made = HeadedModel(narrow(False), OneLayer(), None)
+        mx.eval(made.drafter.parameters())
+        drafts = Drafts(DraftGate(Published({1: 1.0, 32: 1.0}), head=Published({1: 0.01, 32: 0.01})))
     quantisation = Quantisation(8, 64, 0) if kind == "8-bit" else None
     gc.collect()
     mx.clear_cache()
@@ -177,11 +191,12 @@ def conversation(kind: str, turns: int = 5, fork: int = 0) -> Taken:
     fresh = lambda: make_prompt_cache(made)  # noqa: E731
     kv = KVStore(LayerKit(fresh), StoreConfig(budget_bytes=BUDGET))
     store = GuardedStore(kv, fresh)
-    runner = ModelRunner(made, eos=[NEVER], max_rows=2, quantisation=quantisation, batches=not fork)
+    gate = None if drafts is None else drafts.gate
+    runner = ModelRunner(made, eos=[NEVER], max_rows=2, quantisation=quantisation, batches=not fork, gate=gate)
     scheduler = Scheduler(
         runner,
         store,
-        lambda work, generated: TextDrawing(work, None, generated),
+        lambda work, generated: TextDrawing(work, None, generated, drafts),
         limits=SchedulerLimits(step=64),
         max_concurrency=2,
         memory=MemoryGuard(store, FixedMemory(0, BUDGET)),
@@ -204,17 +219,30 @@ def conversation(kind: str, turns: int = 5, fork: int = 0) -> Taken:
         peak = max(peak, mx.get_peak_memory() if number else 0)
         tokens = [*tokens, *sink.done.tokens, *(number + n for n in range(NEW))]
     assert not fork or other_sink.done.report.reused == fork
+    if drafts is not None:
+        assert sink.done.report.drafted > 0
+        drafts.close()
     used = kv.stats()["used_bytes"]
     taken = Taken((peak - before) / used, (mx.get_active_memory() + mx.get_cache_memory() - before) / used)
-    print(f"{kind}, fork={fork}: {taken}")
+    print(f"{kind}, fork={fork}: {taken}, {used / len(tokens):,.0f} bytes a token")
     return taken
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["plain", "hybrid", "windowed", "8-bit"])
+@pytest.mark.parametrize("kind", ["plain", "hybrid", "windowed", "8-bit", "headed"])
 def test_four_turns_of_a_conversation_hold_its_kv_once(kind: str) -> None:
     taken = conversation(kind)
     assert taken.peak <= 1.3 and taken.after <= 1.05
+
+
+def test_a_head_of_one_layer_adds_the_kv_of_one_layer() -> None:
+    plain, headed = narrow(False), HeadedModel(narrow(False), OneLayer(), None)
+    sizes = []
+    for made in (plain, headed):
+        cache = made.make_cache() if made is headed else make_prompt_cache(made)
+        made(mx.zeros((1, 256), dtype=mx.int32), cache=cache)
+        sizes.append(LayerKit(lambda made=made: make_prompt_cache(made)).slice(cache, 0, 256).nbytes)  # type: ignore[misc]
+    assert sizes[1] == sizes[0] * (LAYERS + 1) / LAYERS == 256 * (LAYERS + 1) * 2 * (WIDTH // 2) * 4
 
 
 @pytest.mark.thorough

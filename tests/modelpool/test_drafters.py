@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
 from start_llm.modelpool.builder import ModelBuilder, _check_vocabulary
 from start_llm.models.background import at_once
+from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from start_llm.models.room import Weights
 from tests.engine.headed import write_checkpoint
 from tests.modelpool.test_builder import on_a_thread
@@ -68,6 +70,31 @@ def test_a_small_model_drafts_where_its_vocabulary_fits(checkpoint: Path, tmp_pa
     found, lines = load(oracle, tmp_path, about, draft_model=str(build_oracle(tmp_path / "small")))
     assert lines == [f"drafts    the small model {tmp_path / 'small'} drafts for oracle"]
     assert found[:2] == (True, True)
+
+
+def test_a_drafter_larger_than_what_is_free_is_not_read(checkpoint: Path, tmp_path: Path) -> None:
+    oracle = build_oracle(tmp_path / "oracle")
+    small = build_oracle(tmp_path / "small")
+    weights = (small / "model.safetensors").stat().st_size
+    needed = PREFILL_BYTES + LEAST_CACHE_BYTES + 2 * weights
+    more = {"draft_model": str(small), "pool_memory_bytes": needed}
+    assert load(oracle, tmp_path, about, **more)[0][:2] == (True, True)
+    found, lines = load(oracle, tmp_path, about, **more | {"pool_memory_bytes": needed - weights})
+    assert found[:2] == (False, False)
+    sizes = r"its weights take 0\.\d\d GiB, and 0\.\d\d GiB are free beside the model and the least that a prefill"
+    why = rf"drafts    the small model \S+ does not draft for oracle: {sizes} and KV need"
+    assert len(lines) == 1 and re.fullmatch(why, lines[0])
+
+
+def test_a_head_that_is_not_used_is_named_and_the_model_is_served(checkpoint: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text('{"model_type": "gemma4_assistant"}')
+    (head / "model.safetensors").write_bytes(b"")
+    found, lines = load(checkpoint, tmp_path, about, draft_model=str(head))
+    assert found[:2] == (False, False)
+    why = "it reads the KV of the model's own layers, which is not built in; a small model can draft (DRAFT_MODEL)"
+    assert lines == [f"drafts    the assistant in {head} does not draft for model: {why}"]
 
 
 def test_a_small_model_whose_tokenizer_is_broken_drafts_not(tmp_path: Path) -> None:

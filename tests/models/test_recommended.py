@@ -9,6 +9,7 @@ from start_llm.models.recommended import (
     SOURCE,
     bandwidth,
     full_name,
+    published_head,
     recommend,
     tokens_per_second,
 )
@@ -30,6 +31,14 @@ def test_three_at_most_that_fit_best_first(gib: int) -> None:
 
 def test_nothing_for_a_tiny_machine() -> None:
     assert recommend(4 * GIB, 3 * GIB) == []
+
+
+def test_a_published_head_is_known_by_any_conversion_of_its_model() -> None:
+    head = "mlx-community/Qwen3.6-27B-MTP-4bit"
+    for model in ("mlx-community/Qwen3.6-27B-4bit", "Qwen/Qwen3.6-27B", "somebody/Qwen3.6-27B-MLX-8bit", "Qwen3.6-27B"):
+        assert published_head(model) == head
+    for other in (head, "mlx-community/Qwen3.6-270B-4bit", "mlx-community/Qwen3-0.6B-4bit", "", "Qwen3.6-27B/mtp"):
+        assert published_head(other) == ""
 
 
 def test_rates_follow_the_memory() -> None:

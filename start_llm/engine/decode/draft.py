@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,6 @@ LONGEST_MATCH = 32  # longer matches are not told apart
 FORCED_MATCH = 64  # stands for a match where a grammar leaves no choice
 HEAD_MATCH = 128  # stands for a match where a head proposes; one more for each token that it has proposed before
 MOST_INDEXED = 1 << 20  # tokens an index holds at first; of longer texts the end is kept. About 20 bytes each.
-
-Source = Literal["copied", "headed", "forced"]
 
 _MATCHES = (LEAST_MATCH, 4, 5, 6, 8, 12, 16, 24, LONGEST_MATCH, FORCED_MATCH, *range(HEAD_MATCH, HEAD_MATCH + 5))
 _EXPECTED = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97, 0.8, 0.7, 0.6, 0.6, 0.5)
@@ -45,16 +42,16 @@ _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may come next."""
+    """Tokens that may come next: of a text, of a grammar, of a head; or of one of the first two and then of a head."""
 
     tokens: list[int]
     match: int  # how many tokens in front of it were equal, or `FORCED_MATCH`, or `HEAD_MATCH`
+    headed: int = 0  # so many at the end were proposed by a head
 
-    @property
-    def source(self) -> Source:
-        if self.match >= HEAD_MATCH:
-            return "headed"
-        return "forced" if self.match >= FORCED_MATCH else "copied"
+    def match_of(self, index: int) -> int:
+        """What `Acceptance` knows the token at `index` by."""
+        by_head = index >= len(self.tokens) - self.headed
+        return index + (HEAD_MATCH if by_head else self.match)
 
 
 @dataclass(slots=True)
@@ -68,9 +65,15 @@ class DecodeCounts:
     headed: int = 0  # by a head
     forced: int = 0  # by a grammar
 
-    def accept(self, source: Source, tokens: int) -> None:
-        self.accepted += tokens
-        setattr(self, source, getattr(self, source) + tokens)
+    def accept(self, proposal: Proposal, right: int) -> None:
+        """So many tokens of the proposal were right."""
+        first = min(right, len(proposal.tokens) - proposal.headed)
+        self.accepted += right
+        self.headed += right - first
+        if proposal.match >= FORCED_MATCH:
+            self.forced += first
+        else:
+            self.copied += first
 
 
 class Acceptance:

@@ -8,8 +8,9 @@ wide passes cost no more than narrow ones. Tries take under a hundredth of the t
 does the gate go on with wide passes only: a narrow one now and then tells what they are compared with, and at once
 where wide ones have changed.
 
-Where several sources have something to propose (a copy, a grammar, a head), that one is taken which gains most. The
-time that a head takes to propose counts.
+Where several sources have something to propose (a copy, a grammar, a head), that one is taken which gains most. Behind
+a copy that ends, or behind what a grammar leaves no choice about, a head may go on in the same draft. The time that a
+head takes to propose counts.
 """
 
 from __future__ import annotations
@@ -35,10 +36,22 @@ class DraftOption:
 
     match: int
     most: int
+    continued: int = 0  # tokens that a head may propose behind all of these
+    read: int = 0  # steps that the head takes before that, over these tokens
 
     @property
     def is_head(self) -> bool:
         return self.match >= HEAD_MATCH
+
+    def match_of(self, index: int) -> int:
+        """What `Acceptance` knows the token at `index` by."""
+        return index + (HEAD_MATCH if index >= self.most else self.match)
+
+    def head_steps(self, tokens: int) -> int:
+        """That a head takes for a draft of so many tokens."""
+        if self.is_head:
+            return tokens
+        return self.read + tokens - self.most if tokens > self.most else 0
 
 
 class DraftGate:
@@ -150,18 +163,20 @@ class DraftGate:
 
         `seconds`: of passes by their width. `head`: of a head's proposals, by their length.
         """
-        base, match = seconds[carried + 1], option.match
+        base = seconds[carried + 1]
+        longest = min(option.most + option.continued, MOST_DRAFTED, MOST_WIDE - carried - 1)
         best, best_gain = 0, LEAST_GAIN
         expected, chance, again = 0.0, 1.0, 0.0
-        for drafted in range(1, min(option.most, MOST_DRAFTED, MOST_WIDE - carried - 1) + 1):
-            right = acceptance.chance(match + drafted - 1)
+        for drafted in range(1, longest + 1):
+            right = acceptance.chance(option.match_of(drafted - 1))
             if self.carries:  # if it fails here, what came before is computed once more
                 again += chance * (1 - right) * (seconds[drafted + 1] - seconds[1])
             chance *= right
             expected += chance
             if chance < _HOPELESS:
                 break
-            proposing = head[drafted] if head is not None and option.is_head else 0.0
+            steps = option.head_steps(drafted)
+            proposing = head[steps] if head is not None and steps else 0.0
             gain = (1 + expected) * base / (seconds[carried + 1 + drafted] + again + proposing)
             if gain > best_gain:
                 best, best_gain = drafted, gain

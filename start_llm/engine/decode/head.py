@@ -11,15 +11,13 @@ of the head. What the head needs are a few more layers in the row's cache:
 Drafts are drawn by the row's own sampler, with the noise that the model's token in that place is going to be drawn
 with. So head and model mostly draw the same token wherever their distributions are alike.
 
-All uses of upstream internals that heads need are here. mlx-vlm's drafters: `load_drafter`, `bind`, `_input_embed`,
-`_input_embed_scale`, `_forward_hidden`, `_lm_head_fn`, `make_cache`. Models of mlx-lm and mlx-vlm: the `model` inside
-of a language model returns the hidden states in front of the output projection.
+Uses of models' internals: the `model` (of Nemotron-H the `backbone`) inside of a language model returns the hidden
+states in front of the output projection, and its `layers` return theirs. Those of heads are in `upstream_heads`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -31,15 +29,18 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
 from start_llm.engine.decode.costs import MOST_WIDE
 from start_llm.engine.decode.row import Cache, Remembering, Sampler
+from start_llm.engine.decode.upstream_heads import in_vocabulary, load_head
 from start_llm.kvcache.layers import leaves
 from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.drafters import DrafterFiles
+from start_llm.models.stepwise import read_weights
 
 
 class Drafter(Protocol):
     """Guesses the token behind each of some tokens, from them and from what it kept of those before (its cache)."""
 
     reads_hidden: bool  # it is given the model's hidden states
+    captured: tuple[int, ...]  # the layers that these are of, side by side; none: what the output projection is given
 
     def make_cache(self) -> Cache: ...
 
@@ -62,34 +63,11 @@ class Drafter(Protocol):
         ...
 
 
-class MtpHead:
-    """A head of mlx-vlm's drafters. It computes with the model's own embedding and output projection."""
-
-    reads_hidden = True
-
-    def __init__(self, module: Any, language: Any) -> None:
-        """`language`: the language model, with its embedding in ``model.embed_tokens``."""
-        self._module = module.bind(language)
-
-    def make_cache(self) -> Cache:
-        return [KVCache() for _ in self._module.make_cache()]
-
-    def parameters(self) -> Any:
-        return self._module.parameters()
-
-    def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
-        module = self._module
-        embedded = module._input_embed(tokens) * module._input_embed_scale
-        return cast(mx.array, module._forward_hidden(embedded, hidden, cache, None))
-
-    def logits(self, state: mx.array) -> mx.array:
-        return cast(mx.array, self._module._lm_head_fn(state))
-
-
 class SmallModel:
     """A text model of mlx-lm. It reads the tokens themselves, as the large one does."""
 
     reads_hidden = False
+    captured: tuple[int, ...] = ()
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         """`vocabulary`: tokens of the large model. Raises NotSupported: its cache cannot be cut at every token."""
@@ -108,10 +86,7 @@ class SmallModel:
         return cast(mx.array, self._model(mx.minimum(tokens, self._own_vocabulary - 1), cache=cache))
 
     def logits(self, state: mx.array) -> mx.array:
-        missing = self._vocabulary - self._own_vocabulary
-        if missing <= 0:  # both are often padded, to other sizes
-            return state[..., : self._vocabulary]
-        return mx.pad(state, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf, state.dtype))
+        return in_vocabulary(state, self._vocabulary)
 
 
 class HiddenTail(ArraysCache):  # type: ignore[misc]
@@ -176,7 +151,8 @@ class HeadedModel:
 
     def __init__(self, model: Any, drafter: Drafter, inner: Any) -> None:
         self._model, self.drafter = model, drafter
-        self._hidden = _captured(inner) if drafter.reads_hidden else []
+        states = [inner.layers[index] for index in drafter.captured] or [inner]
+        self._hidden = _Captured(states) if drafter.reads_hidden else None
         own = list(make_prompt_cache(model))
         self._own = len(own)
         self._transient = all(type(leaf) is KVCache for leaf in leaves(own))
@@ -201,6 +177,11 @@ class HeadedModel:
         own = cache[: self._own]
         return self._with_entries(inputs, self._model(inputs, cache=own), own, cache)
 
+    def release(self) -> None:
+        """The model is as it was without a drafter. This one must not be called any more."""
+        if self._hidden is not None:
+            self._hidden.release()
+
     def see(self, tokens: Sequence[int], cache: Cache, images: Sequence[ImageSpan]) -> mx.array:
         """Logits of one row that holds whole images; their starts count from the first of `tokens`."""
         own = cache[: self._own]
@@ -211,16 +192,31 @@ class HeadedModel:
         tail = cache[-1]
         return tail.cache[0][:, :tokens] if isinstance(tail, HiddenTail) else None
 
+    def steps_over(self, draft: int) -> int:
+        """Steps that it takes to read a draft of so many tokens, before it goes on with it.
+
+        A head needs the hidden state behind each token. It guesses those of a draft, one after the other. A small model
+        reads the whole draft with the row's newest token.
+        """
+        return draft if self.drafter.reads_hidden else 0
+
     def propose(
-        self, cache: Cache, tokens: Sequence[int], ahead: mx.array | None, count: int, sampler: Sampler
+        self,
+        cache: Cache,
+        tokens: Sequence[int],
+        ahead: mx.array | None,
+        count: int,
+        sampler: Sampler,
+        draft: Sequence[int] = (),
     ) -> list[int]:
-        """What may follow `tokens`; the cache is left as it was. Waits for the device.
+        """What may follow `tokens` and `draft`; the cache is left as it was. Waits for the device.
 
         Args:
             tokens: the newest tokens of one row, in no KV yet; one at least.
             ahead: the hidden states behind all of them but the last, [1, len(tokens) - 1, width], where they are known.
             count: how many tokens to propose.
             sampler: of the row; it is left as it was.
+            draft: what is proposed already to follow `tokens`.
         """
         tail, layers = cache[-1], self._layers_of(cache)
         hidden = None
@@ -229,7 +225,13 @@ class HeadedModel:
         inner = getattr(sampler, "inner", sampler)
         remembering = inner if isinstance(inner, Remembering) else None
         saved = remembering.save() if remembering is not None else None
-        state = self.drafter.extend(mx.array(list(tokens))[None], hidden, layers)[:, -1:]
+        stepwise = self.steps_over(len(draft))
+        known = [*tokens, *draft]
+        state = self.drafter.extend(mx.array(known[: len(known) - stepwise])[None], hidden, layers)[:, -1:]
+        for token in known[len(known) - stepwise :]:
+            state = self.drafter.extend(mx.array([[token]]), state, layers)
+        if remembering is not None:
+            remembering.skip(len(draft))
         drawn: list[mx.array] = []
         for _ in range(count):
             if drawn:
@@ -239,7 +241,7 @@ class HeadedModel:
         if remembering is not None:
             remembering.restore(saved)
         for leaf in leaves(layers):
-            leaf.trim(len(tokens) + count - 1)
+            leaf.trim(len(known) + count - 1)
         return cast(list[int], mx.concatenate(drawn).tolist())
 
     def _layers_of(self, cache: Cache) -> Cache:
@@ -251,8 +253,8 @@ class HeadedModel:
         cache[: self._own] = own  # some models put new layers into the list
         tokens = mx.where(tokens >= FIRST_IMAGE_ID, 0, tokens)
         hidden, layers = None, self._layers_of(cache)
-        if self.drafter.reads_hidden:
-            newest = self._hidden.pop()
+        if self._hidden is not None:
+            newest = self._hidden.take()
             hidden = cache[-1].before(newest)
             cache[-1].keep(newest)
         self.drafter.extend(tokens, hidden, layers)
@@ -260,31 +262,35 @@ class HeadedModel:
         return cast(mx.array, mx.depends([logits], written)[0])  # type: ignore[no-untyped-call]
 
 
-def add_drafter(model: Any, language: Any, files: DrafterFiles, trust_code: bool = False) -> HeadedModel:
-    """`model` with a drafter. Raises NotSupported: it cannot be read, or does not fit; the message ends a sentence.
+def add_drafter(
+    model: Any, language: Any, files: DrafterFiles, trust_code: bool = False
+) -> Generator[float, None, HeadedModel]:
+    """`model` with a drafter, whose weights are read some at a step.
 
     Args:
         model: of mlx-lm, or in the shape of one.
         language: the language model that it computes with, of mlx-lm or mlx-vlm.
+
+    Raises:
+        NotSupported: it cannot be read, or does not fit; the message ends a sentence.
     """
-    inner = None if files.kind == "model" else getattr(language, "model", None)
-    plain = type(inner)
+    made: HeadedModel | None = None
     try:
+        vocabulary = model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1]  # nothing is computed
         drafter: Drafter
         if files.kind == "model":
-            vocabulary = model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1]  # nothing is computed
-            drafter = SmallModel(mlx_load_model(files.folder, trust_remote_code=trust_code)[0], vocabulary)
+            small = mlx_load_model(files.folder, lazy=True, trust_remote_code=trust_code)[0]
+            yield from read_weights(small)
+            drafter = SmallModel(small, vocabulary)
         else:
-            module, _ = import_module("mlx_vlm.speculative.drafters").load_drafter(str(files.folder))
-            mx.eval(module.parameters())
-            drafter = MtpHead(module, language)
-        made = HeadedModel(model, drafter, inner)
+            drafter = yield from load_head(files.folder, language, vocabulary)
+        made = HeadedModel(model, drafter, None if files.kind == "model" else inside_of(language))
         cache = made.make_cache()  # it is tried once, so that what does not fit shows now
         made(mx.array([[0, 0]]), cache=cache)
         made.propose(cache, [0], None, 2, lambda logprobs: mx.argmax(logprobs, axis=-1))
     except LIBRARY_ERRORS as error:
-        if inner is not None:
-            inner.__class__ = plain
+        if made is not None:
+            made.release()
         raise NotSupported(f"it cannot be used: {type(error).__name__}: {str(error)[:300]}") from error
     return made
 
@@ -294,16 +300,36 @@ def language_of(model: Any) -> Any:
     return getattr(model, "language_model", model)
 
 
-def _captured(inner: Any) -> list[mx.array]:
-    """From now on the last thing that `inner` returned is kept in this list, until somebody takes it."""
-    kept: list[mx.array] = []
-    plain: type = type(inner)
+def inside_of(language: Any) -> Any:
+    """The module inside of a language model that returns what the output projection is given."""
+    return language.backbone if hasattr(language, "backbone") else language.model
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = plain.__call__(self, *args, **kwargs)
-        kept[:] = [found]
-        return found
 
-    methods: dict[str, Callable[..., Any]] = {"__call__": call}
-    inner.__class__ = type(plain.__name__, (plain,), methods)
-    return kept
+class _Captured:
+    """Keeps the last thing that each of some modules returned, until somebody takes it."""
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._modules: list[tuple[Any, type]] = []
+        self._last: list[mx.array | None] = [None] * len(modules)
+        for index, module in enumerate(modules):  # one of them may be there twice
+            plain = type(module)
+            methods: dict[str, Callable[..., Any]] = {"__call__": self._call(plain, index)}
+            module.__class__ = type(plain.__name__, (plain,), methods)
+            self._modules.append((module, plain))
+
+    def take(self) -> mx.array:
+        """[rows, tokens, the widths of all of them]."""
+        last, self._last = self._last, [None] * len(self._last)
+        return last[0] if len(last) == 1 else mx.concatenate(last, axis=-1)  # type: ignore[arg-type, return-value]
+
+    def release(self) -> None:
+        for module, plain in reversed(self._modules):
+            module.__class__ = plain
+
+    def _call(self, plain: type, index: int) -> Callable[..., Any]:
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            found = plain.__call__(module, *args, **kwargs)
+            self._last[index] = found
+            return found
+
+        return call

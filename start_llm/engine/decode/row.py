@@ -26,6 +26,9 @@ class Remembering:
     def restore(self, state: Any) -> None:
         self.__dict__.update(state)
 
+    def skip(self, tokens: int) -> None:
+        """Of a sampler: as if it had drawn so many tokens."""
+
 
 @dataclass(slots=True)
 class RowState:

@@ -92,6 +92,9 @@ class SeededSampler(Remembering):
         self._seed = sampling.seed * _ODD
         self._place = drawn
 
+    def skip(self, tokens: int) -> None:
+        self._place += tokens
+
     def __call__(self, logprobs: mx.array) -> mx.array:
         sampling = self._sampling
         key = mx.random.key((self._seed + self._place) & _64_BITS)

@@ -42,9 +42,9 @@ class _Row:
         counts = self.drafts.counts
         counts.forwards += 1
         counts.drafted += drafted
-        counts.accept(self.proposal.source, right)
+        counts.accept(self.proposal, right)
         for i in range(min(right + 1, drafted)):
-            self.drafts.acceptance.observe(self.proposal.match + i, i < right)
+            self.drafts.acceptance.observe(self.proposal.match_of(i), i < right)
         if self.drafter is not None:
             self.drafter.append(self.proposal.tokens[:right])
 

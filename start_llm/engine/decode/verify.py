@@ -247,17 +247,30 @@ class SingleRow:
             proposals.append(Proposal([], HEAD_MATCH))  # it is asked only if it is chosen
         if not proposals:
             return None
-        options = [DraftOption(p.match, len(p.tokens) or min(most, MOST_HEADED)) for p in proposals]
+        options = [self._option(proposal, most) for proposal in proposals]
         acceptance, context = self.state.drafts.acceptance, len(self.state.tokens)
         index, length = self._gate.choose(acceptance, options, carried=len(now.carried), context=context)
-        if not length:
-            return None
-        draft = proposals[index].tokens[:length] or self._from_head(token, now, length)
+        first = proposals[index].tokens[:length]
+        draft = self._possible(token, first)
+        if len(draft) == len(first) < length:
+            draft = self._possible(token, [*draft, *self._from_head(token, now, draft, length - len(draft))])
+        return Proposal(draft, proposals[index].match, max(0, len(draft) - len(first))) if draft else None
+
+    def _option(self, proposal: Proposal, most: int) -> DraftOption:
+        """A head takes up to `MOST_HEADED` steps. Behind another proposal those over its tokens count, too."""
+        count = len(proposal.tokens)
+        if not count:
+            return DraftOption(proposal.match, min(most, MOST_HEADED))
+        if self._head is None or proposal.tokens[-1] in self._stops:
+            return DraftOption(proposal.match, count)
+        read = self._head.steps_over(count)
+        return DraftOption(proposal.match, count, max(0, min(most - count, MOST_HEADED - read)), read)
+
+    def _possible(self, token: int, draft: list[int]) -> list[int]:
+        """The draft, up to where the answer may end or the grammar forbids it."""
         end = next((i for i, drafted in enumerate(draft) if drafted in self._stops), None)
         draft = draft if end is None else draft[: end + 1]
-        if self._guide is not None:
-            draft = draft[: self._guide.allowed(token, draft)]
-        return Proposal(draft, proposals[index].match) if draft else None
+        return draft if self._guide is None or not draft else draft[: self._guide.allowed(token, draft)]
 
     def _from_text(self, token: int, most: int) -> Proposal | None:
         """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""
@@ -267,12 +280,14 @@ class SingleRow:
             return Proposal(forced, FORCED_MATCH)
         return proposal
 
-    def _from_head(self, token: int, now: _NextPass, count: int) -> list[int]:
+    def _from_head(self, token: int, now: _NextPass, draft: list[int], count: int) -> list[int]:
+        """`count` tokens that may follow the newest one and `draft`."""
         assert self._head is not None and self._gate is not None and self._gate.head is not None
         began = time.perf_counter()
         fed = [*now.carried, token]
-        drawn = self._head.propose(self.state.cache, fed, now.ahead, count, self.state.sampler)
-        self._gate.head.observe(count, len(self.state.tokens), time.perf_counter() - began)
+        drawn = self._head.propose(self.state.cache, fed, now.ahead, count, self.state.sampler, draft)
+        steps = self._head.steps_over(len(draft)) + count
+        self._gate.head.observe(steps, len(self.state.tokens), time.perf_counter() - began)
         return drawn
 
     def _room(self, carried: int) -> int:
@@ -285,9 +300,9 @@ class SingleRow:
     def _learn(self, proposal: Proposal, right: int) -> None:
         drafts, draft = self.state.drafts, proposal.tokens
         drafts.counts.drafted += len(draft)
-        drafts.counts.accept(proposal.source, right)
+        drafts.counts.accept(proposal, right)
         for i in range(min(right + 1, len(draft))):
-            drafts.acceptance.observe(proposal.match + i, i < right)
+            drafts.acceptance.observe(proposal.match_of(i), i < right)
         if self._drafter is not None:
             self._drafter.append(draft[:right])
 

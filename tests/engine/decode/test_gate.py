@@ -10,7 +10,7 @@ import pytest
 
 from scripts.bench.drafting import Published, cost_at
 from start_llm.engine.decode.costs import MOST_WIDE, WIDTHS, PassCosts
-from start_llm.engine.decode.draft import Acceptance
+from start_llm.engine.decode.draft import HEAD_MATCH, Acceptance
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 
 FLAT = {1: 1.0, 32: 1.0}
@@ -73,6 +73,28 @@ def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
     assert copies.chance(4) > 0.8 > 0.2 > invents.chance(4)
     assert one.length(copies, 4, 31, carried=0, context=0) > 0 == one.length(invents, 4, 31, carried=0, context=0)
     assert Acceptance(one.acceptance).chance(4) < 0.2, "a new one begins as most of them were"
+
+
+def test_a_head_goes_on_behind_a_copy_where_the_time_that_it_takes_pays() -> None:
+    for head, read, expected in (({1: 0.01, 8: 0.08}, 0, 8), ({1: 0.5, 8: 4.0}, 0, 3), ({1: 0.1, 16: 1.6}, 9, 3)):
+        one = gate(FLAT)
+        one.head = Published(head)
+        for _ in range(60):
+            for index in range(5):
+                one.acceptance.observe(HEAD_MATCH + index, True)
+        option = DraftOption(16, 3, continued=5, read=read)
+        assert one.choose(one.acceptance, [option], carried=0, context=100) == (0, expected)
+
+
+def test_a_copy_with_a_head_behind_it_is_taken_before_the_head_alone() -> None:
+    one = gate(FLAT)
+    one.head = Published({1: 0.01, 8: 0.08})
+    options = [DraftOption(32, 3, continued=5), DraftOption(HEAD_MATCH, 8)]
+    index, length = one.choose(one.acceptance, options, carried=0, context=100)
+    assert index == 0 and length > 3
+    for _ in range(60):
+        one.acceptance.observe(32, False)
+    assert one.choose(one.acceptance, options, carried=0, context=100)[0] == 1
 
 
 def test_a_pass_over_blocks_of_several_rows_is_as_wide_as_all_of_them_gain() -> None:

@@ -1,0 +1,50 @@
+"""The command `pull`: with a model comes the head that is published for it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.cli import fetched
+from start_llm.cli.models import main_recommend
+from start_llm.core.settings import load_settings
+from start_llm.models.pull import Pulled, PullError
+
+HEAD = "mlx-community/Qwen3.6-27B-MTP-4bit"
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, refused: str = "") -> tuple[int, list[str]]:
+    """`refused`: what the hub does not have."""
+    asked: list[str] = []
+
+    def pull(repository: str, progress: Any, *, revision: str | None) -> Pulled:
+        asked.append(f"{repository}@{revision}")
+        if repository == refused:
+            raise PullError(f"The hub has no model {repository}.")
+        return Pulled(Path(), 10**9, 0, "c0ffee")
+
+    monkeypatch.setattr(fetched, "pull", pull)
+    return fetched.main_pull(load_settings(None), argparse.Namespace(name=name, revision="main")), asked
+
+
+def test_the_head_is_fetched_with_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run("qwen3.6-27b", monkeypatch)
+    assert found == (0, ["mlx-community/Qwen3.6-27B-4bit@main", f"{HEAD}@None"])
+    assert capsys.readouterr().out.splitlines()[1].endswith("It drafts for qwen3.6-27b (DRAFT_MODEL=auto).")
+    assert run("owner/other", monkeypatch) == (0, ["owner/other@main"])
+
+
+def test_a_head_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("qwen3.6-27b", monkeypatch, refused=HEAD)[0] == 0
+    assert capsys.readouterr().err == f"The hub has no model {HEAD}.\n"
+    assert run("qwen3.6-27b", monkeypatch, refused="mlx-community/Qwen3.6-27B-4bit")[0] == 1
+
+
+def test_recommend_names_the_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_recommend(load_settings(None), argparse.Namespace(memory=32)) == 0
+    assert f"qwen3.6-27b: start-llm pull fetches {HEAD} with it" in capsys.readouterr().out.replace("python3.12 ", "")
