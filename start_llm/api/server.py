@@ -134,7 +134,8 @@ class ApiServer:
         request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
         board, owners = Board(request_log), access.RequestOwners()
         self._watcher = DisconnectWatcher()
-        self.page = Page(settings, service, self.metrics, board, owners, self._watcher.cancel)
+        status = Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency)
+        self.page = Page(settings, status, board, self._watcher.cancel)
         everybody = (self.metrics, request_log, board, self.page.daily, self.page.history, *observers)
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
         self._store = ResponsesStore(
@@ -146,7 +147,7 @@ class ApiServer:
             dialects,
             StoredResponses(self._store),
             self.page,
-            Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency),
+            status,
             Encodings(encoders, owners),
             AudioRoutes(audio, owners),
         )

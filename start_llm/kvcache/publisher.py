@@ -33,6 +33,7 @@ TICK_MILLISECONDS = 20  # between two looks at what the model thread has said; e
 REST = 20  # seconds of rest for each second of work: other threads need Python's lock
 MOST_WAITING = 20_000  # runs of tokens and turns
 REPLAYED = 10_000  # batches, as vLLM keeps
+REPLAYED_BYTES = 64 << 20  # of all of them; a prompt of 200,000 tokens makes a batch of a megabyte
 MOST_ASKED_BYTES = 1024  # of a part of a question; longer ones end their connection
 RANK = 0  # of data parallelism; this server has one
 
@@ -54,7 +55,8 @@ class KVEventPublisher:
         self._topic = topic.encode()
         self._waiting: deque[Callable[[], list[Any]]] = deque(maxlen=most_waiting)
         self._blocks = PublishedBlocks()
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=REPLAYED)
+        self._buffer: deque[tuple[int, bytes]] = deque()
+        self._buffer_bytes = 0
         self._sequence = time.time_ns() // 1_000_000
         self._drops_lock = threading.Lock()
         self._dropped = self._dropped_before = 0
@@ -174,6 +176,9 @@ class KVEventPublisher:
             return
         batch = self._encoder.encode([time.time(), events, RANK])
         self._buffer.append((self._sequence, batch))
+        self._buffer_bytes += len(batch)
+        while len(self._buffer) > REPLAYED or (self._buffer_bytes > REPLAYED_BYTES and len(self._buffer) > 1):
+            self._buffer_bytes -= len(self._buffer.popleft()[1])
         self._publish_socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), batch))
         self._sequence += 1
 

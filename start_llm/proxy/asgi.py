@@ -5,16 +5,18 @@ It knows neither LiteLLM nor what a request asks for.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
 from start_llm.core.errors import StartLLMError, TooLarge
+from start_llm.core.jsontext import LARGE
 from start_llm.core.protocol import anthropic_error, openai_error, responses_code
 
 START = "http.response.start"
@@ -43,6 +45,14 @@ async def read_body(receive: Receive, most_bytes: int) -> bytes | None:
             raise TooLarge(f"The body may have at most {most_bytes} bytes.", code="body_too_large")
         if not message.get("more_body"):
             return bytes(body)
+
+
+async def off_the_loop[T](size: int, read: Callable[..., T], *arguments: Any) -> T:
+    """What `read` returns, which looks into a body of `size` bytes.
+
+    A large one is read in a thread: all requests of the proxy share one event loop.
+    """
+    return await asyncio.to_thread(read, *arguments) if size > LARGE else read(*arguments)
 
 
 def with_body(scope: Scope, body: bytes, content_type: str | None = None) -> Scope:

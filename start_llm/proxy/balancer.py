@@ -10,17 +10,25 @@ later ends with an error in the words of its dialect.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.protocol import openai_error
-from start_llm.proxy.asgi import BODY, START, dialect_of, error_answer, last_event, replay, says_something
+from start_llm.proxy.asgi import (
+    BODY,
+    START,
+    dialect_of,
+    error_answer,
+    last_event,
+    off_the_loop,
+    replay,
+    says_something,
+)
 from start_llm.proxy.fleet import (
     ELSEWHERE,
     FROZEN_SECONDS,
@@ -32,11 +40,19 @@ from start_llm.proxy.fleet import (
     broken,
 )
 from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
-from start_llm.proxy.routing import route_key
+from start_llm.proxy.routing import RouteKey, fields_of, route_key
 
 _LOOK_SECONDS = 0.5
 _ENDS = re.compile(rb"data: \[DONE\]|event: (message_stop|error|response\.(completed|failed|incomplete))|\"error\": ?{")
 _TAIL_BYTES = 4096
+
+
+class _Routed(NamedTuple):
+    """A request, and what of it decides where it goes."""
+
+    key: RouteKey
+    holder: str | None  # the node that has the response which it goes on from
+    body: bytes
 
 
 class Balancer:
@@ -58,7 +74,8 @@ class Balancer:
         body = (await receive())["body"]
         answer = _NodeAnswer(dialect, send)
         try:
-            while await self._send_once(scope, body, receive, answer, outcome):
+            routed = await off_the_loop(len(body), self._read, body, Headers(scope=scope))
+            while await self._send_once(scope, routed, receive, answer, outcome):
                 outcome.forget_failure()
         except StartLLMError as error:  # no node is left
             outcome.failed, outcome.status = True, error.status
@@ -68,10 +85,12 @@ class Balancer:
             outcome.node = ""
 
     async def _send_once(
-        self, scope: Scope, body: bytes, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
+        self, scope: Scope, routed: _Routed, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
     ) -> bool:
         """Sends the request to one node. Whether it is to be sent to another one. Raises Unavailable."""
-        choice = await self._choose(scope, body, outcome)
+        key, holder, body = routed
+        anthropic = answer.dialect == "messages"
+        choice = await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
         outcome.node = choice.node.name
         with self._fleet.sending(choice) as begun:
             answer.begin(choice, begun)
@@ -101,12 +120,10 @@ class Balancer:
         await answer.finish(outcome.error or broken(choice.node, answer.dialect))
         return False
 
-    async def _choose(self, scope: Scope, body: bytes, outcome: RequestOutcome) -> Choice:
-        given, headers = json.loads(body), Headers(scope=scope)
+    def _read(self, body: bytes, headers: Headers) -> _Routed:
+        given = fields_of(body, is_json=True)
         holder = node_of_response(given.get("previous_response_id"), self._holders)
-        anthropic = dialect_of(scope) == "messages"
-        key = route_key(given, headers)
-        return await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
+        return _Routed(route_key(given, headers), holder, body)
 
     async def _wait(self, asking: asyncio.Future[None], choice: Choice, answer: _NodeAnswer) -> bool:
         """Until LiteLLM has answered. Whether the node is frozen, and nothing more is to be expected of it."""
@@ -121,11 +138,16 @@ class Balancer:
 
 
 class _NodeAnswer:
-    """A `Send` for what LiteLLM answers, node after node. It keeps an error back until `drop` or `finish`."""
+    """A `Send` for what LiteLLM answers, node after node. It keeps an error back until `drop` or `finish`.
+
+    The head goes out with the first piece of the body, so it names the node that this piece is from. A sign of life may
+    be that piece, and then another node may answer: a comment in the stream names that one.
+    """
 
     def __init__(self, dialect: str, send: Send) -> None:
         self.dialect, self._send = dialect, send
         self._head_sent = self._is_stream = False
+        self._head: Message | None = None  # of an answer, until the first piece of its body
         self._kept: list[Message] = []  # an error, head and body
         self._tail = b""  # the last bytes of a stream that were sent
         self.has_begun = False  # something of an answer has gone to the client
@@ -148,16 +170,24 @@ class _NodeAnswer:
         if message["status"] >= 400:
             self._kept = [message]
         elif not self._head_sent:
-            self._head_sent = True
             kind = dict(message.get("headers", ())).get(b"content-type", b"")
             self._is_stream = kind.startswith(b"text/event-stream")
             headers = [*message.get("headers", ()), (NODE_HEADER.encode(), self._choice.label.encode())]
-            await self._send(dict(message) | {"headers": headers})
+            self._head = dict(message) | {"headers": headers}
+        elif self._is_stream:
+            comment = f": {NODE_HEADER}: {self._choice.label}\n\n".encode()
+            await self._send({"type": BODY, "body": comment, "more_body": True})
+
+    async def _send_head(self) -> None:
+        if self._head is not None:
+            head, self._head, self._head_sent = self._head, None, True
+            await self._send(head)
 
     async def _pass_on(self, message: Message) -> None:
         body = message.get("body", b"")
         if not self._is_stream:
             self.has_begun = True
+            await self._send_head()
             await self._send(message)
             return
         if _is_error(body):
@@ -169,14 +199,16 @@ class _NodeAnswer:
         self._tail = (self._tail + body)[-_TAIL_BYTES:]
         # The end is written by `finish`, when it is known how the answer has ended.
         if body:
+            await self._send_head()
             await self._send(dict(message) | {"more_body": True})
 
     def drop(self) -> None:
         """Another node is asked: the client never sees this error."""
-        self._kept = []
+        self._kept, self._head = [], None
 
     async def finish(self, error: dict[str, Any] | None) -> None:
         """Nothing more comes. `error`: what has gone wrong, where something has."""
+        await self._send_head()
         if not self._head_sent:
             for message in self._kept:
                 await self._send(message)

@@ -7,7 +7,6 @@ this proxy gets 400 for them. It does not know which names those are: `applicati
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -17,8 +16,8 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from start_llm.core.errors import BadRequest, StartLLMError
-from start_llm.core.jsontext import LARGE, parse_object
-from start_llm.proxy.asgi import JSON, error_answer, read_body, replay, with_body
+from start_llm.core.jsontext import parse_object
+from start_llm.proxy.asgi import JSON, error_answer, off_the_loop, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
 
 _CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
@@ -78,10 +77,8 @@ class RequestBodies:
             raw = await read_body(receive, self._most_bytes)
             if raw is None:
                 return
-            if is_json and len(raw) > LARGE:
-                raw = await asyncio.to_thread(self._checked, dialect, raw)
-            elif is_json:
-                raw = self._checked(dialect, raw)
+            if is_json:
+                raw = await off_the_loop(len(raw), self._checked, dialect, raw)
         except StartLLMError as error:
             await error_answer(scope["path"], error)(scope, receive, send)
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from start_llm.proxy.asgi import BODY, START, dialect_of, last_event, replay, says_something, with_body
+from start_llm.proxy.asgi import BODY, START, dialect_of, last_event, off_the_loop, replay, says_something, with_body
 from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.sent import SentRecord
@@ -52,7 +52,8 @@ class Fallback:
         self, dialect: str, scope: Scope, kept_body: _KeptBody, first: _FirstAnswer, reason: str
     ) -> None:
         """The server has refused with `reason`; its answer was kept back."""
-        body = None if kept_body.client_left else self._provider_body(dialect, kept_body.body)
+        raw = b"" if kept_body.client_left else kept_body.body
+        body = await off_the_loop(len(raw), self._provider_body, dialect, raw) if raw else None
         if body is None:
             await first.release()
             return

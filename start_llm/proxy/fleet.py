@@ -39,6 +39,8 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds that a node is left out after a failure; the last one for all failures after it."""
 EXPLAIN_SECONDS = 0.05
 """What the nodes may take to say what they have stored of a prompt. Who is later counts as one that has nothing."""
+EXPLAIN_AGAIN_SECONDS = 0.5
+"""The same for a conversation that goes on and is not known here: computing all of it again takes longer."""
 SILENT_SECONDS = 10.0
 """A node whose `/health` was silent for so long is frozen: what it was sent, and has not begun to answer, is sent to
 another one."""
@@ -233,7 +235,7 @@ class NodeFleet:
         if home is None and len(offered) == 1:
             home, how = next(iter(offered)), "response" if holder else "only"
         if home is None:
-            stored, prompt = await self._stored(list(offered.values()), key.model, explain, anthropic)
+            stored, prompt = await self._stored(list(offered.values()), key, explain, anthropic)
             home, how = self._picker.choose(key, loads, stored, prompt), "stored"
             prefill = max(0, prompt - stored.get(home, 0))
         self._picker.remember(key, home, loads)
@@ -252,15 +254,15 @@ class NodeFleet:
         return Unavailable(f"No node is left that can answer ({states}).", retry_after=PAUSES[0])
 
     async def _stored(
-        self, members: Sequence[Member], model: str, body: bytes | None, anthropic: bool
+        self, members: Sequence[Member], key: RouteKey, body: bytes | None, anthropic: bool
     ) -> tuple[dict[str, int], int]:
         """What each node says that it has stored of the prompt, and how long that is; 0 where nobody knows."""
-        name = self._names.get(model, model).partition(ADAPTER_SIGN)[0]
+        name = self._names.get(key.model, key.model).partition(ADAPTER_SIGN)[0]
         ready = [member for member in members if name == MAIN_NAME or name in member.loaded]  # none is to load it
         if body is None or not ready:
             return {}, 0
         asking = {asyncio.create_task(self._explain(member, body, anthropic)): member.name for member in ready}
-        done, late = await asyncio.wait(asking, timeout=EXPLAIN_SECONDS)
+        done, late = await asyncio.wait(asking, timeout=EXPLAIN_AGAIN_SECONDS if key.goes_on else EXPLAIN_SECONDS)
         for task in late:
             task.cancel()
         said = {asking[task]: task.result() for task in done}

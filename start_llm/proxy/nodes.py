@@ -140,8 +140,12 @@ def _json(answer: httpx.Response) -> Any:
         return None
 
 
-def look_at(nodes: Sequence[ServerNode], ca_file: Path | None = None) -> list[dict[str, Any]]:
+def look_at(
+    nodes: Sequence[ServerNode], ca_file: Path | None = None, own: NodeStatus | None = None
+) -> list[dict[str, Any]]:
     """How all nodes are now, as plain JSON types; all are asked at once, `LOOK_SECONDS` for each question.
+
+    `own`: of the server that asks. It is not asked over HTTP: its only thread may be the one that waits for the others.
 
     `share`: of all requests that these nodes have answered since they were started, 0.0 to 1.0. Raises OSError.
     """
@@ -149,7 +153,8 @@ def look_at(nodes: Sequence[ServerNode], ca_file: Path | None = None) -> list[di
         httpx.Client(timeout=LOOK_SECONDS, trust_env=False, verify=certificates(ca_file)) as client,
         ThreadPoolExecutor(max(1, len(nodes))) as threads,
     ):
-        found = list(threads.map(lambda node: _look_at(client, node), nodes))
+        known = {own.name: own} if own else {}
+        found = list(threads.map(lambda node: known.get(node.name) or _look_at(client, node), nodes))
     total = sum(status.requests for status in found)
     return [asdict(status) | {"share": status.requests / total if total else 0.0} for status in found]
 
@@ -159,10 +164,8 @@ def _look_at(client: httpx.Client, node: ServerNode) -> NodeStatus:
         state, health = state_of(client.get(f"{node.url}/health"))
     except httpx.HTTPError as error:
         state, health = state_of(error)
-    running, waiting = count_of(health, "running"), count_of(health, "queued")
-    detail = str(health.get("detail", ""))
     if state in {"gone", "silent", "foreign"}:
-        return NodeStatus(node.name, state, detail=detail)
+        return NodeStatus(node.name, state, detail=str(health.get("detail", "")))
     try:
         models, metrics = (
             client.get(node.url + path, headers=headers_for(node)) for path in ("/v1/models", "/metrics")
@@ -171,9 +174,15 @@ def _look_at(client: httpx.Client, node: ServerNode) -> NodeStatus:
         return NodeStatus(node.name, state_of(error)[0], detail=str(error)[:200])
     if models.status_code in {401, 403}:
         return NodeStatus(node.name, "refused", detail="It does not take the key: NODES_API_KEY must be its API_KEY.")
-    cards, figures = cards_of(models), _figures(metrics.text)
+    return status_of(node.name, health, cards_of(models), metrics.text)
+
+
+def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], metrics: str) -> NodeStatus:
+    """Of what a server says at `/health`, `/v1/models` and `/metrics`."""
+    figures = _figures(metrics)
     return NodeStatus(
-        node.name, state, running, waiting, detail=detail,
+        name, health["state"], count_of(health, "running"), count_of(health, "queued"),
+        detail=str(health.get("detail", "")),
         version=figures.get("version", ""), models=tuple(str(card["id"]) for card in cards), loaded=loaded_of(cards),
         memory_bytes=count_of(figures, "start_llm_models_weight_bytes") + count_of(figures, "start_llm_kv_bytes"),
         stored_tokens=count_of(figures, "start_llm_kv_tokens"), requests=count_of(figures, "requests"),

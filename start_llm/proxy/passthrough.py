@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from start_llm.core.errors import Unavailable
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.protocol import error_headers
-from start_llm.proxy.asgi import JSON, START, dialect_of, error_answer, last_event, replay
+from start_llm.proxy.asgi import JSON, START, dialect_of, error_answer, last_event, off_the_loop, replay
 from start_llm.proxy.config import abilities, name_behind, names_behind
 from start_llm.proxy.fleet import (
     ELSEWHERE,
@@ -35,7 +35,7 @@ from start_llm.proxy.fleet import (
 )
 from start_llm.proxy.nodes import LOOK_SECONDS, ServerNode, cards_of, headers_for, loaded_of
 from start_llm.proxy.outcome import RequestOutcome, current
-from start_llm.proxy.routing import fields_of, route_key
+from start_llm.proxy.routing import RouteKey, fields_of, route_key
 
 COUNTS = ("messages/count_tokens", "responses/input_tokens")
 FORWARDED = (*COUNTS, "completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
@@ -75,9 +75,8 @@ class ServerRoutes:
         """A server's own answer, as it comes. Another node is asked where one does not answer or has no room."""
         outcome = current.get() or RequestOutcome()
         body, kind = await request.body(), request.headers.get("content-type", JSON)
-        given = fields_of(body, is_json=kind == JSON)
-        key, answer = route_key(given, request.headers), _no_answer(httpx.ConnectError(""))
-        body = self._renamed(given, body) if kind == JSON else body
+        key, body = await off_the_loop(len(body), self._read, body, kind, request.headers)
+        answer = _no_answer(httpx.ConnectError(""))
         left = len(self._fleet.members) - len(outcome.tried)
         while left > 0 and outcome.breaks < MOST_BREAKS:
             left -= 1
@@ -125,12 +124,13 @@ class ServerRoutes:
             asking.cancel()
             leaving.cancel()
 
-    def _renamed(self, given: dict[str, Any], body: bytes) -> bytes:
-        """`body` with the server's name of the model."""
+    def _read(self, body: bytes, kind: str, headers: Mapping[str, str]) -> tuple[RouteKey, bytes]:
+        """What decides where a body goes, and the body with the server's name of the model."""
+        given = fields_of(body, is_json=kind == JSON)
         model = given.get("model")
-        if not isinstance(model, str) or model not in self._names:
-            return body
-        return json.dumps(given | {"model": self._names[model]}).encode()
+        if kind == JSON and isinstance(model, str) and model in self._names:
+            body = json.dumps(given | {"model": self._names[model]}).encode()
+        return route_key(given, headers), body
 
     async def models(self, request: Request) -> Response:
         """Those of all nodes; of two with one name the one that is loaded, or else the first."""

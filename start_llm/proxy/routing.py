@@ -5,7 +5,9 @@ A request goes, in this order,
 1. to the node of its conversation (`NodePicker.home`), known by the client's name of the conversation, or by its system
    text and first user message. It stays there as long as that node is offered and not swamped.
 2. a new conversation, or one whose node is gone: to the nodes that have the longest beginning of its prompt stored
-   (`NodePicker.choose`). Nodes that lack at most `NEAR` of the prompt against the best one count as equal.
+   (`NodePicker.choose`). Nodes that lack at most `NEAR` of the prompt against the best one count as equal. For a
+   conversation that goes on only the best one counts: another proxy, or this one before it was started again, has sent
+   it there, and sends its next turn there, too.
 3. of those to the least loaded one: requests, then prompt tokens that it still has to compute, then conversations that
    live there. What is left is decided by a hash, so that several proxies without a common memory decide alike.
 
@@ -24,6 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from start_llm.core.errors import StartLLMError
+from start_llm.core.jsontext import parse_object
 from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS
 from start_llm.files.lru import Lru
 
@@ -34,6 +38,7 @@ CROWDED = 4
 SWAMPED = 4
 """A node at which so many requests wait gives conversations away, if at another one nobody waits."""
 MOST_CONVERSATIONS = 8192
+_OF_A_MODEL = ("reasoning", "function_call", "custom_tool_call")  # items of Responses that have no role
 _DIGITS = re.compile(r"\d+")
 _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
 _CLAUDE_SESSION = re.compile(r"_session_([0-9a-fA-F-]+)$")
@@ -48,6 +53,7 @@ class RouteKey:
     conversation: tuple[str, ...]
     opening: str  # of tools and system text; empty: it has neither
     opening_share: float = 0.0  # of the request's text, 0.0 to 1.0
+    goes_on: bool = False  # a part of it is a model's: it is not the first request of its conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,8 @@ class NodePicker:
             known[sent] = max(known[sent], int(key.opening_share * (prompt or 1000)))
         free = [node for node in loads if not _is_crowded(node, loads)]
         most = max(known[node] for node in free)
-        near = [node for node in free if known[node] >= most - NEAR * (prompt or 1000)]
+        margin = 0 if key.goes_on else NEAR * (prompt or 1000)
+        near = [node for node in free if known[node] >= most - margin]
         living = Counter(self._homes.values())
 
         def order(node: str) -> tuple[int, int, int, str]:
@@ -129,10 +136,9 @@ def fields_of(body: bytes, *, is_json: bool) -> dict[str, Any]:
     """The fields of a body, of a form only the model that it names. Empty where the body is neither."""
     if is_json:
         try:
-            given = json.loads(body)
-        except (ValueError, RecursionError):
+            return parse_object(body)
+        except StartLLMError:
             return {}
-        return given if isinstance(given, dict) else {}
     # Only one place is tried: a file of 64 MB may hold as many of them as it likes.
     begin = body.find(b'name="model"\r\n')
     found = _MODEL_FIELD.match(body, begin) if begin >= 0 else None
@@ -141,14 +147,14 @@ def fields_of(body: bytes, *, is_json: bool) -> dict[str, Any]:
 
 def route_key(body: Mapping[str, Any], headers: Mapping[str, str]) -> RouteKey:
     """Of a body of any dialect, whatever stands in it. `headers`: names in lower case."""
-    system, user, length = _beginning(body)
+    system, user, length, goes_on = _beginning(body)
     tools = _text(body.get("tools"))
     opening = digest(tools, _DIGITS.sub("", system)) if tools or system else ""
     name, model = conversation_name(body, headers), str(body.get("model", ""))
     exact = digest(model, name, opening, user) if system or user else ""
     named = digest(model, name) if name else ""
     share = (len(tools) + len(system)) / max(1, len(tools) + length)
-    return RouteKey(model, tuple(each for each in (exact, named) if each), opening, min(1.0, share))
+    return RouteKey(model, tuple(each for each in (exact, named) if each), opening, min(1.0, share), goes_on)
 
 
 def conversation_name(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
@@ -179,22 +185,23 @@ def _inner(user: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _beginning(body: Mapping[str, Any]) -> tuple[str, str, int]:
-    """(system text, first user message, characters of all messages), each as text that is equal where they are."""
+def _beginning(body: Mapping[str, Any]) -> tuple[str, str, int, bool]:
+    """(system text, first user message, characters of all messages, whether one of them is a model's)."""
     given = body.get("messages", body.get("input", body.get("prompt")))
     messages: Sequence[Any] = given if isinstance(given, list) else [] if given is None else [{"content": given}]
     system = [_text(body.get("system")), _text(body.get("instructions"))]
-    user, length = "", 0
+    user, length, goes_on = "", 0, False
     for message in messages:
         role = message.get("role", "user") if isinstance(message, dict) else "user"
         text = _text(message.get("content", message) if isinstance(message, dict) else message)
         length += len(text)
+        goes_on = goes_on or role == "assistant" or (isinstance(message, dict) and message.get("type") in _OF_A_MODEL)
         if role in {"system", "developer"} and not user:
             system.append(text)
         elif role == "user" and not user:
             user = text
     whole = "\n".join(text for text in system if text)
-    return whole, user, length + len(system[0]) + len(system[1])
+    return whole, user, length + len(system[0]) + len(system[1]), goes_on
 
 
 def _text(value: Any) -> str:

@@ -20,8 +20,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 
 def test_docs_and_routes_agree() -> None:
     unused: Any = None
-    page = Page(Settings(_env_file=None), unused, unused, Board(unused), unused, unused)  # type: ignore[call-arg]
     status = Status(unused, unused, unused, unused)
+    page = Page(Settings(_env_file=None), status, Board(unused), unused)  # type: ignore[call-arg]
     dialects, stored = Dialects(unused, unused, unused, unused), StoredResponses(unused)
     routes = build_routes(dialects, stored, page, status, Encodings(None, unused), AudioRoutes(None, unused))
     rows = [line.split("|")[1] for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]

@@ -54,6 +54,7 @@ def test_the_wire_is_that_of_vllm(events) -> None:
 def test_all_that_is_kept_is_sent_again(events) -> None:
     assert all_events(events.replay, 1)  # nothing is published any more: the buffer is this test's
     batch = msgspec.msgpack.encode(["x" * 5000])
+    events._buffer.clear()
     events._buffer.extend((events._sequence + number, batch) for number in range(publisher.REPLAYED))
     assert len(asked_again(events.replay, 0)) == publisher.REPLAYED
 
@@ -69,6 +70,18 @@ def test_what_was_missed_is_sent_again_from_a_number_on(events) -> None:
     assert asked_again(events.replay, numbers[-1]) == batches[-1:]
     assert asked_again(events.replay, numbers[-1] + 1) == []
     assert numbers[0] > 1_700_000_000_000, "numbers go on behind those of an earlier process"
+
+
+def test_what_is_sent_again_is_bounded_in_bytes(events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "REPLAYED_BYTES", 5000)
+    for number in range(20):
+        events.announce(TOKENS + number, TOKENS + number, held)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while events.figures()["kv_events_waiting"] and time.monotonic() < deadline:
+            time.sleep(0.005)  # so that each is a batch of its own
+    assert all_events(events.replay, 1), "the newest ones are there"
+    batches = [batch for _, batch in events._buffer]
+    assert 0 < sum(map(len, batches)) <= 5000 and len(batches) < 20
 
 
 def test_what_is_dropped_is_counted_and_clears_all(events) -> None:

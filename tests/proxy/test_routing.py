@@ -14,8 +14,10 @@ NODES = ("a", "b", "c")
 IDLE = dict.fromkeys(NODES, Load())
 
 
-def key(conversation: str = "c1", name: str = "", opening: str = "s", share: float = 0.8) -> RouteKey:
-    return RouteKey("m", tuple(each for each in (conversation, name) if each), opening, share)
+def key(
+    conversation: str = "c1", name: str = "", opening: str = "s", share: float = 0.8, goes_on: bool = False
+) -> RouteKey:
+    return RouteKey("m", tuple(each for each in (conversation, name) if each), opening, share, goes_on)
 
 
 # --- the decision ---------------------------------------------------------------
@@ -59,6 +61,26 @@ def test_nodes_that_have_nearly_as_much_share_by_load() -> None:
     loads = {"a": Load(3), "b": Load(1), "c": Load(2)}
     assert picker.choose(key(), loads, {"a": 900, "b": 850, "c": 100}, 1000) == "b"
     assert picker.choose(key(), loads | {"b": Load(3, prefill=9)}, {"a": 900, "b": 850}, 1000) == "a"
+
+
+def test_a_conversation_that_goes_on_is_found_by_a_proxy_that_does_not_know_it() -> None:
+    """Its last turn is a few percent of it, and another node has all the rest: the system text, which is of many."""
+    asked, loads = key(goes_on=True), IDLE | {"b": Load(4)}
+    assert NodePicker().choose(asked, loads, {"a": 900, "b": 950, "c": 900}, 1000) == "b"
+    assert NodePicker().choose(asked, IDLE | {"b": Load(CROWDED + 1)}, {"a": 900, "b": 950}, 1000) == "a"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"input": [{"role": "user", "content": "a"}, {"type": "function_call", "name": "read", "arguments": "{}"}]},
+    ],
+)
+def test_a_first_request_is_told_from_later_ones(body: dict[str, Any]) -> None:
+    assert route_key(body, {}).goes_on
+    first = {name: messages[:1] for name, messages in body.items()}
+    assert not route_key(first, {}).goes_on and not route_key({"input": "a"}, {}).goes_on
 
 
 def test_what_a_node_is_computing_counts_as_stored() -> None:

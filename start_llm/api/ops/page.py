@@ -29,17 +29,16 @@ from markupsafe import Markup
 
 from start_llm import __version__
 from start_llm.api.http import sse
-from start_llm.api.http.access import RequestOwners, Visitor
+from start_llm.api.http.access import Visitor
 from start_llm.api.http.routes import Feed, Reply, Request
+from start_llm.api.ops.status import Status
 from start_llm.clients import CLIENTS
 from start_llm.core.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
-from start_llm.core.service import Service
 from start_llm.core.settings import Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import SLOT_SECONDS, SLOTS, Board, Daily
 from start_llm.dashboard.history import History
-from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor, change_level, current_level
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
@@ -48,7 +47,7 @@ from start_llm.models.checkpoint import CheckpointError, architectures, check_so
 from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.pull import PullError, pull
 from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
-from start_llm.proxy.nodes import look_at, nodes_of
+from start_llm.proxy.nodes import ServerNode, look_at, nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ def redactor(settings: Settings) -> Redactor:
 
 
 class Page:
-    """Handlers. Thread-safe as far as `service` and `board` are.
+    """Handlers. Thread-safe as far as `status` and `board` are.
 
     Args:
         cancel: ends the running request of an id; False: there is none.
@@ -107,14 +106,12 @@ class Page:
     def __init__(
         self,
         settings: Settings,
-        service: Service,
-        metrics: Metrics,
+        status: Status,
         board: Board,
-        owners: RequestOwners,
         cancel: Callable[[str], bool],
     ) -> None:
-        self._settings, self._service, self._metrics = settings, service, metrics
-        self._board, self._owners, self._cancel = board, owners, cancel
+        self._settings, self._board, self._cancel = settings, board, cancel
+        self._status, self._service, self._metrics, self._owners = status, status.service, status.counts, status.owners
         self._redact = redactor(settings).text
         self.own_url = ""  # of this server, among the nodes
         self.pulls = Pulls(board.nudge)
@@ -242,7 +239,8 @@ class Page:
         settings = self._settings
         nodes = nodes_of(settings, self.own_url) if settings.nodes else []
         try:
-            found = look_at(nodes, settings.nodes_ca_file)
+            own = self._status.node(ServerNode(self.own_url).name)
+            found = look_at(nodes, settings.nodes_ca_file, own)
         except OSError as error:
             raise Unavailable(f"NODES_CA_FILE cannot be read: {error}") from None
         return _reply({"nodes": found})

@@ -20,6 +20,7 @@ from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics, kv_usage
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.embeddings.service import EncoderService
+from start_llm.proxy.nodes import NodeStatus, status_of
 
 SHORT_ID = 6
 """As many characters of an id's end as the terminal shows."""
@@ -41,6 +42,11 @@ class Status:
         health = self.service.health()
         body = {"status": "ok" if health.ok else "unavailable"} | asdict(health)
         return Reply(sse.dumps(body), 200 if health.ok else 503, headers={"Cache-Control": "no-store"})
+
+    def node(self, name: str) -> NodeStatus:
+        """This server, as the proxy of several nodes sees it."""
+        cards = [model_body(card) for card in self._cards()]
+        return status_of(name, asdict(self.service.health()), cards, self.counts.text().decode())
 
     def metrics(self, inbound: Request) -> Reply:
         return Reply(self.counts.text(), content_type=self.counts.content_type)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from start_llm import __version__
 from start_llm.api.http import access
 from start_llm.api.ops.page import Page, Pulls
 from start_llm.api.server import ApiServer
@@ -82,15 +83,18 @@ def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
     assert values["API_KEY"] == "set, not shown" and values["LITELLM_MASTER_KEY"] == "" and values["PROXY"] == "on"
 
 
-def test_nodes_are_shown_without_their_keys(serve: Serve) -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_nodes_are_shown_without_their_keys(serve: Serve, threads: int) -> None:
     assert httpx.get(f"{serve().url}/page/nodes").json() == {"nodes": []}
     with nodes(1) as [stub]:
         stub.running = 3
-        server = serve(nodes=f"{stub.url},http://127.0.0.1:9", nodes_api_key=SECRET)
+        server = serve(nodes=f"{stub.url},http://127.0.0.1:9", nodes_api_key=SECRET, http_threads=threads)
         answer = httpx.get(f"{server.url}/page/nodes", timeout=60)
         found = {node["name"]: node for node in answer.json()["nodes"]}
         assert [node["state"] for node in found.values()] == ["ready", "ready", "gone"]
         assert found[stub.name]["running"] == 3 and found[stub.name]["models"] == ["served"]
+        own = found[httpx.URL(server.url).netloc.decode()]
+        assert own["version"] == __version__ and own["models"]
         assert stub.keys == {SECRET} and SECRET not in answer.text
 
 
