@@ -5,10 +5,13 @@ texts, with sub-agents (their own system text, a few turns) and fresh starts (th
 
     python3.12 install_and_run.py run scripts/bench_nodes.py                         # 12 conversations of 8 turns
     python3.12 install_and_run.py run scripts/bench_nodes.py --dialect messages --proxies 2
+    python3.12 install_and_run.py run scripts/bench_nodes.py --only affinity smg     # what others do
     python3.12 install_and_run.py run scripts/bench_nodes.py --kills 50              # nodes are killed meanwhile
 
 Columns: computed prompt tokens / one node's; requests and computed tokens of the busiest node / the mean; what choosing
-a node took. `one`, `round robin` and `hash` (of system text and first message) ask the nodes without a proxy.
+a node took. `one`, `robin` (in turn) and `hash` (of system text and first message) ask the nodes without a proxy;
+`nodes` is this project's proxy. `affinity` is LiteLLM's own for sessions: each conversation names itself to it. `smg`
+is SGLang's gateway (`pip install smg`), where it is in PATH.
 """
 
 from __future__ import annotations
@@ -16,20 +19,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -41,18 +42,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from start_llm.core.service import ModelCard
-from start_llm.core.settings import load_settings
-from start_llm.host.ports import free_port
+from scripts.node_processes import KEY, NodeProcess, node_processes, proxies, session_affinity, smg
 from start_llm.proxy.fleet import NODE_HEADER
-from start_llm.proxy.launcher import LiteLLMProxy
-from tests.oracle.build import build_oracle
 
-READY_SECONDS = 400.0
 ANSWER_SECONDS = 300.0
+MOST_AFTERWARDS = 1.15  # computed / one node, after nodes were killed
+WAYS = ("robin", "hash", "nodes", "affinity", "smg")
 SYSTEM_WORDS, MESSAGE_WORDS = 700, 60
 WORDS = ("file", "test", "module", "cache", "token", "server", "request", "branch", "option", "value", "path", "buffer")
-_COMPUTED = re.compile(r"^start_llm_tokens_prefilled_total (\S+)$", re.MULTILINE)
 
 
 # --- the work -----------------------------------------------------------------------------------
@@ -65,6 +62,7 @@ class Conversation:
     system: str
     turns: list[str]  # what the user says, in order
     begins: int = 0  # the round of its first turn
+    name: str = ""  # that a client could give it
     messages: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -88,6 +86,8 @@ def workload(label: str, conversations: int, systems: int, turns: int, seed: int
         if number % 2 == 0:  # every second one calls a sub-agent
             task = [words(dice, MESSAGE_WORDS) for _ in range(3)]
             made.append(Conversation(agents[kind], task, begins=1 + number % max(1, turns - 3)))
+    for number, conversation in enumerate(made):
+        conversation.name = f"{label.strip()}-{number}"
     return made
 
 
@@ -108,110 +108,6 @@ def text_of(dialect: str, answer: dict[str, Any]) -> str:
     if dialect == "messages":
         return "".join(block.get("text", "") for block in answer["content"])
     return str(answer["choices"][0]["message"]["content"])
-
-
-# --- nodes and proxies --------------------------------------------------------------------------
-
-
-class NodeProcess:
-    """A server on the oracle, in a process of its own, which can be killed, frozen and started again."""
-
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.name = f"127.0.0.1:{self.port}"
-        self._folder = folder
-        folder.mkdir()
-        self._variables = {
-            **os.environ,
-            "MODEL_PATH": str(model),
-            "TRUST_REMOTE_CODE": "true",
-            "START_LLM_CACHE_DIR": str(folder),
-            "MLX_PORT": str(self.port),
-            "PROXY": "off",
-            "REANCHOR": "off",
-            "KV_DISK_DIR": "off",
-            "LOG_ROOT": str(folder / "logs"),
-            "DEFAULT_TEMPERATURE": "0",
-            "LOG_JSON": "true",
-        }
-        self.start()
-
-    def start(self) -> None:
-        with (self._folder / "said").open("a") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "start_llm", "serve"],
-                cwd=Path(__file__).resolve().parent.parent,
-                env=self._variables,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-            )
-
-    def answers(self) -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=20).status_code == 200
-        return False
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        while not self.answers():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError((self._folder / "said").read_text()[-2000:])
-            time.sleep(0.2)
-
-    def computed(self) -> int:
-        """Prompt tokens since its start."""
-        found = _COMPUTED.search(httpx.get(f"{self.url}/metrics", timeout=60).text)
-        return int(float(found[1])) if found else 0
-
-    def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def node_processes(count: int, folder: Path) -> Iterator[list[NodeProcess]]:
-    model = build_oracle(folder / "oracle", "plain")
-    made = [NodeProcess(model, folder / f"node-{number}") for number in range(count)]
-    try:
-        for node in made:
-            node.wait()
-        yield made
-    finally:
-        for node in made:
-            node.stop()
-
-
-@contextmanager
-def proxies(nodes: Sequence[NodeProcess], count: int, folder: Path) -> Iterator[list[LiteLLMProxy]]:
-    settings = load_settings(
-        None,
-        proxy_port=0,
-        start_llm_cache_dir=folder / "proxy",
-        nodes=",".join(node.url for node in nodes),
-        nodes_self="off",
-        litellm_master_key="sk-bench",
-        sse_ping_seconds=1.0,
-    )
-    card = ModelCard("oracle", 1, 200_000)
-    made = [
-        LiteLLMProxy(
-            settings, server_url="http://127.0.0.1:9", model_id="oracle", card=card, log_path=folder / f"proxy-{number}"
-        )
-        for number in range(count)
-    ]
-    try:
-        for proxy in made:
-            proxy.start()
-        for proxy in made:
-            if not proxy.wait_ready(READY_SECONDS):
-                raise RuntimeError(proxy.log_tail())
-        yield made
-    finally:
-        for proxy in made:
-            proxy.stop()
 
 
 # --- running it ---------------------------------------------------------------------------------
@@ -240,17 +136,18 @@ Place = Callable[[Conversation, int], str]
 """The address that the n-th request is sent to, by its conversation."""
 
 
-def play(dialect: str, work: list[Conversation], place: Place, at_once: int) -> list[httpx.Response]:
-    """All turns of all conversations, round by round; answers in no order."""
+def play(dialect: str, work: list[Conversation], place: Place, at_once: int, named: bool) -> list[httpx.Response]:
+    """All turns of all conversations, round by round; answers in no order. `named`: LiteLLM is told which is which."""
     answers: list[httpx.Response] = []
     numbers = itertools.count()
-    headers = {"Authorization": "Bearer sk-bench"}
+    headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, limits=httpx.Limits(max_connections=None)) as web:
 
         def turn(conversation: Conversation, say: str) -> None:
             conversation.messages.append(("user", say))
             url = f"{place(conversation, next(numbers))}/v1/{dialect}"
-            answer = web.post(url, json=body_of(dialect, conversation))
+            session = {"x-litellm-session-id": conversation.name} if named else {}
+            answer = web.post(url, json=body_of(dialect, conversation), headers=session)
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.text[:500]}")
             conversation.messages.append(("assistant", text_of(dialect, answer.json())))
@@ -267,7 +164,7 @@ def play(dialect: str, work: list[Conversation], place: Place, at_once: int) -> 
 def measure(
     name: str, nodes: Sequence[NodeProcess], dialect: str, work: list[Conversation], place: Place, at_once: int
 ) -> Result:
-    before = [node.computed() for node in nodes]
+    before, answered = [node.computed() for node in nodes], [node.answered() for node in nodes]
     counts: Counter[str] = Counter()
 
     def counted(conversation: Conversation, number: int) -> str:
@@ -275,14 +172,21 @@ def measure(
         counts[url] += 1
         return url
 
-    answers = play(dialect, work, counted, at_once)
+    answers = play(dialect, work, counted, at_once, named=name == "affinity")
     result = Result(name, [node.computed() - was for node, was in zip(nodes, before, strict=True)], [], [])
     labels = [answer.headers[NODE_HEADER].split("; ") for answer in answers if NODE_HEADER in answer.headers]
     served = Counter(label[0] for label in labels)
-    result.requests = [served[node.name] or counts[node.url] for node in nodes]
+    result.requests = [
+        served[node.name] or counts[node.url] or node.answered() - was
+        for node, was in zip(nodes, answered, strict=True)
+    ]
     result.decisions = [float(label[2].split()[0]) for label in labels]
     result.ways = Counter(label[1] for label in labels)
     return result
+
+
+def _in_turn(addresses: Sequence[str]) -> Place:
+    return lambda conversation, number: addresses[number % len(addresses)]
 
 
 def compare(options: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> list[Result]:
@@ -300,15 +204,17 @@ def compare(options: argparse.Namespace, folder: Path, say: Callable[[str], None
             "robin": lambda conversation, number: urls[number % len(urls)],
             "hash": by_hash,
         }
-        for name, place in list(direct.items())[: 1 if options.brief else None]:
-            found.append(measure(name, nodes, options.dialect, workload(f"{name:5}", *shape), place, options.at_once))
-            say(f"{name}: {found[-1]}")
-        with proxies(nodes, options.proxies, folder) as made:
-            work = workload("ours ", *shape)
-            addresses = [proxy.url for proxy in made]
-            place = lambda conversation, number: addresses[number % len(addresses)]  # noqa: E731
-            found.append(measure("nodes", nodes, options.dialect, work, place, options.at_once))
-            say(f"nodes: {found[-1]}")
+        before = {"affinity": session_affinity, "smg": smg}
+        for name in ("one", *options.only):
+            work = workload(f"{name:8}", *shape)
+            if name in direct:
+                made: Any = nullcontext([])
+            else:
+                made = proxies(nodes, options.proxies, folder) if name == "nodes" else before[name](nodes, folder)
+            with made as addresses:
+                place = direct.get(name) or _in_turn(addresses)
+                found.append(measure(name, nodes, options.dialect, work, place, options.at_once))
+            say(f"{name}: {found[-1].computed}, requests {found[-1].requests}")
     return found
 
 
@@ -331,6 +237,11 @@ _COMPLETE = {
     "messages": "event: message_stop",
     "responses": "event: response.completed",
 }
+_BEGUN = {
+    "chat/completions": r'"id": ?"(chatcmpl[^"]*)"',
+    "messages": r'event: message_start\s+data:.*?"id": ?"([^"]*)"',
+    "responses": r'event: response.created\s+data:.*?"id": ?"([^"]*)"',
+}
 _BROKEN = {"chat/completions": 'data: {"error"', "messages": "event: error", "responses": "event: response.failed"}
 
 
@@ -339,7 +250,7 @@ def kill_nodes(options: argparse.Namespace, folder: Path, say: Callable[[str], N
     found, dice, over = Kills(), random.Random(options.seed), threading.Event()
     with node_processes(options.nodes, folder) as nodes, proxies(nodes, options.proxies, folder) as made:
         traffic = [
-            threading.Thread(target=_ask_on, args=(number, made[number % len(made)].url, found, over), daemon=True)
+            threading.Thread(target=_ask_on, args=(number, made[number % len(made)], found, over), daemon=True)
             for number in range(options.at_once)
         ]
         for thread in traffic:
@@ -357,7 +268,17 @@ def kill_nodes(options: argparse.Namespace, folder: Path, say: Callable[[str], N
             over.set()
             for thread in traffic:
                 thread.join(ANSWER_SECONDS)
+        found.afterwards = _afterwards(options, nodes, made)
     return found
+
+
+def _afterwards(options: argparse.Namespace, nodes: Sequence[NodeProcess], made: Sequence[str]) -> float:
+    """Computed prompt tokens through the proxies / one node's, now that all nodes answer."""
+    totals = []
+    for name, place in {"alone": _in_turn([nodes[0].url]), "after": _in_turn(made)}.items():
+        work = workload(name, options.conversations, options.systems, options.turns)
+        totals.append(measure(name, nodes, "chat/completions", work, place, options.at_once).total)
+    return totals[1] / totals[0]
 
 
 def _hurt(node: NodeProcess, how: str, dice: random.Random) -> None:
@@ -376,7 +297,7 @@ def _hurt(node: NodeProcess, how: str, dice: random.Random) -> None:
 def _ask_on(number: int, url: str, found: Kills, over: threading.Event) -> None:
     """One agent: a conversation after the other, in all dialects, until it is `over`."""
     dice = random.Random(number)
-    with httpx.Client(timeout=ANSWER_SECONDS, headers={"Authorization": "Bearer sk-bench"}) as web:
+    with httpx.Client(timeout=ANSWER_SECONDS, headers={"Authorization": f"Bearer {KEY}"}) as web:
         for dialect in itertools.cycle(_COMPLETE):
             conversation = Conversation(f"system {number % 3}. {words(random.Random(number % 3), 300)}", [])
             for _ in range(3):
@@ -394,7 +315,9 @@ def _ask_on(number: int, url: str, found: Kills, over: threading.Event) -> None:
 
 def _judge(dialect: str, answer: httpx.Response, found: Kills) -> None:
     text = answer.text
-    if answer.status_code == 200 and _BROKEN[dialect] in text:
+    if len(set(re.findall(_BEGUN[dialect], text))) > 1:
+        found.failed.append(f"{dialect}: two answers in one: {text[:300]} ... {text[-300:]}")
+    elif answer.status_code == 200 and _BROKEN[dialect] in text:
         found.broken += 1
     elif answer.status_code == 200 and text.count(_COMPLETE[dialect]) == 1:
         found.answered += 1
@@ -422,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--systems", type=int, default=3)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
-    parser.add_argument("--brief", action="store_true", help="one node and nodes only")
+    parser.add_argument("--only", nargs="*", choices=WAYS, default=WAYS[:3], help="ways to share, beside one node")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     parser.add_argument("--kills", type=int, default=0, help="nodes are killed, frozen, started again so often")
     parser.add_argument("--seed", type=int, default=1, help="of --kills")
@@ -431,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             kills = kill_nodes(options, Path(folder))
         print(kills)
-        return 1 if kills.failed else 0
+        return 1 if kills.failed or kills.afterwards > MOST_AFTERWARDS else 0
     with tempfile.TemporaryDirectory() as folder:
         found = compare(options, Path(folder))
     show(found)

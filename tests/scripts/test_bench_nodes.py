@@ -26,3 +26,12 @@ def test_a_stream_is_whole_broken_or_neither() -> None:
         for said in (text, bench._BROKEN[dialect], "data: {}\n\n", text + text):
             bench._judge(dialect, httpx.Response(200, text=said), found)
         assert (found.answered, found.broken, len(found.failed)) == (1, 1, 2)
+
+
+def test_two_answers_in_one_are_found() -> None:
+    chunk = 'data: {"id": "chatcmpl-%d"}\n\n'
+    found = bench.Kills()
+    for numbers in ((1, 1), (1, 2)):
+        text = "".join(chunk % number for number in numbers) + "data: [DONE]\n\n"
+        bench._judge("chat/completions", httpx.Response(200, text=text), found)
+    assert found.answered == 1 and "two answers" in found.failed[0]
