@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 import start_llm
 from start_llm.api.anthropic.messages import MessagesBody
+from start_llm.api.anthropic.shapes import CountedTokensShape, MessageEvent, MessageShape
 from start_llm.api.common.request import WORDS
 from start_llm.api.http import sse
 from start_llm.api.http.answers import ANTHROPIC_ID_HEADER, CACHE_HEADER, ID_HEADER
 from start_llm.api.http.routes import Reply, Route
 from start_llm.api.media.audio import SpeechBody, TranscriptionBody
-from start_llm.api.media.embeddings import EmbeddingsBody, OllamaEmbedBody, RerankBody
+from start_llm.api.media.embeddings import CUT_HEADER, METHOD_HEADER, EmbeddingsBody, OllamaEmbedBody, RerankBody
+from start_llm.api.media.shapes import EmbeddingsShape, RerankShape, TranscriptShape
+from start_llm.api.ollama import shapes as ollama
 from start_llm.api.ollama.chat import GenerateBody, OllamaChatBody
 from start_llm.api.ollama.models import ShowBody
+from start_llm.api.openai import shapes as openai
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
+from start_llm.api.ops import shapes as ops
 from start_llm.core.errors import StartLLMError
 from start_llm.core.protocol import (
     AGENT_HEADER,
@@ -44,54 +50,89 @@ from start_llm.core.protocol import (
 _SCHEMAS = "#/components/schemas/{model}"
 
 
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What the table does not say of a method of a route."""
 
     summary: str
     body: type[BaseModel] | None = None
-    media: str = "application/json"  # of the answer
-    stream: str = ""  # media type of the answer where the body says ``stream``
+    shape: Any = None  # of the answer, where it is JSON
+    event: Any = None  # the shape of a stream's events or lines, where the body says ``stream``
+    media: tuple[str, ...] = ("application/json",)  # of the answer
+    stream: str = _EVENTS
     is_request: bool = False  # is counted, has an id and a report
+    headers: Mapping[str, str] = field(default_factory=dict)  # beside those of all requests: what each says
+    also: int | None = None  # another status with an answer of this shape
 
 
-_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
+def _asks(summary: str, body: type[BaseModel], shape: Any, event: Any = None, **more: Any) -> Operation:
+    return Operation(summary, body, shape, event, is_request=True, **more)
+
+
 _COUNTED = "Counts the tokens of the prompt that this body would make; runs nothing"
+_CUT = {CUT_HEADER: "How many texts were cut, if any were"}
+_RANKED = _CUT | {METHOD_HEADER: "How documents are compared with the query"}
+_WHY = "What was reused and computed, and why"
 OPERATIONS: dict[str, Operation] = {
-    "GET /v1/models": Operation("Lists the models, loaded or not"),
-    "GET /v1/models/{*}": Operation("One model, by any name that a request may use"),
-    "POST /v1/models/load": Operation("Loads a model; answers when it is loaded"),
-    "POST /v1/models/unload": Operation("Unloads a model; its KV goes to disk"),
-    "POST /v1/models/pin": Operation("Pins a model, or not any more"),
-    "POST /v1/chat/completions": Operation("OpenAI chat completions", ChatBody, stream=_EVENTS, is_request=True),
-    "POST /v1/completions": Operation("Raw prompts", CompletionBody, stream=_EVENTS, is_request=True),
-    "POST /v1/messages": Operation("Anthropic messages", MessagesBody, stream=_EVENTS, is_request=True),
-    "POST /v1/messages/count_tokens": Operation(_COUNTED, MessagesBody),
-    "POST /v1/responses": Operation("OpenAI Responses", ResponsesBody, stream=_EVENTS, is_request=True),
-    "POST /v1/responses/input_tokens": Operation(_COUNTED, ResponsesBody),
-    "GET /v1/responses/{}": Operation("A stored response"),
-    "DELETE /v1/responses/{}": Operation("Forgets a stored response"),
-    "GET /v1/responses/{}/input_items": Operation("The input that led to a stored response"),
-    "POST /v1/embeddings": Operation("Vectors of texts", EmbeddingsBody, is_request=True),
-    "POST /v1/rerank": Operation("Documents in the order of a query", RerankBody, is_request=True),
-    "POST /v1/audio/speech": Operation("A text as speech", SpeechBody, "audio/*", is_request=True),
-    "POST /v1/audio/transcriptions": Operation("What is said in a recording", TranscriptionBody, is_request=True),
-    "POST /v1/cache/explain": Operation("What a body of any dialect would reuse and compute; runs nothing"),
-    "GET /v1/cache/requests": Operation("This key's last requests, newest first"),
-    "GET /v1/cache/requests/{}": Operation("The cache report of a request"),
-    "POST /api/chat": Operation("Ollama's chat", OllamaChatBody, stream=_LINES, is_request=True),
-    "POST /api/generate": Operation("Ollama's single prompts", GenerateBody, stream=_LINES, is_request=True),
-    "POST /api/embed": Operation("Vectors of texts, as Ollama sends them", OllamaEmbedBody, is_request=True),
-    "POST /api/show": Operation("One model, as Ollama tells it", ShowBody),
-    "GET /api/tags": Operation("The models, as Ollama lists them"),
-    "GET /api/ps": Operation("The loaded models, as Ollama lists them"),
-    "GET /api/version": Operation("The version of Ollama whose API this is, and this server's own"),
-    "GET /health": Operation("200 if the model answers, else 503"),
-    "GET /metrics": Operation("Figures for Prometheus", media="text/plain"),
-    "GET /openapi.json": Operation("This document"),
-    "GET /docs": Operation("This document, for people", media="text/html"),
-    "GET /": Operation("A page for people", media="text/html"),
-    "GET /page/feed": Operation("The feed that fills the page", media=_EVENTS),
+    "GET /v1/models": Operation("Lists the models, loaded or not", shape=ops.ModelsShape),
+    "GET /v1/models/{*}": Operation("One model, by any name that a request may use", shape=ops.ModelShape),
+    "POST /v1/models/load": Operation("Loads a model; answers when it is loaded", shape=ops.ModelShape),
+    "POST /v1/models/unload": Operation("Unloads a model; its KV goes to disk", shape=ops.ModelShape),
+    "POST /v1/models/pin": Operation("Pins a model, or not any more", shape=ops.ModelShape),
+    "POST /v1/chat/completions": _asks(
+        "OpenAI chat completions", ChatBody, openai.ChatCompletionShape, openai.ChatChunkShape
+    ),
+    "POST /v1/completions": _asks(
+        "Raw prompts", CompletionBody, openai.TextCompletionShape, openai.TextCompletionShape
+    ),
+    "POST /v1/messages": _asks("Anthropic messages", MessagesBody, MessageShape, MessageEvent),
+    "POST /v1/messages/count_tokens": Operation(_COUNTED, MessagesBody, CountedTokensShape),
+    "POST /v1/responses": _asks("OpenAI Responses", ResponsesBody, openai.ResponseShape, openai.ResponseEvent),
+    "POST /v1/responses/input_tokens": Operation(_COUNTED, ResponsesBody, openai.InputTokensShape),
+    "GET /v1/responses/{}": Operation("A stored response", shape=openai.ResponseShape),
+    "DELETE /v1/responses/{}": Operation("Forgets a stored response", shape=openai.DeletedResponseShape),
+    "GET /v1/responses/{}/input_items": Operation(
+        "The input that led to a stored response", shape=openai.InputItemsShape
+    ),
+    "POST /v1/embeddings": _asks("Vectors of texts", EmbeddingsBody, EmbeddingsShape, headers=_CUT),
+    "POST /v1/rerank": _asks("Documents in the order of a query", RerankBody, RerankShape, headers=_RANKED),
+    "POST /v1/audio/speech": _asks("A text as speech", SpeechBody, None, media=("audio/*",)),
+    "POST /v1/audio/transcriptions": _asks(
+        "What is said in a recording", TranscriptionBody, TranscriptShape, media=("application/json", "text/plain")
+    ),
+    "POST /v1/cache/explain": Operation(
+        "What a body of any dialect would reuse and compute; runs nothing",
+        shape=ops.ExplainedShape,
+        headers={CACHE_HEADER: _WHY},
+    ),
+    "GET /v1/cache/requests": Operation("This key's last requests, newest first", shape=ops.RecentRequestsShape),
+    "GET /v1/cache/requests/{}": Operation("The cache report of a request", shape=ops.RequestReportShape),
+    "POST /api/chat": _asks(
+        "Ollama's chat", OllamaChatBody, ollama.OllamaChatShape, ollama.OllamaChatShape, stream=_LINES
+    ),
+    "POST /api/generate": _asks(
+        *("Ollama's single prompts", GenerateBody, ollama.OllamaGenerateShape, ollama.OllamaGenerateShape),
+        stream=_LINES,
+    ),
+    "POST /api/embed": _asks(
+        "Vectors of texts, as Ollama sends them", OllamaEmbedBody, ollama.OllamaVectorsShape, headers=_CUT
+    ),
+    "POST /api/show": Operation("One model, as Ollama tells it", ShowBody, ollama.OllamaShowShape),
+    "GET /api/tags": Operation("The models, as Ollama lists them", shape=ollama.OllamaTagsShape),
+    "GET /api/ps": Operation("The loaded models, as Ollama lists them", shape=ollama.OllamaPsShape),
+    "GET /api/version": Operation(
+        "The version of Ollama whose API this is, and this server's own", shape=ollama.OllamaVersionShape
+    ),
+    "GET /health": Operation("200 if the model answers, else 503", shape=ops.HealthShape, also=503),
+    "GET /v1/loads": Operation("How busy the server is, in SGLang's fields", shape=ops.LoadsShape),
+    "GET /metrics": Operation("Figures for Prometheus", media=("text/plain",)),
+    "GET /openapi.json": Operation("This document", shape=dict[str, Any]),
+    "GET /docs": Operation("This document, for people", media=("text/html",)),
+    "GET /": Operation("A page for people", media=("text/html",)),
+    "GET /page/feed": Operation("The feed that fills the page", media=(_EVENTS,)),
 }
 """By method and pattern."""
 
@@ -148,10 +189,11 @@ _ERRORS: dict[ErrorStyle, dict[str, Any]] = {
     },
 }
 _TEXT = {"schema": {"type": "string"}}
+_PAGES = "For the server's own page; it may change with it"
 _ANSWER_HEADERS = {
-    CACHE_HEADER: {"description": "What was reused and computed, and why", **_TEXT},
-    ID_HEADER: {"description": "The request's id, for /v1/cache/requests/{id}", **_TEXT},
-    ANTHROPIC_ID_HEADER: {"description": "The same id", **_TEXT},
+    CACHE_HEADER: _WHY,
+    ID_HEADER: "The request's id, for /v1/cache/requests/{id}",
+    ANTHROPIC_ID_HEADER: "The same id",
 }
 _ERROR_HEADERS = {
     "Retry-After": {"description": "Seconds, where another try makes sense", "schema": {"type": "integer"}},
@@ -200,11 +242,11 @@ class ApiDescription:
         schemas = found["$defs"]
         for name in ("ChatBody", "CompletionBody", "MessagesBody", "ResponsesBody", "OllamaChatBody", "GenerateBody"):
             schemas[name]["properties"] = OWN_FIELDS | schemas[name]["properties"]
-        schemas |= {f"Error_{style}": schema for style, schema in _ERRORS.items()}
+        schemas |= {f"Error_{style}": schema for style, schema in _ERRORS.items()} | self._answers[1]
         paths: dict[str, dict[str, Any]] = {}
         for route in self.routes:
             path, parameters = _path(route)
-            inside = {method.lower(): _operation(route, method) for method in route.handlers}
+            inside = {method.lower(): self._operation(route, method) for method in route.handlers}
             paths[path] = inside | ({"parameters": parameters} if parameters else {})
         key = {"bearer": {"type": "http", "scheme": "bearer"}}
         key |= {"key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}
@@ -221,6 +263,59 @@ class ApiDescription:
             "paths": paths,
             "components": {"schemas": schemas, "securitySchemes": key},
         }
+
+    @cached_property
+    def _answers(self) -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
+        """Schemas by the operation's name and ``shape`` or ``event``, and those that they refer to."""
+        wanted: dict[tuple[str, str], Any] = {
+            (name, kind): shape
+            for name, operation in OPERATIONS.items()
+            for kind, shape in (("shape", operation.shape), ("event", operation.event))
+            if shape is not None
+        }
+        adapters = [(key, "serialization", TypeAdapter(shape)) for key, shape in wanted.items()]
+        found, named = TypeAdapter.json_schemas(adapters, ref_template=_SCHEMAS)  # type: ignore[arg-type]
+        return {key: found[key, "serialization"] for key in wanted}, named["$defs"]  # type: ignore[index]
+
+    def _operation(self, route: Route, method: str) -> dict[str, Any]:
+        name = f"{method} {route.pattern}"
+        told = (route.handlers[method].__doc__ or name).partition("\n")[0].rstrip(".")
+        known = OPERATIONS.get(name, Operation(f"{told}. {_PAGES}"))
+        answer = {"description": "The answer", "content": self._content(name, known, style_of(route.pattern))}
+        headers = {**(_ANSWER_HEADERS if known.is_request else {}), **known.headers}
+        if headers:
+            answer["headers"] = {header: {"description": what, **_TEXT} for header, what in headers.items()}
+        found: dict[str, Any] = {
+            "summary": known.summary + (" (for who may see everything)" if route.private else ""),
+            "operationId": method.lower() + re.sub("[{}]", "", _path(route)[0]).replace("/", "_"),
+            "tags": [_tag(route.pattern)],
+            "responses": {"200": answer} | dict(_errors(route, method, asks=known.is_request)),
+        }
+        if known.also is not None:
+            found["responses"][str(known.also)] = answer
+        if known.body is not None:
+            kind = "multipart/form-data" if route.form else "application/json"
+            schema: dict[str, Any] = {"$ref": _SCHEMAS.format(model=known.body.__name__)}
+            found["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
+        elif method == "POST":
+            found["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+        if known.is_request:
+            found["parameters"] = [
+                {"name": header, "in": "header", "description": what, **_TEXT}
+                for header, what in _ASKED_HEADERS.items()
+            ]
+        return found
+
+    def _content(self, name: str, known: Operation, style: ErrorStyle) -> dict[str, Any]:
+        """By media type. ``x-itemSchema`` is what an event of a stream holds: OpenAPI 3.2 has it without the ``x-``."""
+        schemas, text = self._answers[0], {"type": "string"}
+        content: dict[str, Any] = {
+            media: {"schema": schemas.get((name, "shape"), {}) if "json" in media else text} for media in known.media
+        }
+        if (name, "event") in schemas:
+            failed = {"$ref": _SCHEMAS.format(model=f"Error_{style}")}
+            content[known.stream] = {"schema": text, "x-itemSchema": {"anyOf": [schemas[name, "event"], failed]}}
+        return content
 
     @cached_property
     def _json(self) -> bytes:
@@ -243,33 +338,6 @@ def _tag(pattern: str) -> str:
     return second.partition("/")[0] if first == "v1" else "ollama" if first == "api" else "server"
 
 
-def _operation(route: Route, method: str) -> dict[str, Any]:
-    told = (route.handlers[method].__doc__ or f"{method} {route.pattern}").partition("\n")[0].rstrip(".")
-    known = OPERATIONS.get(f"{method} {route.pattern}", Operation(told))
-    content: dict[str, Any] = {known.media: {"schema": {} if "json" in known.media else {"type": "string"}}}
-    if known.stream:
-        content[known.stream] = {"schema": {"type": "string"}}
-    answer: dict[str, Any] = {"description": "The answer", "content": content}
-    if known.is_request:
-        answer["headers"] = _ANSWER_HEADERS
-    found: dict[str, Any] = {
-        "summary": known.summary + (" (for who may see everything)" if route.private else ""),
-        "operationId": f"{method.lower()}{route.pattern.replace('{*}', 'id').replace('{}', 'id').replace('/', '_')}",
-        "tags": [_tag(route.pattern)],
-        "responses": {"200": answer} | dict(_errors(route, method, asks=known.is_request)),
-    }
-    if known.body is not None:
-        kind = "multipart/form-data" if route.form else "application/json"
-        schema: dict[str, Any] = {"$ref": _SCHEMAS.format(model=known.body.__name__)}
-        found["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
-    elif method == "POST":
-        found["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
-    if known.is_request:
-        headers = _ASKED_HEADERS.items()
-        found["parameters"] = [{"name": name, "in": "header", "description": what, **_TEXT} for name, what in headers]
-    return found
-
-
 def _errors(route: Route, method: str, *, asks: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     style = style_of(route.pattern)
     kind = "application/problem+json" if style == "problem" else "application/json"
@@ -289,7 +357,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     """The document as a page without scripts and styles, which the strictest policy lets through."""
     title = f"{document['info']['title']} {document['info']['version']}"
     yield f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}: API</title><h1>{title}</h1>"
-    yield "<p>The same for programs: <a href=/openapi.json>openapi.json</a>. <a href=#bodies>Bodies</a>"
+    yield "<p>The same for programs: <a href=/openapi.json>openapi.json</a>. <a href=#bodies>Bodies and answers</a>"
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if method == "parameters":
@@ -299,12 +367,15 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             for media in operation.get("requestBody", {}).get("content", {}).values():
                 if name := media["schema"].get("$ref", "").rpartition("/")[2]:
                     yield f"<p>Body: <a href=#{name}>{name}</a>"
+            for media in operation["responses"]["200"]["content"].values():
+                if name := media["schema"].get("$ref", "").rpartition("/")[2]:
+                    yield f"<p>Answer: <a href=#{name}>{name}</a>"
             statuses = ", ".join(operation["responses"])
             yield f"<p>Answers: {', '.join(operation['responses']['200']['content'])}. Statuses: {statuses}."
-    yield "<h1 id=bodies>Bodies</h1>"
+    yield "<h1 id=bodies>Bodies and answers</h1>"
     for name, schema in document["components"]["schemas"].items():
         yield f"<h2 id={name}>{name}</h2><ul>"
-        for field, what in schema.get("properties", {}).items():
-            needed = ", required" if field in schema.get("required", ()) else ""
-            yield f"<li><b>{html.escape(field)}</b>{needed}: <code>{html.escape(json.dumps(what))}</code>"
+        for part, what in schema.get("properties", {}).items():
+            needed = ", required" if part in schema.get("required", ()) else ""
+            yield f"<li><b>{html.escape(part)}</b>{needed}: <code>{html.escape(json.dumps(what))}</code>"
         yield "</ul>"

@@ -1,0 +1,136 @@
+"""The shapes of messages and stream events. See `common.shapes`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
+
+from start_llm.api.common.shapes import CacheReportShape
+
+
+class ThinkingBlockShape(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class TextBlockShape(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseShape(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = Annotated[ThinkingBlockShape | TextBlockShape | ToolUseShape, Field(discriminator="type")]
+
+
+class StartUsageShape(TypedDict):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class ThinkingTokensShape(TypedDict):
+    thinking_tokens: int
+
+
+class MessageUsageShape(StartUsageShape):
+    output_tokens_details: ThinkingTokensShape
+    start_llm: CacheReportShape
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class _MessageShape(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageShape(_MessageShape):
+    usage: MessageUsageShape
+
+
+class BegunMessageShape(_MessageShape):
+    usage: StartUsageShape
+
+
+class MessageStartShape(TypedDict):
+    type: Literal["message_start"]
+    message: BegunMessageShape
+
+
+class BlockStartShape(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+
+
+class BlockTextShape(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class BlockThinkingShape(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class BlockSignatureShape(TypedDict):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class BlockInputShape(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDeltaShape(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[
+        BlockTextShape | BlockThinkingShape | BlockSignatureShape | BlockInputShape, Field(discriminator="type")
+    ]
+
+
+class BlockStopShape(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class StopShape(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDeltaShape(TypedDict):
+    type: Literal["message_delta"]
+    delta: StopShape
+    usage: MessageUsageShape
+
+
+class PlainEventShape(TypedDict):
+    type: Literal["ping", "message_stop"]
+
+
+MessageEvent = Annotated[
+    MessageStartShape | BlockStartShape | BlockDeltaShape | BlockStopShape | MessageDeltaShape | PlainEventShape,
+    Field(discriminator="type"),
+]
+
+
+class CountedTokensShape(TypedDict):
+    input_tokens: int

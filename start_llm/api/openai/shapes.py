@@ -1,0 +1,383 @@
+"""The shapes of answers and stream events: chat completions, completions, Responses. See `common.shapes`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pydantic import Field
+
+from start_llm.api.common.shapes import CacheReportShape
+
+
+class TokenLogprobShape(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprobShape(TokenLogprobShape):
+    top_logprobs: list[TokenLogprobShape]
+
+
+# --- chat completions, completions ---
+
+
+class CachedTokensShape(TypedDict):
+    cached_tokens: int
+
+
+class ReasoningTokensShape(TypedDict):
+    reasoning_tokens: int
+
+
+class ChatUsageShape(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokensShape
+    completion_tokens_details: ReasoningTokensShape
+    start_llm: CacheReportShape
+
+
+class ChatLogprobsShape(TypedDict):
+    content: list[ChosenLogprobShape]
+    refusal: None
+
+
+class CalledFunctionShape(TypedDict):
+    name: str
+    arguments: str
+
+
+class ChatCallShape(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionShape
+
+
+class ChatMessageShape(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatCallShape]]
+
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoiceShape(TypedDict):
+    index: int
+    message: ChatMessageShape
+    logprobs: ChatLogprobsShape | None
+    finish_reason: Finish
+
+
+class ChatCompletionShape(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoiceShape]
+    usage: ChatUsageShape
+    system_fingerprint: None
+
+
+class CalledFunctionPieceShape(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ChatCallPieceShape(TypedDict):
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunctionPieceShape
+
+
+class ChatDeltaShape(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatCallPieceShape]]
+
+
+class ChatChunkChoiceShape(TypedDict):
+    index: int
+    delta: ChatDeltaShape
+    logprobs: ChatLogprobsShape | None
+    finish_reason: Finish | None
+
+
+class ChatChunkShape(TypedDict):
+    """``choices`` is empty in the last one, which carries ``usage`` where ``stream_options`` asks for it."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoiceShape]
+    usage: NotRequired[ChatUsageShape]
+
+
+class TextLogprobsShape(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoiceShape(TypedDict):
+    index: int
+    text: str
+    logprobs: TextLogprobsShape | None
+    finish_reason: Finish | None
+
+
+class TextCompletionShape(TypedDict):
+    """The whole answer, and each chunk of a stream; of these the last has the ``usage``, where it is asked for."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoiceShape]
+    usage: NotRequired[ChatUsageShape]
+
+
+# --- Responses ---
+
+
+class InputDetailsShape(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ResponseUsageShape(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputDetailsShape
+    output_tokens: int
+    output_tokens_details: ReasoningTokensShape
+    total_tokens: int
+    start_llm: CacheReportShape
+
+
+class OutputTextShape(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[ChosenLogprobShape]
+
+
+class ReasoningPartShape(TypedDict):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputMessageShape(TypedDict):
+    type: Literal["message"]
+    id: str
+    role: Literal["assistant"]
+    status: ItemStatus
+    content: list[OutputTextShape]
+
+
+class OutputReasoningShape(TypedDict):
+    type: Literal["reasoning"]
+    id: str
+    summary: list[ReasoningPartShape]
+    status: ItemStatus
+    content: NotRequired[list[ReasoningPartShape]]
+    encrypted_content: NotRequired[str]
+
+
+class OutputCallShape(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    arguments: str
+    status: ItemStatus
+
+
+class OutputCustomCallShape(TypedDict):
+    type: Literal["custom_tool_call"]
+    id: str
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
+    status: ItemStatus
+
+
+OutputItem = Annotated[
+    OutputMessageShape | OutputReasoningShape | OutputCallShape | OutputCustomCallShape, Field(discriminator="type")
+]
+
+
+class ResponseErrorShape(TypedDict):
+    code: str
+    message: str
+
+
+class IncompleteShape(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseReasoningShape(TypedDict):
+    effort: Any
+    summary: Any
+
+
+class ResponseShape(TypedDict):
+    """What stands behind ``usage`` repeats the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseErrorShape | None
+    incomplete_details: IncompleteShape | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsageShape | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ResponseReasoningShape
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[Any]
+    top_p: float | None
+    truncation: Literal["disabled"]
+    user: str | None
+
+
+class ResponseStageShape(TypedDict):
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    ]
+    sequence_number: int
+    response: ResponseShape
+
+
+class OutputItemEventShape(TypedDict):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class _PartEventShape(TypedDict):
+    sequence_number: int
+    item_id: str
+    output_index: int
+
+
+class ContentPartEventShape(_PartEventShape):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: OutputTextShape | ReasoningPartShape
+
+
+class SummaryPartEventShape(_PartEventShape):
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    summary_index: int
+    part: ReasoningPartShape
+
+
+class OutputTextDeltaShape(_PartEventShape):
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: list[ChosenLogprobShape]
+
+
+class OutputTextDoneShape(_PartEventShape):
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+    logprobs: list[ChosenLogprobShape]
+
+
+class ReasoningDeltaShape(_PartEventShape):
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ReasoningDoneShape(_PartEventShape):
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class SummaryDeltaShape(_PartEventShape):
+    type: Literal["response.reasoning_summary_text.delta"]
+    summary_index: int
+    delta: str
+
+
+class SummaryDoneShape(_PartEventShape):
+    type: Literal["response.reasoning_summary_text.done"]
+    summary_index: int
+    text: str
+
+
+class CallDeltaShape(_PartEventShape):
+    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CallDoneShape(_PartEventShape):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+class CustomCallDoneShape(_PartEventShape):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+ResponseEvent = Annotated[
+    ResponseStageShape
+    | OutputItemEventShape
+    | ContentPartEventShape
+    | SummaryPartEventShape
+    | OutputTextDeltaShape
+    | OutputTextDoneShape
+    | ReasoningDeltaShape
+    | ReasoningDoneShape
+    | SummaryDeltaShape
+    | SummaryDoneShape
+    | CallDeltaShape
+    | CallDoneShape
+    | CustomCallDoneShape,
+    Field(discriminator="type"),
+]
+
+
+class DeletedResponseShape(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemsShape(TypedDict):
+    object: Literal["list"]
+    data: list[Any]
+    has_more: Literal[False]
+
+
+class InputTokensShape(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int

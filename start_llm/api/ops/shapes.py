@@ -1,0 +1,101 @@
+"""The shapes of what the server says of itself. See `common.shapes`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from start_llm.api.common.shapes import CacheReportShape
+
+
+class ModelAbilitiesShape(TypedDict):
+    tools: bool
+    reasoning: bool
+    vision: bool
+    images: Literal["shown", "placeholder", "reject"]
+
+
+class ModelDetailsShape(TypedDict):
+    """``facts``: what the checkpoint is, each with where that is known from. Bytes are of the memory now."""
+
+    state: Literal["ready", "loading", "unloading", "failed", "stored"]
+    pinned: bool
+    weight_bytes: int
+    kv_bytes: int
+    context_scale: float
+    source: NotRequired[str]
+    facts: NotRequired[dict[str, Any]]
+    kind: NotRequired[Literal["audio", "embedding"]]
+    task: NotRequired[str]
+    adapter: NotRequired[str]
+    base: NotRequired[str]
+    dimensions: NotRequired[int]
+    problem: NotRequired[str]
+
+
+class ModelShape(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    context_length: int
+    max_model_len: int
+    capabilities: ModelAbilitiesShape
+    details: ModelDetailsShape
+
+
+class ModelsShape(TypedDict):
+    """A list to OpenAI's clients and to Anthropic's."""
+
+    object: Literal["list"]
+    data: list[ModelShape]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+
+
+class HealthShape(TypedDict):
+    """``capabilities``: those of the main model; empty until it is loaded."""
+
+    status: Literal["ok", "unavailable"]
+    ok: bool
+    state: str
+    running: int
+    queued: int
+    detail: str
+    since: str | None
+    capabilities: dict[str, Any]
+
+
+class LoadShape(TypedDict):
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    max_running_requests: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    cache_hit_rate: float
+
+
+class LoadsShape(TypedDict):
+    timestamp: str
+    version: str
+    loads: list[LoadShape]
+
+
+class ExplainedShape(CacheReportShape):
+    running: int
+    queued: int
+
+
+class RequestReportShape(CacheReportShape):
+    id: str
+
+
+class RecentRequestsShape(TypedDict):
+    """As lines of the request log: counts and times, no text of conversations but what a miss quotes."""
+
+    requests: list[dict[str, Any]]

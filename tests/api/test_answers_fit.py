@@ -1,0 +1,359 @@
+"""Answers of every dialect, whole and as streams, fit the schemas that `/openapi.json` publishes.
+
+What the model says, how a request ends and what the client asks for are drawn from a seed. Each answer must hold every
+field that its schema requires and none that the schema does not know; its headers must be described, too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import Internal, OutOfMemory, QueueFull, StartLLMError, TimedOut, Unavailable
+from start_llm.core.events import (
+    ChoiceDone,
+    Done,
+    Event,
+    Failed,
+    FirstToken,
+    Progress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    Usage,
+)
+from start_llm.core.report import CacheReport, Miss
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
+from tests.api.media.test_audio import FakeAudio
+from tests.api.media.test_embeddings import FakeEncoders
+
+TEXTS = ("", "word", "ein Wort, ä ✓ 漢", '"quoted" \\ \n', "```code```", "x" * 300)
+ARGUMENTS = ('{"path": "a"}', "{}", "", '{"path": ', "[1]", '"text"', '{"n": 1e400}')
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+#: Of HTTP itself, not of this API.
+PLAIN_HEADERS = {"content-type", "content-length", "date", "connection", "cache-control", "x-accel-buffering"}
+GETS = ("/v1/models", "/v1/models/tiny", "/health", "/v1/loads", "/v1/cache/requests", "/v1/cache/requests/known")
+GETS += ("/api/tags", "/api/ps", "/api/version", "/openapi.json", "/v1/models/none", "/v1/cache/requests/none")
+
+
+class Answers:
+    """The published document, with every object closed: a field that it does not name does not fit."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        for name, schema in document["components"]["schemas"].items():
+            if not name.endswith("Body"):
+                _close(schema)
+        whole: Any = Resource(contents=document, specification=DRAFT202012)
+        self._registry = Registry().with_resource("urn:api", whole)
+        self._validators: dict[str, Any] = {}
+
+    def faults(self, path: str, method: str, response: httpx.Response) -> list[str]:
+        """What does not fit; empty if all does."""
+        operation = self.document["paths"][path][method]
+        said = operation["responses"].get(str(response.status_code))
+        if said is None:
+            return [f"status {response.status_code} is not described"]
+        media = response.headers.get("content-type", "").partition(";")[0]
+        known = {name.lower() for name in said.get("headers", {})} | PLAIN_HEADERS
+        faults = [f"header {name} is not described" for name in response.headers if name not in known]
+        content = next((said["content"][kind] for kind in said["content"] if _is_a(media, kind)), None)
+        if content is None:
+            return [*faults, f"{media} is not described"]
+        if "x-itemSchema" in content:
+            return faults + [fault for item in _items(response.text, media) for fault in self._check(content, item)]
+        if "json" in media:
+            faults += self._check(content, response.json())
+        return faults
+
+    def _check(self, content: dict[str, Any], value: Any) -> list[str]:
+        schema = content.get("x-itemSchema", content["schema"])
+        key = json.dumps(schema)
+        if key not in self._validators:
+            moved = json.loads(key.replace('"#/', '"urn:api#/'))
+            self._validators[key] = Draft202012Validator(moved, registry=self._registry)
+        return [f"{error.json_path}: {error.message[:300]}" for error in self._validators[key].iter_errors(value)]
+
+
+def _close(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+        for value in schema.values():
+            _close(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            _close(value)
+
+
+def _is_a(media: str, kind: str) -> bool:
+    return media == kind or (kind.endswith("/*") and media.startswith(kind[:-1]))
+
+
+def _items(text: str, media: str) -> Iterator[Any]:
+    """What the events of a stream hold, or its lines."""
+    for line in text.splitlines() if media == "application/x-ndjson" else text.split("\n"):
+        data = line if media == "application/x-ndjson" else line.removeprefix("data: ")
+        if data and (data is not line or media == "application/x-ndjson") and data != "[DONE]":
+            yield json.loads(data)
+
+
+# --- what the model says ---
+
+
+def told(chance: random.Random) -> CacheReport:
+    counts = {name: chance.randrange(5000) for name in ("prompt", "reused", "computed", "new", "joined", "generated")}
+    miss = Miss("diverged", 7, "a", "b", chance.choice([None, 3]), "content", None, "It differs.", "send session_id")
+    return CacheReport(
+        **counts,
+        seconds_queued=chance.random(),
+        session=chance.choice(["", "s1"]),
+        cut=chance.choice(["", "watchdog"]),
+        miss=chance.choice([None, miss]),
+    )
+
+
+def said(chance: random.Random, request: ChatRequest, choice: int) -> Iterator[Event]:
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if request.logprobs is not None:
+        top = tuple((token, -1.5) for token in range(request.logprobs))
+        logprobs = (TokenLogprob(5, -0.5, top, text="w" if request.prompt is not None else None),)
+    raw = request.prompt is not None
+    for _ in range(0 if raw else chance.randrange(3)):
+        yield ReasoningDelta(chance.choice(TEXTS), choice)
+    for _ in range(chance.randrange(4)):
+        yield TextDelta(chance.choice(TEXTS), choice, logprobs)
+    calls = chance.randrange(3) if request.tools and not raw else 0
+    for index in range(calls):
+        call_id, name, arguments = f"call_{index}", request.tools[0].name, chance.choice(ARGUMENTS)
+        yield ToolCallStarted(index, call_id, name, choice)
+        for piece in (arguments[:3], arguments[3:]):
+            yield ToolCallDelta(index, piece, choice)
+        yield ToolCallFinished(index, call_id, name, arguments, choice)
+    reason = "tool_calls" if calls else chance.choice(["stop", "length", "cancelled"])
+    stop = chance.choice([None, request.stop[0]]) if request.stop and not calls else None
+    yield ChoiceDone(reason, choice, stop)  # type: ignore[arg-type]
+
+
+FAILURES: tuple[Callable[[], StartLLMError], ...] = (
+    lambda: Internal("It broke."),
+    lambda: TimedOut("It took too long."),
+    lambda: OutOfMemory("It does not fit."),
+    lambda: QueueFull("Too many wait.", retry_after=2),
+    lambda: Unavailable("The model is not loaded."),
+)
+
+
+def script(chance: random.Random) -> Callable[[ChatRequest], Iterator[Event]]:
+    def answer(request: ChatRequest) -> Iterator[Event]:
+        if chance.random() < 0.05:
+            raise chance.choice(FAILURES)()
+        return events(request)
+
+    def events(request: ChatRequest) -> Iterator[Event]:
+        if chance.random() < 0.2:
+            yield Progress(0, 0)
+        yield Started(told(chance))
+        yield Progress(5, 10)
+        yield FirstToken()
+        for choice in range(request.n):
+            yield from said(chance, request, choice)
+            if chance.random() < 0.08:
+                yield Failed(chance.choice(FAILURES)())
+                return
+        counts = [chance.randrange(5000) for _ in range(4)]
+        yield Done(Usage(*counts), told(chance))
+
+    return answer
+
+
+# --- what clients ask ---
+
+
+def some(chance: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if chance.random() < 0.5}
+
+
+def chat(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    tools = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
+    body = some(
+        chance,
+        {
+            "stream": chance.choice([True, False]),
+            "tools": tools,
+            "n": 2,
+            "stop": ["END"],
+            "logprobs": True,
+            "stream_options": {"include_usage": True},
+            "temperature": chance.choice([0, 1, 3]),
+            "max_tokens": chance.choice([1, 50, 0]) if chance.random() < 0.1 else 50,
+        },
+    )
+    if body.get("logprobs"):
+        body["top_logprobs"] = chance.choice([0, 2])
+    return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def completion(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    fields = {
+        "stream": True,
+        "n": 2,
+        "echo": True,
+        "logprobs": 2,
+        "stream_options": {"include_usage": True},
+        "stop": "E",
+    }
+    return "/v1/completions", some(chance, fields) | {"prompt": chance.choice(["Hi", ["a", "b"], [1, 2], 5])}
+
+
+def message(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    fields = {
+        "stream": True,
+        "tools": [{"name": "read", "input_schema": SCHEMA}],
+        "stop_sequences": ["END"],
+        "thinking": chance.choice([{"type": "enabled", "budget_tokens": 100}, {"type": "disabled"}]),
+    }
+    path = chance.choice(["/v1/messages"] * 9 + ["/v1/messages/count_tokens"])
+    content = chance.choice(["Hi", [{"type": "text", "text": "Hi"}], 5])
+    return path, some(chance, fields) | {"max_tokens": 100, "messages": [{"role": "user", "content": content}]}
+
+
+def response(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    function = {"type": "function", "name": "read", "parameters": SCHEMA}
+    fields = {
+        "stream": True,
+        "tools": [chance.choice([function, {"type": "custom", "name": "read"}, {"type": "web_search"}])],
+        "reasoning": chance.choice([{"effort": "low"}, {"summary": "auto"}]),
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+        "store": chance.choice([True, False]),
+        "metadata": {"a": "b"},
+        "temperature": chance.choice([0, 5]),
+        "previous_response_id": "resp_none",
+    }
+    chosen = some(chance, fields)
+    if chance.random() < 0.9:
+        chosen.pop("previous_response_id", None)
+    path = chance.choice(["/v1/responses"] * 9 + ["/v1/responses/input_tokens"])
+    return path, chosen | {"input": chance.choice(["Hi", [{"role": "user", "content": "Hi"}]])}
+
+
+def ollama_chat(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    tools = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
+    fields = {"stream": chance.choice([True, False]), "tools": tools, "think": True, "options": {"stop": ["E"]}}
+    messages = chance.choice([[{"role": "user", "content": "Hi"}]] * 9 + [[]])
+    return "/api/chat", some(chance, fields) | {"model": "tiny", "messages": messages}
+
+
+def ollama_generate(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    fields = {"stream": False, "think": True, "raw": True, "system": "Be short.", "prompt": "Hi"}
+    return "/api/generate", some(chance, fields) | {"model": chance.choice(["tiny", "tiny", "none", 5])}
+
+
+def vectors(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    texts = chance.choice(["north", ["north", "east"], [], 5])
+    ranked = {"query": "north", "documents": ["south", "east"]} | some(chance, {"return_documents": False, "top_n": 1})
+    return chance.choice(
+        [
+            ("/v1/embeddings", some(chance, {"encoding_format": "base64"}) | {"input": texts}),
+            ("/v1/rerank", ranked),
+            ("/api/embed", {"model": "tiny-encoder", "input": texts}),
+            ("/api/show", {"model": chance.choice(["tiny", "none"])}),
+            ("/v1/cache/explain", {"messages": [{"role": "user", "content": chance.choice(["Hi", 5])}]}),
+            ("/v1/models/pin", {"model": chance.choice(["tiny", "none"])}),
+            ("/v1/audio/speech", {"input": chance.choice(["Hello.", " "])} | some(chance, {"response_format": "wav"})),
+        ]
+    )
+
+
+MAKERS = (chat, chat, completion, message, message, response, response, ollama_chat, ollama_generate, vectors)
+
+
+class World:
+    """A server around a scripted model, and its client."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        settings = Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder)  # type: ignore[call-arg]
+        self.service = FakeService(script(chance))
+        self.encoders = FakeEncoders()
+        self.server = ApiServer(settings, self.service, encoders=self.encoders, audio=FakeAudio())  # type: ignore[arg-type]
+        self.server.start()
+        self.chance = chance
+        self.client = httpx.Client(base_url=self.server.url, timeout=60, trust_env=False)
+        self.answers = Answers(self.client.get("/openapi.json").json())
+        self.statuses: Counter[tuple[str, int]] = Counter()
+
+    def ask(self) -> list[str]:
+        """One request, and what does not fit in its answer."""
+        chance = self.chance
+        kind = chance.random()
+        self.encoders.cut = chance.choice([0, 1])
+        if kind < 0.05:
+            return self._fits("get", chance.choice(GETS))
+        if kind < 0.08:
+            form = {"response_format": chance.choice(["json", "verbose_json", "text", "srt", "odd"])}
+            return self._fits("post", "/v1/audio/transcriptions", data=form, files={"file": b"RIFF"})
+        path, body = chance.choice(MAKERS)(chance)
+        faults = self._fits("post", path, json=body)
+        if path == "/v1/responses" and not faults and chance.random() < 0.2 and self.service.requests:
+            made = self.service.requests[-1].id
+            for method, place in (("get", ""), ("get", "/input_items"), ("delete", "")):
+                faults += self._fits(method, f"/v1/responses/{made}{place}")
+        return faults
+
+    def _fits(self, method: str, path: str, **given: Any) -> list[str]:
+        found = self.client.request(method, path, **given)
+        parts = path.split("/")
+        if path.startswith(("/v1/models/", "/v1/cache/requests/")) and method == "get":
+            parts[-1] = "{id}"
+        elif path.startswith("/v1/responses/") and "input_tokens" not in path:
+            parts[3] = "{id}"
+        name = "/".join(parts)
+        self.statuses[name, found.status_code] += 1
+        return [f"{method} {path} {given.get('json')}: {fault}" for fault in self.answers.faults(name, method, found)]
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.stop(0)
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.slow)])
+def test_answers_fit_their_schemas(tmp_path: Path, count: int) -> None:
+    world = World(tmp_path, random.Random(24))
+    try:
+        faults = [fault for _ in range(count) for fault in world.ask()]
+    finally:
+        world.close()
+    assert faults == [], f"{len(faults)} do not fit\n" + "\n".join(faults[:20])
+    assert len(world.statuses) > 15 and {200, 400} <= {status for _, status in world.statuses}
+
+
+def test_a_field_that_is_missing_or_unknown_does_not_fit(tmp_path: Path) -> None:
+    world = World(tmp_path, random.Random(1))
+    try:
+        good = world.client.get("/v1/models")
+        assert world.answers.faults("/v1/models", "get", good) == []
+        body = good.json()
+        for wrong in (body | {"more": 1}, {"object": "list"}, body | {"data": [body["data"][0] | {"created": "x"}]}):
+            sent = httpx.Response(200, json=wrong, headers={"x-odd": "1"})
+            faults = world.answers.faults("/v1/models", "get", sent)
+            assert "header x-odd is not described" in faults and len(faults) > 1
+        assert world.answers.faults("/v1/models", "get", httpx.Response(418)) == ["status 418 is not described"]
+    finally:
+        world.close()
