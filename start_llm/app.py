@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
@@ -30,11 +31,14 @@ from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.terminal import terminal
 from start_llm.embeddings.service import EncoderService
+from start_llm.engine.ranks.hosts import one_model_only, rank_hosts
+from start_llm.engine.ranks.leader import LeaderGroup
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import LISTEN_FD
 from start_llm.host.home import command
 from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.follower import shared_settings
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
@@ -58,6 +62,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("start_llm").addHandler(logging.NullHandler())
 
 LOADING_STOP_SECONDS = 1.5
+LOST_SECONDS = 1.5  # for answers in progress to be told that a host is lost
 HOPELESS_STOP_SECONDS = 4.0
 LOADER_STOP_SECONDS = 10.0
 STOP_SECONDS = 60.0
@@ -76,6 +81,9 @@ class App:
     def __init__(
         self, settings: Settings, *, console: Console | None = None, say: Callable[[str], None] | None = None
     ) -> None:
+        hosts = rank_hosts(settings)
+        if hosts:
+            settings = one_model_only(settings)
         self.settings = settings
         self._shows_key = console is not None and console.is_terminal and not settings.log_json
         self._say = say or (lambda line: None)
@@ -86,7 +94,8 @@ class App:
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
-        self._builder = ModelBuilder(registry, self._say, self._progress)
+        self._ranks = LeaderGroup(hosts, settings.rank_seconds, self._rank_lost) if hosts else None
+        self._builder = ModelBuilder(registry, self._say, self._progress, self._ranks)
         self.engine = EngineThread(
             max_queue=settings.max_queue,
             max_concurrency=settings.max_concurrency,
@@ -157,6 +166,8 @@ class App:
         try:
             if self._events is not None:
                 self._events.start()
+            if self._ranks is not None:
+                self._ranks.start(shared_settings(self.settings))
             self.audio.prepare(self._progress)
             self._builder.begin(reserved=self.encoders.prepare(self._progress))
             card = self.pool.start_loading()
@@ -216,6 +227,8 @@ class App:
         died = self.engine.status().state == "failed"
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
         ended = self.engine.stop() and idle
+        if self._ranks is not None:
+            self._ranks.stop()
         self.pool.stop(LOADER_STOP_SECONDS if ended else 0.5)
         if self._events is not None:
             self._events.stop()
@@ -241,6 +254,15 @@ class App:
             return
         self._ends.put(code)
         self._say(f"engine    {why} The server ends with exit code {code:d}.")
+
+    def _rank_lost(self, why: str) -> None:
+        """What all hosts compute together cannot go on. A model thread that waits for one of them never moves again."""
+        self._say(f"hosts     {why} The server ends with exit code {ExitCode.WEDGED:d}.")
+        late = threading.Timer(LOST_SECONDS, os._exit, (ExitCode.WEDGED,))
+        late.daemon = True
+        late.start()
+        self.engine.lose(why)
+        self._ends.put(ExitCode.WEDGED)
 
     def recommend(self) -> None:
         """With no MODEL_PATH on a Mac: says which model would do real work here."""

@@ -12,7 +12,17 @@ from typing import Any
 from start_llm.clients import CLIENTS
 
 Flag = tuple[tuple[str, ...], dict[str, Any]]
-SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size", "log_level", "log_json")
+SETTING_FLAGS = (
+    "model_path",
+    "mlx_host",
+    "mlx_port",
+    "proxy_port",
+    "proxy",
+    "max_kv_size",
+    "hosts",
+    "log_level",
+    "log_json",
+)
 """Names of options that are settings: they win over the environment and `.env`."""
 BY = ("client", "model", "session", "day", "outcome", "miss")
 ENDS = ("answered", "cut", "refused", "gone", "failed")
@@ -71,6 +81,7 @@ SERVER = (
     flag("--host", dest="mlx_host", metavar="HOST", help="address of the server (MLX_HOST)"),
     PORT,
     CONTEXT,
+    flag("--hosts", metavar="A,B", help="machines that compute one model together, this one first (HOSTS)"),
     flag("--proxy-port", metavar="PORT", help="port of the proxy, 0 for a free one (PROXY_PORT)"),
     flag("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)"),
     flag("--log-level", metavar="LEVEL", help="debug, info, warning or error (LOG_LEVEL)"),
@@ -210,6 +221,16 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "what start runs in the background",
             "start_llm.service.supervisor:main",
             (flag("--flags", type=json.loads, default={}, help="settings that were given as flags, as JSON"),),
+        ),
+        Command(
+            "rank",
+            "what serve --hosts starts on each host but the first",
+            "start_llm.modelpool.follower:main",
+            (
+                flag("--rank", type=int, metavar="N", help="which one this is"),
+                flag("--leader", metavar="ADDRESS:PORT", help="where rank 0 writes its log"),
+                flag("--address", metavar="ADDRESS", help="of this host, for the other ranks"),
+            ),
         ),
     ),
     "Agents": (

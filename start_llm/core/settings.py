@@ -83,6 +83,17 @@ def _node_addresses(value: str) -> str:
     return ",".join(addresses)
 
 
+def _hosts(value: str) -> str:
+    """Names separated by commas; one may stand there twice."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+            raise ValueError(f"{name[:80]!r} is no host; give names or addresses, e.g. mac-1,mac-2")
+    if len(names) == 1:
+        raise ValueError("one host computes alone; give two or more, this machine first, or none")
+    return ",".join(names)
+
+
 def _event_address(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
         raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
@@ -252,6 +263,15 @@ class Settings(BaseModel):
     nodes_ca_file: Annotated[Path | None, OffOr] = None
     """File (PEM) with certificates of your own that https:// addresses in NODES are checked with, beside the usual
     ones."""
+
+    # Hosts
+    hosts: Annotated[str, AfterValidator(_hosts)] = ""
+    """Machines that compute one model together, this one first: names or addresses, separated by commas, e.g.
+    mac-1,mac-2. Each has an equal part of the weights. Unset: this machine alone. See docs/fleet.md."""
+    hostfile: Annotated[Path | None, OffOr] = None
+    """File of mlx.distributed_config with these machines and their addresses, in place of HOSTS."""
+    rank_seconds: Annotated[float, Field(ge=1, le=600)] = 10.0
+    """One of HOSTS that gives no sign of life for so many seconds is lost: the server ends with code 75."""
 
     # KV
     max_kv_size: Annotated[int, Field(ge=256)] = 196608

@@ -140,7 +140,7 @@ class LoadedModels:
         for model in self:
             if not model.scheduler.busy and now - model.tidied_at >= seconds:
                 model.tidied_at = now
-                model.scheduler.store.idle()
+                model.scheduler.tidy()
 
     def figures(self) -> Mapping[str, float]:
         """Totals over all models, those that are gone included; sizes over those that are loaded."""
@@ -241,12 +241,12 @@ class Loop:
 
     def cancel(self, work_id: str) -> None:
         for model in self.models:
-            model.scheduler.requests.cancel(work_id)
+            model.scheduler.cancel(work_id)
 
     def prefill_idle(self, work: Submit) -> None:
         scheduler = self.models.get(work.model)
         if scheduler is not None:
-            _caught(lambda: scheduler.idle_prefill.begin(work))
+            _caught(lambda: scheduler.add_idle(work))
 
     def call(self, function: Callable[[Scheduler], Any], model: str, answer: Callable[[Any], None]) -> None:
         """`answer` gets what the function returns, or what it raises."""
@@ -271,7 +271,7 @@ class Loop:
         runtime = self.models.remove(model)
         if runtime is not None:
             try:
-                runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
+                runtime.scheduler.fail_all(Unavailable(_not_loaded(model)))
             finally:
                 yield from runtime.unloading()
 
@@ -286,11 +286,11 @@ class Loop:
                 self.models.step(model)
                 self.models.tidy(TIDY_SECONDS)
             elif (idle := self.models.with_idle_prefill) is not None:
-                idle.scheduler.idle_prefill.step()
+                idle.scheduler.step_idle()
             if self.chores.step():
                 self.models.look_again()
         for model in self.models:
-            model.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
+            model.scheduler.fail_all(Unavailable(SHUTTING_DOWN))
         self.set("stopped", detail=SHUTTING_DOWN)
 
     def close(self) -> None:

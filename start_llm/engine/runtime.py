@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from start_llm.core.settings import Settings
+from start_llm.core.work import Submit
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
+from start_llm.engine.ranks.group import RankGroup
+from start_llm.engine.ranks.leader import LeaderGroup
+from start_llm.engine.ranks.lockstep import LeaderScheduler
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -45,16 +50,18 @@ class TextRuntime:
         drafts: Drafts | None,
         grammars: Grammars,
         left: Callable[[], None],
+        ranks: RankGroup | None = None,
     ) -> None:
         self.loaded, self.store, self.drafts, self.grammars = loaded, store, drafts, grammars
         self._memory, self._left = memory, left
-        self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None)
+        self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.learn(*self.runner.sample())
-        self.scheduler = Scheduler(
+        make = partial(LeaderScheduler, ranks=ranks) if isinstance(ranks, LeaderGroup) else Scheduler
+        self.scheduler = make(
             self.runner,
             store,
-            lambda work, generated: TextDrawing(work, self.grammars, generated, self.drafts),
+            partial(self._draw, ranks),
             limits=SchedulerLimits(
                 step=step,
                 deadline=settings.generation_watchdog_seconds,
@@ -62,8 +69,14 @@ class TextRuntime:
             ),
             max_concurrency=settings.max_concurrency,
             memory=memory,
-            clock=time.monotonic,
+            clock=time.monotonic if ranks is None else ranks.clock,
         )
+
+    def _draw(self, ranks: RankGroup | None, work: Submit, generated: Sequence[int]) -> TextDrawing:
+        drawing = TextDrawing(work, self.grammars, generated, self.drafts)
+        if ranks is not None:
+            drawing.sampler = ranks.sampler(drawing.sampler)
+        return drawing
 
     def unloading(self) -> Generator[float]:
         """Brings what is stored to disk, a step at a time, then frees everything. Yields seconds to wait.
@@ -95,7 +108,9 @@ def end_streams() -> None:
     mx.clear_streams()
 
 
-def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None) -> ModelRunner:
+def make_runner(
+    settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None, ranks: RankGroup | None = None
+) -> ModelRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
     quantisation = None
     if settings.kv_bits is not None:
@@ -103,14 +118,18 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None 
 
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
         quantisation.check(loaded.model)
+    batches, landmarks = not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded))
+    if ranks is not None:
+        batches, landmarks = ranks.agree([batches, landmarks])
     return ModelRunner(
         loaded.model,
         eos=loaded.eos,
         max_rows=settings.max_concurrency,
         gate=gate,
         quantisation=quantisation,
-        batches=not loaded.capabilities.decoding.batches,
-        landmarks=landmarks_of(loaded),
+        batches=batches,
+        landmarks=landmarks,
+        agree=(lambda nbytes: nbytes) if ranks is None else ranks.agree,
     )
 
 
@@ -127,6 +146,7 @@ def make_store(
     budget_bytes: int,
     disk: Any = None,
     listener: KVListener | None = None,
+    ranks: RankGroup | None = None,
 ) -> Generator[float, None, GuardedStore]:
     """The tree of what is on disk is built in the background: it holds no arrays yet."""
     kit = LayerKit(loaded.make_cache)
@@ -139,5 +159,9 @@ def make_store(
         sessions_keep=settings.prompt_cache_max_entries_per_session,
         max_leaves=settings.prompt_cache_max_entries_global,
     )
+    reuse = not loaded.capabilities.decoding.reuse
+    if ranks is not None:  # which have no disk, and one clock
+        store = KVStore(kit, config, listener=listener, clock=ranks.clock)
+        return GuardedStore(store, loaded.make_cache, reuse=ranks.agree(reuse))
     store = yield from in_background(lambda: KVStore(kit, config, disk=disk, listener=listener), KVStore.close)
-    return GuardedStore(store, loaded.make_cache, reuse=not loaded.capabilities.decoding.reuse)
+    return GuardedStore(store, loaded.make_cache, reuse=reuse)

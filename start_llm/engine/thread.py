@@ -66,6 +66,7 @@ class EngineThread:
         unwatched = watchdog or UNWATCHED_SECONDS
         self._loop = Loop(self._commands, min(1.0, unwatched / 4))
         self._stopping = False
+        self._lost = ""
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
         beat, thread_id = lambda: self._loop.status.beat, lambda: self._thread.ident or 0
         self._watchdog = Watchdog(unwatched, beat, thread_id, wedged=self._wedged, hopeless=self._hopeless)
@@ -81,7 +82,7 @@ class EngineThread:
         status = self.status()
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
-        if status.state in {"loading", "failed", "stopped"}:
+        if self._lost or status.state in {"loading", "failed", "stopped"}:
             raise Unavailable(status.detail or f"The model is {status.state}.")
         self._refuse_wedged(status)
         self._commands.put(partial(self._loop.submit, self._requests.add(work)))
@@ -159,6 +160,8 @@ class EngineThread:
 
     def status(self) -> EngineStatus:
         status, since = self._loop.status, self._watchdog.since
+        if self._lost:
+            return replace(status, state="wedged", detail=self._lost)
         if status.state in {"ready", "busy"}:  # now, not before the step that the model is in
             running = self._loop.models.running
             status = replace(status, running=running, queued=max(0, len(self._requests) - running))
@@ -188,6 +191,11 @@ class EngineThread:
                 return False
             self._thread.join(min(0.1, limit - now))
         return True
+
+    def lose(self, why: str) -> None:
+        """The model thread will not go on: all requests fail with this sentence, new ones are refused. Any thread."""
+        self._lost = why
+        self._requests.fail(Unavailable(why))
 
     # --- watchdog's thread --------------------------------------------------------
 

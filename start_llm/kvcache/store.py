@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import StoredTree
@@ -75,6 +76,8 @@ class KVStore:
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self.resident, self._sessions, config)
         self._swept = clock()
+        self._digested = -1  # the tree, after so many changes,
+        self._tree_digest = 0  # has this digest
 
     # --- reading ------------------------------------------------------------
 
@@ -311,6 +314,16 @@ class KVStore:
             **resident.counters,
             **{f"disk_{name}": value for name, value in self.disk.stats().items()},
         }
+
+    def digest(self) -> int:
+        """A number that is the same for two stores that hold the same and go on in the same way."""
+        resident = self.resident
+        if resident.tree.changes != self._digested:
+            self._digested = resident.tree.changes
+            segments = [(s.start, s.length, s.rows is None, s.checkpoint is None, s.nbytes) for s in resident.tree]
+            self._tree_digest = crc32(repr(segments).encode())
+        counted = (*resident.counters.values(), resident.nbytes, resident.lent_bytes, resident.ghosts)
+        return crc32(repr((*counted, len(self._sessions), self._eviction.budget_bytes)).encode(), self._tree_digest)
 
     def close(self) -> None:
         """Writes what is still to be written and lets go of everything."""

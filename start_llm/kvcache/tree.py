@@ -120,6 +120,11 @@ class SegmentTree:
         self._longest = longest
         self._begun = self._ended = 0  # changes; they differ while there is one
 
+    @property
+    def changes(self) -> int:
+        """How often it was changed."""
+        return self._ended
+
     def read_consistently[T](self, read: Callable[[], T], seconds: float = 1.0) -> T:
         """What `read` returns, which only reads this tree; for other threads than the owner's.
 

@@ -17,13 +17,14 @@ from weakref import WeakValueDictionary
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
-from start_llm.engine.checks import asker, checker
+from start_llm.engine.checks import asker, checker, unchecked
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS, make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
+from start_llm.engine.ranks.group import RankGroup
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
@@ -95,7 +96,9 @@ def _grammars(wrapper: Any) -> Grammars:
 class ModelBuilder:
     """Loads models. Model thread only, but for `begin`, `read`, `read_ahead` and the public figures."""
 
-    def __init__(self, registry: ModelRegistry, say: Say, progress: Progress) -> None:
+    def __init__(self, registry: ModelRegistry, say: Say, progress: Progress, ranks: RankGroup | None = None) -> None:
+        """`ranks`: the processes that have a part of the one model each."""
+        self.ranks = ranks
         self._settings, self._registry, self._say, self._progress = registry.settings, registry, say, progress
         self._device: Device
         self.usable = 0  # bytes that all models may take; 0: nobody knows
@@ -145,18 +148,21 @@ class ModelBuilder:
             inputs: what `read` has read of it; ``None``: its files are still to be found.
             listener: is told what its KV store gives up.
         """
-        shared = self.shared
         self._unwire()
+        if self.ranks is not None:
+            self._connect(self.ranks)
+        shared = self.shared
         with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
             made.callback(self._left, model)
             shared.place(model, weights)
-            inputs = inputs or LoadInputs(bases=self.bases)
+            inputs = inputs or self._inputs()
             loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
             loaded = self._shaped(settings, loaded)
             shared.place(model, loaded.weights)
             loaded = yield from self._with_drafter(settings, loaded)
             shared.place(model, loaded.weights)
-            loaded = yield from probe_model(settings, loaded, asker(settings, loaded), checker(loaded), self._say)
+            check = checker(loaded) if self.ranks is None else unchecked
+            loaded = yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say)
             if not shared.guards:
                 self._wired = wire_weights(settings.wired_limit, self._device)
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
@@ -166,11 +172,13 @@ class ModelBuilder:
             made.callback(_close, drafts)
             disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
             made.callback(_close, disk)
-            store = yield from make_store(settings, loaded, shared.most_stored, disk, listener)
+            store = yield from make_store(settings, loaded, shared.most_stored, disk, listener, self.ranks)
             made.callback(store.close)
             guard = MemoryGuard(store, shared)
             made.callback(guard.close)
-            runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
+            runtime = TextRuntime(
+                settings, loaded, store, guard, drafts, grammars, lambda: self._left(model), self.ranks
+            )
             made.pop_all()
             made.callback(runtime.close)
             staying = self._registry.pinned_weights(model)
@@ -179,6 +187,17 @@ class ModelBuilder:
             self.stored_where = where if disk and disk.ready else "nothing on disk"
             made.pop_all()
         return runtime
+
+    def _connect(self, ranks: RankGroup) -> None:
+        """All ranks take rank 0's word for what there is of memory."""
+        ranks.connect()
+        self.usable = ranks.agree(self.usable)
+        self.shared = self._new_shared()
+
+    def _inputs(self) -> LoadInputs:
+        if self.ranks is None:
+            return LoadInputs(bases=self.bases)
+        return LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
 
     def side_steps(
         self, model: str, weights: Weights, steps: Generator[float, None, Any]

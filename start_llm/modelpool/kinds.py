@@ -84,6 +84,8 @@ class LanguageModels:
         """
         if entry.is_starting:
             return None
+        if self._builder.ranks is not None:
+            raise NotSupported(f"{entry.name} is not served: HOSTS compute one model together, that of MODEL_PATH.")
         known = entry.known
         folder = self._registry.names.folder_now(known)
         try:

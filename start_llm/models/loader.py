@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,9 @@ class LoadInputs:
     folder: Path | None = None  # where MODEL_PATH lies on this disk, if that is known: nothing is fetched then
     adapter: Adapter | None = None  # is put on it, in place of ADAPTER_PATH
     bases: BasesInMemory = field(default_factory=BasesInMemory)  # weights that other models have in memory
+    parts: int = 1  # so many processes have an equal part of the weights
+    # leaves this process's part of a model that is not read yet: of (model, its name, its configuration)
+    shard: Callable[[Any, str, Mapping[str, Any]], None] = lambda model, name, config: None
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,9 @@ def load_steps(
     _check_scheme(settings)
     adapter = given.adapter or _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
     if given.folder is None:
-        found = _find(settings, device, progress, say, None)
+        found = _find(settings, device, progress, say, None, given.parts)
     else:
-        found = yield from in_background(lambda: _find(settings, device, progress, say, given.folder))
+        found = yield from in_background(lambda: _find(settings, device, progress, say, given.folder, given.parts))
     progress(f"loading {found.name}", 0.0)
     stamp = _stamp(found.folder)
     if settings.model_path is not None:
@@ -187,7 +190,9 @@ def _check_scheme(settings: Settings) -> None:
         raise NotSupported(f"KV_QUANT_SCHEME=turboquant: {why}. Use uniform.")
 
 
-def _find(settings: Settings, device: Device, progress: Progress, say: Say, folder: Path | None) -> _Checkpoint:
+def _find(
+    settings: Settings, device: Device, progress: Progress, say: Say, folder: Path | None, parts: int
+) -> _Checkpoint:
     """The files that `MODEL_PATH` means; they are fetched if need be, and may be read. Raises as `load_steps`."""
     source = settings.model_path
     if source is None:
@@ -198,9 +203,13 @@ def _find(settings: Settings, device: Device, progress: Progress, say: Say, fold
         if settings.model_path is not None:
             name = source.rstrip("/").rsplit("/", 1)[-1]
             folder = folder or find_folder(
-                source, "MODEL_PATH", progress, whole_snapshot, lambda found: _check_room(settings, name, found, device)
+                source,
+                "MODEL_PATH",
+                progress,
+                whole_snapshot,
+                lambda found: _check_room(settings, name, found, device, parts),
             )
-            warning = _check_room(settings, name, folder, device)
+            warning = _check_room(settings, name, folder, device, parts)
             if warning is not None:
                 say(f"memory    {warning}")
         assert folder is not None
@@ -220,7 +229,8 @@ def _text_model(
     Weights that another model has in memory are not read again: this one is built anew around the same arrays.
     """
     with refusing("mlx-lm", found.source):
-        model, _ = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+        model, config = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+        given.shard(model, found.source, config)
         group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
         base = given.bases.get(group)
         if base is not None and base.files == files:
@@ -294,11 +304,11 @@ def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
                 moved()
 
 
-def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> str | None:
+def _check_room(settings: Settings, name: str, folder: Path, device: Device, parts: int) -> str | None:
     """A warning if the weights leave little memory. `folder` has the JSON files at least. Raises OutOfMemory."""
     if settings.vision != "off" and settings.kv_bits is None and has_vision(read_config(folder)):
         check_vision_fit(name, weights_on_disk(folder), device)
-    return check_fit(name, weights_on_disk(folder), device)
+    return check_fit(name, weights_on_disk(folder) // parts, device)
 
 
 def _load_vision(

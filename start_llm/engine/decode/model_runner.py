@@ -9,7 +9,7 @@ that are still plain, and of those that are quantised. A row changes over betwee
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,6 +56,7 @@ class ModelRunner:
         quantisation: of a row's KV, as it grows.
         batches: several rows are decoded together; else each by itself, one after the other.
         landmarks: see `SingleRow`. A row in a batch keeps no states.
+        agree: gives what is measured of memory; where several processes compute one model, the same to all of them.
     """
 
     def __init__(
@@ -68,10 +69,11 @@ class ModelRunner:
         quantisation: Quantisation | None = None,
         batches: bool = True,
         landmarks: Iterable[int] = (),
+        agree: Callable[[int], int] = lambda nbytes: nbytes,
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
-        self._together, self._landmarks = batches, frozenset(landmarks)
+        self._together, self._landmarks, self._agree = batches, frozenset(landmarks), agree
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
         self._rows: dict[int, _Row] = {}
@@ -100,7 +102,7 @@ class ModelRunner:
         if self._gate is not None and not images:
             # A chunk is a wide pass for nothing. Its tokens see half of the chunk, on average.
             self._gate.costs.observe(len(tokens), held + len(tokens) // 2, time.perf_counter() - began)
-        return taken
+        return self._agree(taken)
 
     def insert(self, row: RowState) -> int:
         """Begins, or goes on, to decode a row, which belongs to the runner then. Returns its uid."""

@@ -124,6 +124,10 @@ class GuardedStore:
             self._figures = {f"kv_{name}": stats[name] for name in known}
         return self._figures | {"kv_errors": self.errors, "vlm_retreat": self.retreats}
 
+    def digest(self) -> int:
+        """See `KVStore.digest`."""
+        return self._or(0, self._store.digest)
+
     def close(self) -> None:
         self._or(None, self._store.close)
 

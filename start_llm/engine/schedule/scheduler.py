@@ -18,7 +18,9 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from zlib import crc32
 
+from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Sampled
 from start_llm.core.report import DRAFT_COUNTS, CacheReport
 from start_llm.core.work import Submit
@@ -96,6 +98,34 @@ class Scheduler:
 
     def add(self, work: Submit) -> None:
         self.requests.add(work)
+
+    def add_idle(self, work: Submit) -> None:
+        """Work for an idle gap; it replaces what was there."""
+        self.idle_prefill.begin(work)
+
+    def cancel(self, work_id: str) -> None:
+        """The request ends before the next step; unknown ids are ignored."""
+        self.requests.cancel(work_id)
+
+    def step_idle(self) -> None:
+        """Computes a small chunk of idle work."""
+        self.idle_prefill.step()
+
+    def tidy(self) -> None:
+        """To be called now and then while nothing runs."""
+        self.store.idle()
+
+    def fail_all(self, error: StartLLMError) -> None:
+        """Ends everything; nothing of what was running is stored."""
+        self.requests.fail_all(error)
+
+    def digest(self) -> int:
+        """A number that is the same for two schedulers that go on in the same way. Asked before each step."""
+        jobs = [
+            (job.work.id, job.stage.name, job.position, job.prefix, len(job.generated), job.generated[-1:])
+            for job in self.requests
+        ]
+        return crc32(repr((jobs, self._tokens_decoded, self._prefill.tokens, self.store.digest())).encode())
 
     def step(self) -> None:
         self._reap()

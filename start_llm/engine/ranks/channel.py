@@ -1,0 +1,101 @@
+"""A connection between two ranks: lists as JSON over TCP, in order. Knows nothing of what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.work import Constraint, Submit, ThinkingLimit
+
+SIGNS_A_LIMIT = 4  # signs of life that are sent in the time after which a silent rank is given up
+_LIFE = ["alive"]
+
+
+class Channel:
+    """Any thread may send, one thread receives. `connection`: its other end has shown that it knows the key."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._sending = connection, threading.Lock()
+        with socket.socket(fileno=os.dup(connection.fileno())) as same:  # else short messages wait for each other
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: list[Any]) -> None:
+        """Raises OSError: the other end has gone."""
+        data = json.dumps(message).encode()
+        with self._sending:
+            self._connection.send_bytes(data)
+
+    def receive(self, seconds: float) -> list[Any]:
+        """The next message that is no sign of life.
+
+        Raises TimeoutError: there was no sign of life for so many seconds; OSError or EOFError: the other end has gone.
+        """
+        while self._connection.poll(seconds):
+            message: list[Any] = json.loads(self._connection.recv_bytes())
+            if message != _LIFE:
+                return message
+        raise TimeoutError
+
+    def show_life(self, seconds: float) -> None:
+        """From now on sends a sign of life often enough for a limit of so many seconds."""
+
+        def show() -> None:
+            over = threading.Event()
+            try:
+                while not over.wait(seconds / SIGNS_A_LIMIT):
+                    self.send(_LIFE)
+            except OSError:
+                return  # who receives here notices it, too
+
+        threading.Thread(target=show, name="rank-life", daemon=True).start()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def described(work: Submit) -> dict[str, Any]:
+    """A request as JSON. It has no images."""
+    prompt, sampling, constraint, thinking = work.prompt, work.sampling, work.constraint, work.thinking
+    return {
+        "id": work.id,
+        "prompt": [prompt.tokens, prompt.boundaries, prompt.head, prompt.transient, prompt.generation],
+        "sampling": {name: getattr(sampling, name) for name in Sampling.__dataclass_fields__ if name != "left_open"},
+        "constraint": constraint and [constraint.grammar, constraint.after, constraint.wait, constraint.opens],
+        "thinking": thinking and [thinking.tokens, thinking.opens, thinking.closes, thinking.inside],
+        **{name: getattr(work, name) for name in _PLAIN},
+    }
+
+
+_PLAIN = ("max_tokens", "logprobs", "session", "conversation", "one_shot", "model")
+
+
+class _Nobody:
+    """Takes the events of a request on a follower: only rank 0 answers."""
+
+    def put(self, event: Any, /) -> None: ...
+
+
+def submit_of(about: dict[str, Any]) -> Submit:
+    """What `described` has described."""
+    tokens, boundaries, *places = about["prompt"]
+    sampling = about["sampling"]
+    sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
+    constraint, thinking = about["constraint"], about["thinking"]
+    if constraint is not None:
+        grammar, after, wait, opens = constraint
+        constraint = Constraint(grammar, tuple(after), wait, tuple(opens))
+    return Submit(
+        about["id"],
+        Prompt(tuple(tokens), tuple(boundaries), *places),
+        Sampling(**sampling),
+        sink=_Nobody(),
+        constraint=constraint,
+        thinking=thinking and ThinkingLimit(*thinking),
+        **{name: about[name] for name in _PLAIN},
+    )

@@ -1,0 +1,70 @@
+"""A rank that is not the first: reads the log of rank 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from start_llm.core.errors import ExitCode
+from start_llm.engine.ranks.channel import Channel
+from start_llm.engine.ranks.group import RankGroup
+
+
+class FollowerGroup(RankGroup):
+    """Ends the process when it is out of step, or rank 0 gives no sign of life: a pass of the model may hang then.
+
+    Args:
+        silent_seconds: without a sign of life from rank 0 it is lost.
+
+    Attributes:
+        sequence: of the entry that was read last.
+    """
+
+    def __init__(self, rank: int, channel: Channel, addresses: list[str], silent_seconds: float) -> None:
+        super().__init__(rank, len(addresses))
+        self.addresses = addresses
+        self._channel, self._silent_seconds = channel, silent_seconds
+        self._entries: SimpleQueue[list[Any]] = SimpleQueue()
+        self.sequence = 1  # the first entry was read to make this
+        channel.show_life(silent_seconds)
+        threading.Thread(target=self._read, name="rank-log", daemon=True).start()
+
+    def agree(self, value: Any) -> Any:
+        kind, *given = self.next()
+        if kind != "value":
+            self.end(f"it needs a value of rank 0, and entry {self.sequence} is {kind}.")
+        return given[0]
+
+    def next(self) -> list[Any]:
+        """The next entry: its kind, and what belongs to it."""
+        sequence, *entry = self._entries.get()
+        if sequence != self.sequence + 1:
+            self.end(f"entry {sequence} follows {self.sequence}.")
+        self.sequence = sequence
+        return entry
+
+    def end(self, why: str) -> NoReturn:
+        """Ends the process, whatever it is in. Any thread."""
+        with suppress(OSError):
+            self._channel.send([why])
+        self._leave(why)
+
+    def _leave(self, why: str) -> NoReturn:
+        print(f"rank {self.rank}: {why}", file=sys.stderr, flush=True)
+        os._exit(ExitCode.WEDGED)
+
+    def _read(self) -> None:
+        """A thread of its own."""
+        entry: list[Any] = [0, ""]
+        while entry[1] != "stop":
+            try:
+                entry = self._channel.receive(self._silent_seconds)
+            except TimeoutError:
+                self._leave(f"rank 0 has given no sign of life for {self._silent_seconds:g} s (RANK_SECONDS).")
+            except (OSError, EOFError):
+                self._leave("rank 0 has ended.")
+            self._entries.put(entry)

@@ -1,0 +1,57 @@
+"""Which machines compute one model together, and what is off meanwhile."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from start_llm.core.settings import Settings, SettingsError
+from start_llm.engine.ranks.leader import RankHost
+
+OFF = {
+    "drafts": "off",
+    "vision": "off",
+    "kv_disk_dir": "off",
+    "kv_bits": None,
+    "model_probe": "off",
+    "preload_models": "",
+}
+"""Settings that have these values with several hosts: what they bring depends on what one machine measures or has."""
+
+
+def rank_hosts(settings: Settings) -> list[RankHost]:
+    """Those of HOSTFILE, else of HOSTS, this machine first; empty: there is one machine. Raises SettingsError."""
+    if settings.hostfile is not None:
+        return _read(settings)
+    names = [name for name in settings.hosts.split(",") if name]
+    return [RankHost(name, _address(name)) for name in names]
+
+
+def one_model_only(settings: Settings) -> Settings:
+    """What several hosts can do. Raises SettingsError: it asks for something that they cannot."""
+    if settings.adapter_path is not None:
+        raise SettingsError("ADAPTER_PATH cannot be used with HOSTS: an adapter is not divided.")
+    return settings.model_copy(update=OFF)
+
+
+def _read(settings: Settings) -> list[RankHost]:
+    """A list of hosts, or an object with ``hosts``; each has ``ssh`` and ``ips``."""
+    path = settings.hostfile
+    assert path is not None
+    try:
+        content = json.loads(path.expanduser().read_text("utf-8"))
+        listed = content["hosts"] if isinstance(content, dict) else content
+        hosts = [RankHost(str(each["ssh"]), str(each["ips"][0])) for each in listed]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        wanted = 'it must be a JSON list of {"ssh": NAME, "ips": [ADDRESS]}'
+        raise SettingsError(f"HOSTFILE={path}: {wanted}: {type(error).__name__}: {error}") from None
+    if len(hosts) < 2:
+        raise SettingsError(f"HOSTFILE={path}: it names {len(hosts)} hosts; two or more are needed, this one first.")
+    return hosts
+
+
+def _address(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise SettingsError(f"HOSTS: the address of {name!r} is not known: {error}") from None

@@ -1,0 +1,177 @@
+"""Rank 0: starts the other ranks, writes the log that they follow, and notices when one of them is lost.
+
+The log goes one way. An entry is what the model thread does next (see `lockstep`) or a value that all agree on. The
+other ranks send signs of life, and one sentence when they end. Collective operations of MLX carry no commands.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+from start_llm import __version__
+from start_llm.core.errors import Unavailable
+from start_llm.engine.ranks.channel import Channel
+from start_llm.engine.ranks.group import RankGroup
+from start_llm.host.home import module_command, python_path
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 120.0  # until all ranks have connected
+END_SECONDS = 5.0  # until a rank that was told to end is killed
+
+
+@dataclass(frozen=True, slots=True)
+class RankHost:
+    """Where a rank runs. `name`: for ssh; `address`: for the others."""
+
+    name: str
+    address: str
+
+    @property
+    def is_local(self) -> bool:
+        return self.address.startswith("127.")
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all ranks: other versions compute other numbers, or another order of passes."""
+    return {"start_llm": __version__, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class LeaderGroup(RankGroup):
+    """
+    Args:
+        hosts: of all ranks; the first one is this machine.
+        silent_seconds: a rank without a sign of life for so long is lost.
+        on_lost: is told in a sentence, once, on a thread of its own, that a rank is lost. Nothing can go on then.
+    """
+
+    def __init__(self, hosts: Sequence[RankHost], silent_seconds: float, on_lost: Callable[[str], None]) -> None:
+        super().__init__(0, len(hosts))
+        self._hosts, self._silent_seconds, self._on_lost = list(hosts), silent_seconds, on_lost
+        self._channels: list[Channel] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._sequence = 0
+        self._ending = threading.Lock()  # held from the end on, whoever began it
+
+    # --- start and end; not the model thread --------------------------------------
+
+    def start(self, about: dict[str, Any]) -> None:
+        """Starts the other ranks, which get `about`. Returns when all have connected. Raises Unavailable."""
+        key, here = secrets.token_bytes(32), self._hosts[0].address
+        with Listener((here, 0), authkey=key) as listener:
+            leader = f"{here}:{listener.address[1]}"
+            for rank, host in enumerate(self._hosts[1:], 1):
+                self._processes.append(_start(rank, host, leader, key))
+            connected = self._accept(listener)
+        others = sorted(connected, key=lambda pair: int(pair[1]["rank"]))
+        for _, hello in others:
+            if hello["versions"] != versions():
+                raise Unavailable(f"Rank {hello['rank']} has {hello['versions']}, rank 0 has {versions()}.")
+        self._channels = [channel for channel, _ in others]
+        ports = [free_port(here), *(int(hello["port"]) for _, hello in others)]
+        self.addresses = [f"{host.address}:{port}" for host, port in zip(self._hosts, ports, strict=True)]
+        self.write("begin", self.addresses, self._silent_seconds, about)
+        for rank, channel in enumerate(self._channels, 1):
+            channel.show_life(self._silent_seconds)
+            threading.Thread(target=self._watch, args=(rank, channel), name=f"rank-{rank}", daemon=True).start()
+
+    def _accept(self, listener: Listener) -> list[tuple[Channel, dict[str, Any]]]:
+        """Channels with what each rank said of itself. Raises Unavailable."""
+        found: list[tuple[Channel, dict[str, Any]]] = []
+
+        def accept() -> None:
+            with suppress(OSError):  # the listener is closed
+                while len(found) < self.size - 1:
+                    with suppress(AuthenticationError, EOFError, ConnectionError):
+                        channel = Channel(listener.accept())
+                        found.append((channel, channel.receive(START_SECONDS)[0]))
+
+        accepting, until = threading.Thread(target=accept, name="ranks", daemon=True), time.monotonic() + START_SECONDS
+        accepting.start()
+        while accepting.is_alive():
+            accepting.join(0.1)
+            ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
+            if ended or time.monotonic() > until:
+                self._kill()
+                which = ended or sorted({*range(1, self.size)} - {hello["rank"] for _, hello in found})
+                names = ", ".join(f"rank {rank} on {self._hosts[rank].name}" for rank in which)
+                raise Unavailable(f"{names}: {'ended' if ended else 'did not connect'} before the start.")
+        return found
+
+    def stop(self) -> None:
+        """The ranks end. May be called twice, and where nothing was started."""
+        self._ending.acquire(blocking=False)
+        with suppress(OSError):
+            self.write("stop")
+        until = time.monotonic() + END_SECONDS
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _watch(self, rank: int, channel: Channel) -> None:
+        """A thread for each other rank."""
+        host = self._hosts[rank].name
+        try:
+            words = channel.receive(self._silent_seconds)
+            why = f"Rank {rank} on {host} cannot go on: {words[0]}"
+        except TimeoutError:
+            why = f"Rank {rank} on {host} has given no sign of life for {self._silent_seconds:g} s (RANK_SECONDS)."
+        except (OSError, EOFError):
+            why = f"Rank {rank} on {host} has ended."
+        if self._ending.acquire(blocking=False):
+            self._on_lost(why)
+
+    # --- model thread -----------------------------------------------------------
+
+    def agree(self, value: Any) -> Any:
+        self.write("value", value)
+        return value
+
+    def write(self, kind: str, *given: Any) -> None:
+        """Adds an entry. A rank that has gone is told of by its own thread."""
+        self._sequence += 1
+        for channel in self._channels:
+            with suppress(OSError):
+                channel.send([self._sequence, kind, *given])
+
+
+def _start(rank: int, host: RankHost, leader: str, key: bytes) -> subprocess.Popen[bytes]:
+    """On another host as `mlx.launch` does it: by ssh, in the same folder, with the same Python."""
+    command = module_command("rank", "--rank", str(rank), "--leader", leader, "--address", host.address)
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    if not host.is_local:
+        folder = shlex.quote(str(Path.cwd()))
+        command = ["ssh", "-o", "BatchMode=yes", host.name, f"cd {folder} && exec {shlex.join(command)}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment)
+    assert process.stdin is not None
+    with suppress(OSError):  # it has ended: `_accept` says so
+        process.stdin.write(key.hex().encode() + b"\n")
+        process.stdin.flush()
+    return process

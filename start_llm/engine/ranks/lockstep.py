@@ -1,0 +1,80 @@
+"""How the schedulers of all ranks do the same: rank 0 writes each call of its scheduler, the others make it, too."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from start_llm.core.errors import StartLLMError
+from start_llm.core.work import Submit
+from start_llm.engine.ranks.channel import described, submit_of
+from start_llm.engine.ranks.follower import FollowerGroup
+from start_llm.engine.ranks.leader import LeaderGroup
+from start_llm.engine.schedule.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class LeaderScheduler(Scheduler):
+    """Rank 0's. An entry stands in the log before the call is made: a pass of the model needs all ranks."""
+
+    def __init__(self, *args: Any, ranks: LeaderGroup, **kwargs: Any) -> None:
+        self._ranks = ranks
+        super().__init__(*args, **kwargs)
+
+    def add(self, work: Submit) -> None:
+        self._ranks.write("add", described(work))
+        super().add(work)
+
+    def add_idle(self, work: Submit) -> None:
+        self._ranks.write("add_idle", described(work))
+        super().add_idle(work)
+
+    def cancel(self, work_id: str) -> None:
+        self._ranks.write("cancel", work_id)
+        super().cancel(work_id)
+
+    def step(self) -> None:
+        self._ranks.write("step", self.digest(), self.crowded)
+        super().step()
+
+    def step_idle(self) -> None:
+        self._ranks.write("step_idle", self.digest())
+        super().step_idle()
+
+    def tidy(self) -> None:
+        self._ranks.write("tidy", self.digest())
+        super().tidy()
+
+    def fail_all(self, error: StartLLMError) -> None:
+        self._ranks.write("fail_all", error.message)
+        super().fail_all(error)
+
+
+def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
+    """Does what rank 0 does, until that one ends."""
+    while (entry := ranks.next())[0] != "stop":
+        kind, *given = entry
+        if kind in {"step", "step_idle", "tidy"} and given[0] != scheduler.digest():
+            ranks.end(f"its scheduler is not where rank 0's is, before entry {ranks.sequence} ({kind}).")
+        if kind == "step":
+            scheduler.crowded = given[1]
+            try:
+                scheduler.step()
+            except Exception as error:  # as the leader's loop does it
+                log.warning("a scheduler step failed", exc_info=True)
+                scheduler.recover(error)
+        elif kind == "add":
+            scheduler.add(submit_of(given[0]))
+        elif kind == "cancel":
+            scheduler.cancel(given[0])
+        elif kind == "step_idle":
+            scheduler.step_idle()
+        elif kind == "tidy":
+            scheduler.tidy()
+        elif kind == "add_idle":
+            scheduler.add_idle(submit_of(given[0]))
+        elif kind == "fail_all":
+            scheduler.fail_all(StartLLMError(given[0]))
+        else:
+            ranks.end(f"entry {ranks.sequence} is {kind}, which a scheduler does not know.")

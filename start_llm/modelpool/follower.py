@@ -1,0 +1,59 @@
+"""The command `rank`: what `serve --hosts` starts on each host but the first. It has no HTTP, and asks nobody."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from multiprocessing.connection import Client
+from typing import Any
+
+from start_llm.core.errors import ExitCode, StartLLMError
+from start_llm.core.settings import Settings
+from start_llm.dashboard.terminal import log_as_lines
+from start_llm.engine.ranks.channel import Channel
+from start_llm.engine.ranks.follower import FollowerGroup
+from start_llm.engine.ranks.leader import START_SECONDS, free_port, versions
+from start_llm.engine.ranks.lockstep import follow
+from start_llm.engine.runtime import end_streams
+from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.registry import ModelRegistry
+from start_llm.modelpool.resolve import NameResolver
+from start_llm.models.background import at_once
+from start_llm.models.room import Weights
+
+OWN_SETTINGS = {"start_llm_cache_dir", "log_level", "hosts", "hostfile"}
+"""What each machine has for itself."""
+SECRETS = {"api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key"}
+
+
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """Follows rank 0 until that one ends. Its key comes by standard input."""
+    log_as_lines(settings.log_level)
+    address, _, port = options.leader.rpartition(":")
+    key = bytes.fromhex(sys.stdin.readline())
+    channel = Channel(Client((address, int(port)), authkey=key))
+    channel.send([{"rank": options.rank, "port": free_port(options.address), "versions": versions()}])
+    _, _, addresses, silent_seconds, about = channel.receive(START_SECONDS)
+    ranks = FollowerGroup(options.rank, channel, addresses, silent_seconds)
+    try:
+        _follow(Settings.model_validate(settings.model_dump() | about), ranks)
+    except StartLLMError as error:
+        ranks.end(error.message)
+    except Exception as error:  # noqa: BLE001 - the thread's edge: rank 0 says it, and all end
+        ranks.end(f"{type(error).__name__}: {error}")
+    return ExitCode.ENDED
+
+
+def shared_settings(settings: Settings) -> dict[str, Any]:
+    """Rank 0's settings, as far as they are all ranks'."""
+    return settings.model_dump(mode="json", exclude=OWN_SETTINGS | SECRETS)
+
+
+def _follow(settings: Settings, ranks: FollowerGroup) -> None:
+    registry = ModelRegistry(settings, NameResolver(settings))
+    builder = ModelBuilder(registry, lambda line: None, lambda step, part: None, ranks)
+    builder.begin(reserved=0)
+    runtime = at_once(builder.steps(settings, "", Weights()))
+    follow(runtime.scheduler, ranks)
+    runtime.close()
+    end_streams()

@@ -1,0 +1,168 @@
+"""One model over several processes on this machine: what they say, what each holds, what happens when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.engine.ranks.hosts import one_model_only, rank_hosts
+from tests.engine.ranks.checkpoints import write_checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT = 500  # seconds that a process may take
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "START_LLM_HOME": str(home), "MODEL_PROBE": "off"}
+
+
+def run_turns(home: Path, kind: Any, hosts: int, turns: int, seed: int = 1, budget: int = 150_000) -> dict[str, Any]:
+    """What `turns.py` prints at its end. `budget`: bytes of stored KV over all hosts."""
+    about = {
+        "home": str(home),
+        "model": str(write_checkpoint(home / kind, kind)),
+        "hosts": ",".join(["127.0.0.1"] * hosts) if hosts > 1 else "",
+        "turns": turns,
+        "seed": seed,
+        "settings": {"cache_memory_bytes": budget // hosts, "cache_checkpoint_grid": 64},
+    }
+    command = [sys.executable, str(Path(__file__).with_name("turns.py")), json.dumps(about)]
+    done = subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, timeout=LIMIT, check=False, cwd=home
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(home: Path, kind: str, hosts: int, turns: int) -> None:
+    alone, together = (run_turns(home, kind, count, turns) for count in (1, hosts))
+    assert together["said"] == alone["said"] and sum(map(len, alone["said"])) > turns
+    assert together["figures"]["failed_steps"] == together["figures"]["kv_errors"] == 0
+    one, several = (_token_bytes(each["figures"]) for each in (alone, together))
+    assert several * hosts == one
+    divided = (alone["weights"] - together["weights"]) * hosts / (hosts - 1)  # all but embeddings, norms and head
+    assert 0.5 < divided / alone["weights"] < 1
+
+
+def _token_bytes(figures: dict[str, float]) -> float:
+    """Of stored KV; a request that was cancelled sooner or later leaves more or less of it."""
+    return (figures["kv_used_bytes"] - figures["kv_checkpoint_bytes"]) / figures["kv_tokens"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(LIMIT * 2)
+def test_two_hosts_say_what_one_says(tmp_path: Path) -> None:
+    compare(tmp_path, "plain", 2, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT * 2)
+@pytest.mark.parametrize(("kind", "hosts"), [("plain", 3), ("hybrid", 2), ("hybrid", 3)])
+def test_more_hosts_say_what_one_says(tmp_path: Path, kind: str, hosts: int) -> None:
+    compare(tmp_path, kind, hosts, 30)
+
+
+@contextmanager
+def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server over two hosts, with the line that told that it is ready."""
+    model = write_checkpoint(home / "plain", "plain")
+    command = [sys.executable, "-m", "start_llm", "serve", str(model), "--supervised", "--port", "0", "--no-proxy"]
+    variables = environment(home) | {"START_LLM_CACHE_DIR": str(home), "RANK_SECONDS": "2", **more}
+    process = subprocess.Popen(
+        [*command, "--hosts", "127.0.0.1,127.0.0.1"],
+        env=variables,
+        cwd=home,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=(home / "log").open("w"),
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if (event := json.loads(line))["event"] == "ready":
+                yield process, event["url"]
+                break
+        else:
+            raise AssertionError((home / "log").read_text())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def follower_of(process: subprocess.Popen[str]) -> psutil.Process:
+    return next(each for each in psutil.Process(process.pid).children() if "--rank" in each.cmdline())
+
+
+def ask(url: str) -> httpx.Response:
+    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LIMIT)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(LIMIT)
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "no sign of life for 2 s (RANK_SECONDS)")],
+)
+def test_a_lost_host_ends_the_server(tmp_path: Path, number: signal.Signals, says: str) -> None:
+    with served(tmp_path) as (process, url):
+        answer = ask(url).json()
+        assert answer["usage"]["completion_tokens"] > 0
+        follower = follower_of(process)
+        began = time.monotonic()
+        follower.send_signal(number)
+        try:
+            assert process.wait(LIMIT) == 75
+        finally:
+            if follower.is_running():
+                follower.kill()
+        print(f"{number.name}: the server ended after {time.monotonic() - began:.1f} s")
+        log = (tmp_path / "log").read_text()
+        assert f"Rank 1 on 127.0.0.1 has {'given ' if 'sign' in says else ''}{says.removeprefix('has ')}" in log
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(LIMIT)
+def test_followers_end_with_the_server(tmp_path: Path) -> None:
+    with served(tmp_path) as (process, _):
+        follower = follower_of(process)
+        process.kill()
+        follower.wait(60)
+
+
+def test_a_hostfile_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps([{"ssh": "mac-1", "ips": ["10.0.0.1"]}, {"ssh": "mac-2", "ips": ["10.0.0.2"]}]))
+    hosts = rank_hosts(Settings(hostfile=path))
+    assert [(host.name, host.address, host.is_local) for host in hosts] == [
+        ("mac-1", "10.0.0.1", False),
+        ("mac-2", "10.0.0.2", False),
+    ]
+    for content in ("", "{}", "[]", '[{"ssh": "mac-1", "ips": []}]', '[{"ssh": "a", "ips": ["10.0.0.1"]}]'):
+        path.write_text(content)
+        with pytest.raises(SettingsError, match="HOSTFILE"):
+            rank_hosts(Settings(hostfile=path))
+
+
+def test_bad_hosts_are_refused() -> None:
+    for value in ("mac-1", "mac-1,,mac 2", "mac-1,http://mac-2"):
+        with pytest.raises(SettingsError, match="HOSTS="):
+            load_settings(None, hosts=value)
+    with pytest.raises(SettingsError, match="ADAPTER_PATH"):
+        one_model_only(Settings(adapter_path="a"))
+    assert rank_hosts(Settings()) == []

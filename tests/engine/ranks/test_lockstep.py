@@ -1,0 +1,195 @@
+"""A scheduler that follows another one's log: it does the same, step by step, and notices when it does not."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.work import Constraint, Submit, ThinkingLimit
+from start_llm.engine.decode.batch import BatchRunner
+from start_llm.engine.decode.sampling import TextDrawing
+from start_llm.engine.ranks import follower
+from start_llm.engine.ranks.channel import Channel, described, submit_of
+from start_llm.engine.ranks.follower import FollowerGroup
+from start_llm.engine.ranks.group import RankGroup
+from start_llm.engine.ranks.lockstep import LeaderScheduler, follow
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.engine.fakes import FixedMemory
+from tests.oracle import Oracle, build_oracle
+
+KEY = b"k" * 32
+BUDGET = 8_000
+
+
+class OutOfStep(Exception):
+    """What a follower does in place of ending the process."""
+
+
+class Log(RankGroup):
+    """Rank 0, as far as it writes."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(0, 2)
+        self._channel, self._sequence = channel, 1
+        self._thread = threading.get_ident()
+
+    def write(self, kind: str, *given: Any) -> None:
+        self._sequence += 1
+        self._channel.send([self._sequence, kind, *given])
+
+    def agree(self, value: Any) -> Any:
+        self.write("value", value)
+        return value
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    with Listener(("127.0.0.1", 0), authkey=KEY) as listener:
+        found: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=lambda: found.put(listener.accept()), daemon=True).start()
+        there = Channel(Client(listener.address, authkey=KEY))
+        here = Channel(found.get(timeout=60))
+    yield here, there
+    here.close()
+    there.close()
+
+
+@pytest.fixture(params=["plain", "hybrid"])
+def oracle(request: pytest.FixtureRequest, tmp_path: Path) -> Oracle:
+    return Oracle.load(build_oracle(tmp_path / "model", request.param))
+
+
+def make(oracle: Oracle, make_scheduler: Any, ranks: RankGroup, budget: int) -> Scheduler:
+    config = StoreConfig(budget_bytes=budget, checkpoint_grid=64, checkpoints_recent=2, ghost_tokens=200)
+    store = KVStore(LayerKit(oracle.model.make_cache), config, clock=ranks.clock)
+    guarded = GuardedStore(store, oracle.model.make_cache)
+    scheduler: Scheduler = make_scheduler(
+        BatchRunner(oracle.model, eos=[3], max_rows=3),
+        guarded,
+        lambda work, generated: TextDrawing(work, None, generated),
+        limits=SchedulerLimits(step=None, idle_step=32, join=16, decode_share=0.5),
+        max_concurrency=3,
+        memory=MemoryGuard(guarded, FixedMemory(10 * BUDGET, budget)),
+        clock=ranks.clock,
+    )
+    return scheduler
+
+
+def play(scheduler: Scheduler, rounds: int) -> None:
+    """Turns that fork, join, are cancelled, and grow beyond the memory; idle work between them."""
+    pick, ends = random.Random(4), [(2,)]
+    for turn in range(rounds):
+        for side in range(pick.choice((1, 2, 4))):
+            base = pick.choice(ends)
+            tokens = (*base[: pick.randrange(len(base) + 1)], *(pick.randrange(8, 200) for _ in range(90)))
+            ends = [*ends[-4:], tokens[:400]]
+            prompt = Prompt(tokens, tuple(range(50, len(tokens), 50)), generation=len(tokens))
+            work = Submit(f"{turn}.{side}", prompt, Sampling(temperature=0), 8, SimpleQueue(), session=f"s{turn % 3}")
+            scheduler.add(work)
+        for _ in range(pick.randrange(1, 12)):
+            scheduler.step()
+        scheduler.cancel(f"{turn}.0")
+        while scheduler.busy and pick.random() < 0.97:
+            scheduler.step()
+        if not scheduler.busy:
+            next_turn = Prompt((*tokens[:100], *(pick.randrange(8, 200) for _ in range(40))))
+            scheduler.add_idle(Submit(f"i{turn}", next_turn, Sampling(), 1, SimpleQueue()))
+            scheduler.step_idle()
+            scheduler.tidy()
+
+
+def figures(scheduler: Scheduler) -> dict[str, float]:
+    return {"digest": scheduler.digest(), **scheduler.figures()}
+
+
+def test_a_follower_does_the_same(oracle: Oracle, ends: tuple[Channel, Channel]) -> None:
+    log = Log(ends[0])
+    ranks = FollowerGroup(1, ends[1], ["", ""], 60)
+    ranks._thread = threading.get_ident()
+    leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
+    play(leader, 12)
+    log.write("stop")
+    computed = oracle.model.work.computed
+    scheduler = make(oracle, Scheduler, ranks, BUDGET)
+    follow(scheduler, ranks)
+    assert figures(scheduler) == figures(leader)
+    assert leader.figures()["kv_evicted"] > 0 and leader.figures()["tokens_prefilled_idle"] > 0
+    assert oracle.model.work.computed == 2 * computed
+
+
+def test_a_follower_that_goes_another_way_ends(
+    oracle: Oracle, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(code: int) -> None:
+        raise OutOfStep(code)
+
+    monkeypatch.setattr(follower.os, "_exit", leave)
+    log, ranks = Log(ends[0]), FollowerGroup(1, ends[1], ["", ""], 60)
+    ranks._thread = threading.get_ident()
+    play(make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET), 12)
+    log.write("stop")
+    with pytest.raises(OutOfStep, match="75"):
+        follow(make(oracle, Scheduler, ranks, BUDGET // 2), ranks)
+    assert "rank 0's" in ends[0].receive(60)[0]
+
+
+def test_who_does_not_know_the_key_is_refused() -> None:
+    with Listener(("127.0.0.1", 0), authkey=KEY) as listener:
+        refused: SimpleQueue[Any] = SimpleQueue()
+
+        def accept() -> None:
+            try:
+                listener.accept()
+            except AuthenticationError as error:
+                refused.put(error)
+
+        threading.Thread(target=accept, daemon=True).start()
+        with pytest.raises(AuthenticationError):
+            Client(listener.address, authkey=b"another")
+        assert refused.get(timeout=60)
+
+
+def test_silence_is_noticed(ends: tuple[Channel, Channel]) -> None:
+    here, there = ends
+    with pytest.raises(TimeoutError):
+        here.receive(0.05)
+    there.show_life(0.2)
+    there.send(["words"])
+    assert here.receive(60) == ["words"]
+    there.close()
+    with pytest.raises((OSError, EOFError)):
+        here.receive(60)
+
+
+numbers = st.integers(0, 2**31)
+
+
+@given(
+    tokens=st.lists(numbers, max_size=9).map(tuple),
+    bias=st.lists(st.tuples(numbers, st.floats(-100, 100)), max_size=3).map(tuple),
+    constraint=st.none() | st.builds(Constraint, st.text(), st.lists(numbers).map(tuple), st.booleans()),
+    thinking=st.none() | st.builds(ThinkingLimit, numbers, numbers, numbers, st.booleans()),
+    session=st.none() | st.text(),
+)
+def test_a_request_arrives_as_it_was_sent(tokens: Any, bias: Any, constraint: Any, thinking: Any, session: Any) -> None:
+    prompt, sampling = Prompt(tokens, tokens, len(tokens), None, 3), Sampling(logit_bias=bias, seed=7)
+    sink: SimpleQueue[Any] = SimpleQueue()
+    work = Submit("a", prompt, sampling, 5, sink, 2, constraint, thinking, session, one_shot=True, model="m")
+    assert submit_of(json.loads(json.dumps(described(work)))) == work
