@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from huggingface_hub import constants
 
 from start_llm.__main__ import main
 from start_llm.core.settings import Settings, load_settings
@@ -133,3 +135,22 @@ def test_a_head_that_drafts_is_told(
     assert main(["models", "show", str(tmp_path / "headed"), "--all"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["drafts_by", "its", "own", "MTP", "head", "weights"] in lines
+
+
+def test_a_head_that_is_published_or_cannot_draft_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = write_checkpoint(tmp_path / "Qwen3.6-27B-4bit", with_head=False)
+    assert main(["models", "show", str(model)]) == 0
+    told = capsys.readouterr().out
+    assert "drafts by" not in told
+    assert "A head that drafts for it is published: start-llm pull mlx-community/Qwen3.6-27B-MTP-4bit" in told
+
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "deepseek_v4"}))
+    mx.save_safetensors(str(model / "model.safetensors"), {"mtp.norm.weight": mx.ones(4)})
+    assert main(["models", "show", str(model)]) == 0
+    told = capsys.readouterr().out
+    assert "Its own MTP head does not draft: mlx-lm cannot load models of this family." in told and "pull" not in told

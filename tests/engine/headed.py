@@ -174,7 +174,7 @@ def trained(passes: int = 70) -> HeadedModel:
     return HeadedModel(model, QwenHead(head, model.language_model, VOCAB), model.language_model.model)
 
 
-def write_checkpoint(folder: Path, seed: int = 5) -> Path:
+def write_checkpoint(folder: Path, seed: int = 5, with_head: bool = True) -> Path:
     """A qwen3_5 with its head, as a checkpoint that mlx-lm loads, and the oracle's tokenizer."""
     build_oracle(folder)
     (folder / "oracle_model.py").unlink()
@@ -186,6 +186,6 @@ def write_checkpoint(folder: Path, seed: int = 5) -> Path:
     model = _random(model_class(args_class.from_dict(config)), seed)
     head = _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), seed + 1)
     weights = dict(tree_flatten(model.parameters()))
-    weights |= {f"mtp.{name}": array for name, array in tree_flatten(head.parameters())}
+    weights |= {f"mtp.{name}": array for name, array in tree_flatten(head.parameters()) if with_head}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
