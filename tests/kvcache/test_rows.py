@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.rows import Run
@@ -21,6 +22,7 @@ from tests.kvcache.tiny import known_cache, read_known
 LAYERS = 3
 TOKEN_BYTES = LAYERS * 2 * 4
 MANY = 1 << 30
+GROUP = 64  # values that are quantised together; equal ones lose nothing by it
 
 
 def caches(tokens: list[int], hybrid: bool = False) -> list[Any]:
@@ -28,19 +30,40 @@ def caches(tokens: list[int], hybrid: bool = False) -> list[Any]:
     return [*known_cache(tokens, hybrid), *(known_cache(tokens)[0] for _ in range(LAYERS - 1))]
 
 
+def plain(arrays: Sequence[Any]) -> tuple[Any, Any]:
+    """Keys and values of a cut layer, whatever form they are held in."""
+    if len(arrays) == 2:
+        return arrays[0], arrays[1]
+    keys, values = (mx.dequantize(*arrays[i : i + 3], group_size=GROUP, bits=8) for i in (0, 3))
+    return keys, values
+
+
+def as_plain(layer: Any) -> Any:
+    if not isinstance(layer, QuantizedKVCache) or layer.keys is None:
+        return layer
+    made = KVCache()
+    made.keys, made.values = plain((*layer.keys, *layer.values))
+    made.offset = layer.offset
+    return made
+
+
 def read(cache: list[Any]) -> list[int]:
-    first, *others = cache[-(LAYERS - 1) :]
+    layers = [as_plain(layer) for layer in cache]
+    first, *others = layers[-(LAYERS - 1) :]
     known = read_known([first])
     assert all(read_known([layer]) == known for layer in others)
-    assert read_known(cache[: 1 - LAYERS]) == known
+    assert read_known(layers[: 1 - LAYERS]) == known
     return known
 
 
-def append(cache: list[Any], new: list[int]) -> None:
-    """As a pass over these tokens does it."""
+def append(cache: list[Any], new: list[int], width: int = 1) -> None:
+    """As a pass over these tokens does it. `width`: of the layers that can be cut."""
     rows = mx.array(np.asarray(new, dtype=np.float32).reshape(1, 1, -1, 1))
+    wide = mx.repeat(rows, width, axis=3)
     for layer in cache:
-        if isinstance(layer, KVCache) or hasattr(layer, "max_size"):
+        if isinstance(layer, KVCache | QuantizedKVCache):
+            layer.update_and_fetch(wide, -wide)
+        elif hasattr(layer, "max_size"):
             layer.update_and_fetch(rows, -rows)
         else:
             before = (float(layer[0].item()), int(layer[1].item())) if layer[0] is not None else (0.0, 0)
@@ -77,7 +100,7 @@ def check(store: KVStore, running: int = 0) -> None:
         if rows is None:
             continue
         assert rows.length == segment.length
-        for keys, values in rows.arrays:
+        for keys, values in map(plain, rows.arrays):
             assert np.array(keys)[0, 0, :, 0].tolist() == segment.tokens.tolist()
             assert (np.array(keys) == -np.array(values)).all()
         if isinstance(rows, Slices):
@@ -245,14 +268,19 @@ class Fault(Exception):
 
 
 class Interleaving:
-    """Requests that begin, go on, are read beside each other and end in a random order; faults in between."""
+    """Requests that begin, go on, are read beside each other and end in a random order; faults in between.
+
+    In every third one rows that have grown long enough are quantised, in all layers or in some.
+    """
 
     METHODS = ("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers")
 
     def __init__(self, seed: int, faults: bool) -> None:
         self.random, self.faults = random.Random(seed), faults
-        self.hybrid = seed % 3 == 0
-        self.store = make_store(self.hybrid, self.random.choice([MANY, 60 * TOKEN_BYTES, 200 * TOKEN_BYTES]))
+        self.hybrid, self.quantises = seed % 3 == 0, seed % 3 == 1
+        self.width = GROUP if self.quantises else 1
+        self.token_bytes = TOKEN_BYTES * self.width
+        self.store = make_store(self.hybrid, self.random.choice([MANY, 60 * self.token_bytes, 200 * self.token_bytes]))
         self.store.resident.tree._longest = self.random.choice([8, 64, 2048])
         self.rows: list[tuple[list[int], list[Any]]] = []
         self.raise_in = -1  # calls until one raises
@@ -286,17 +314,25 @@ class Interleaving:
         held = read(cache)
         assert held == tokens[: len(held)]
         if len(held) < len(tokens):
-            append(cache, tokens[len(held) :])
+            self.pass_over(cache, tokens[len(held) :])
         self.rows.append((tokens, cache))
+
+    def pass_over(self, cache: list[Any], new: list[int]) -> None:
+        append(cache, new, self.width)
+        if self.quantises and held_tokens(cache) >= 30:
+            for index, layer in enumerate(cache):
+                if type(layer) is KVCache and self.random.random() < 0.9:
+                    cache[index] = layer.to_quantized(group_size=GROUP, bits=8)
+            mx.eval([layer.state for layer in cache])
 
     def go_on(self) -> None:
         tokens, cache = self.random.choice(self.rows)
         new = self.text(10)
-        append(cache, new)
+        self.pass_over(cache, new)
         tokens += new
         if not self.hybrid and self.random.random() < 0.3:
             wrong = self.text(4)
-            append(cache, wrong)
+            append(cache, wrong, self.width)
             for layer in cache:
                 layer.trim(len(wrong))
         if self.random.random() < 0.2:
@@ -320,7 +356,7 @@ class Interleaving:
             self.store.take_back(cache, valid=self.random.random() < 0.9, copied=self.random.random() < 0.3)
 
     def squeeze(self) -> None:
-        self.store.set_budget(self.random.choice([MANY, 30 * TOKEN_BYTES, 120 * TOKEN_BYTES]))
+        self.store.set_budget(self.random.choice([MANY, 30 * self.token_bytes, 120 * self.token_bytes]))
 
     def forget(self) -> None:
         tokens = self.text(20)
