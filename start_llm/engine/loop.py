@@ -119,6 +119,9 @@ class LoadedModels:
 
     def step(self, model: EngineModel) -> None:
         """What the scheduler raises is logged, and what was running starts again."""
+        for other in self:
+            if other is not model:
+                other.scheduler.idle_prefill.give_way()
         began, scheduler = self._clock(), model.scheduler
         running, there = scheduler.running, len(scheduler.requests)
         try:

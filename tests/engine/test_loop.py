@@ -34,7 +34,11 @@ class Worker:
         self.crowded = False
         self.running = 1
         self.requests = ["one"]
-        self.steps = 0
+        self.steps = self.gave_way = 0
+        self.idle_prefill = self
+
+    def give_way(self) -> None:
+        self.gave_way += 1
 
     def step(self) -> None:
         self.steps += 1
@@ -76,6 +80,14 @@ def test_a_model_that_comes_back_has_no_claim_on_what_it_left_to_others() -> Non
     two.busy, before = True, one.steps
     work(models, 20)
     assert abs((one.steps - before) - two.steps) <= 1
+
+
+def test_the_idle_prefill_of_a_model_gives_way_to_the_work_of_others() -> None:
+    clock = Clock()
+    busy, idle = Worker(clock, 0.1), Worker(clock, 0.1, busy=False)
+    models = models_of(clock, busy=busy, idle=idle)
+    work(models, 1)
+    assert idle.gave_way == 1 and busy.gave_way == 0
 
 
 def test_a_model_that_waits_for_memory_does_not_take_the_time_of_the_others() -> None:

@@ -11,6 +11,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache, dynamic_roll, make_prompt_cache
 
 from start_llm.core.prompt import ImageSpan
+from start_llm.engine.decode import layerwise
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.verify import accepted, draw_block, grammar_of, stateful_parts
 from start_llm.engine.decode.wired import no_wired_limit
@@ -78,7 +79,7 @@ class BatchRunner:
         (uid,) = self._batch.insert(
             [[row.newest]],
             max_tokens=[row.left - (not row.fresh)],
-            caches=[row.cache],
+            caches=[layerwise.batchable(row.cache)],
             all_tokens=[row.tokens],
             samplers=[row.sampler],
             logits_processors=[list(row.processors)],
@@ -90,13 +91,14 @@ class BatchRunner:
         return int(uid)
 
     def decode(self) -> list[DecodeRow]:
-        _, responses = self._batch.next()
+        with mx.stream(self._batch.stream):
+            layerwise.make_room(self._batch._generation_batch.prompt_cache, 1)
+            _, responses = self._batch.next()
+            layerwise.eval_rows([r.prompt_cache for r in responses if r.prompt_cache is not None])
         rows = []
         for r in responses:
             if r.prompt_cache is not None:
                 del self._rows[r.uid]
-                with mx.stream(self._batch.stream):
-                    eval_cache(r.prompt_cache)
             rows.append(DecodeRow(r.uid, r.token, r.logprobs, r.finish_reason, r.prompt_cache, r.all_tokens))
         for uid in self._resumed.intersection(self._batch._generation_batch.uids):
             self._resumed.remove(uid)
@@ -108,7 +110,7 @@ class BatchRunner:
         """Whether `verify` may be called now: every row has begun, and every layer can be cut."""
         running = self._batch._generation_batch
         whole = len(running.uids) == len(self._rows) and not self._resumed
-        return whole and all(type(layer) is BatchKVCache for layer in running.prompt_cache)
+        return whole and all(isinstance(layer, BatchKVCache) for layer in running.prompt_cache)
 
     def tokens(self, uid: int) -> list[int]:
         """What lies in a row's KV, once it has begun."""
@@ -144,6 +146,7 @@ class BatchRunner:
         said, pending, behind = dict[int, list[int]](), list[int](), list[mx.array]()
         with mx.stream(self._batch.stream):
             fed = mx.array([[*block, *block[:1] * (width - len(block))] for block in blocks])
+            layerwise.make_room(running.prompt_cache, width)
             logits = self._model(fed, cache=running.prompt_cache)
             for row, (uid, block) in enumerate(zip(running.uids, blocks, strict=True)):
                 state = self._rows[uid]
@@ -189,7 +192,7 @@ class BatchRunner:
             if found is None:
                 return None
             cache, tokens = found
-            eval_cache(cache)
+            layerwise.eval_rows([cache])
         return cache, tokens
 
     def clear(self) -> None:
@@ -217,6 +220,7 @@ def _cut(layers: Sequence[BatchKVCache], wrong: Sequence[int]) -> None:
         if (end != ends).any():
             layer.keys = dynamic_roll(layer.keys, shifts[:, None], axis=2)
             layer.values = dynamic_roll(layer.values, shifts[:, None], axis=2)
+            mx.eval(layer.keys, layer.values)  # one layer at a time is there twice
         layer.offset = layer.offset - mx.array(list(wrong))
         layer.left_padding = layer.left_padding + shifts
         layer._idx = end

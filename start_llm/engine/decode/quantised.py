@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_vlm.models.cache import BatchQuantizedKVCache
 
 from start_llm.core.errors import NotSupported
+from start_llm.engine.decode.layerwise import Layerwise, merged
 from start_llm.engine.decode.row import Cache
 
 
@@ -43,8 +44,11 @@ class Quantisation:
         return any(isinstance(layer, QuantizedKVCache) for layer in cache)
 
     def batchable(self, cache: Cache) -> Cache:
-        """The same layers, of classes that `BatchGenerator` can batch."""
-        return [_Mergeable.of(layer) if type(layer) is QuantizedKVCache else layer for layer in cache]
+        """The same layers; `BatchGenerator` will merge those that are quantised."""
+        for layer in cache:
+            if type(layer) is QuantizedKVCache:
+                layer.merge = _merge_rows  # it asks the first row's layer
+        return cache
 
     def check(self, model: Any) -> None:
         """Computes with quantised KV once. Raises NotSupported if that does not work or nothing is quantised."""
@@ -62,38 +66,21 @@ class Quantisation:
             raise NotSupported(f"KV_BITS={self.bits}: this model's {kinds} layers cannot be quantised.")
 
 
-class _Mergeable(QuantizedKVCache):  # type: ignore[misc]
-    """A row's layer that knows its batch."""
-
-    @classmethod
-    def of(cls, layer: QuantizedKVCache) -> _Mergeable:
-        made = cls(group_size=layer.group_size, bits=layer.bits)
-        made.keys, made.values, made.offset = layer.keys, layer.values, layer.offset
-        return made
-
-    @classmethod
-    def merge(cls, layers: Sequence[QuantizedKVCache]) -> _Batch:
-        first, *others = (_Batch.of(layer) for layer in layers)
-        for other in others:
-            first.extend(other)
-        return first
+def _merge_rows(layers: Sequence[QuantizedKVCache]) -> _Batch:
+    first = layers[0]
+    return merged([_Batch([0], group_size=first.group_size, bits=first.bits) for _ in layers], layers)
 
 
-class _Batch(BatchQuantizedKVCache):  # type: ignore[misc]
+class _Batch(Layerwise, BatchQuantizedKVCache):  # type: ignore[misc]
     """mlx-vlm's batch, made from and taken apart into mlx-lm's rows."""
-
-    @classmethod
-    def of(cls, layer: QuantizedKVCache) -> _Batch:
-        made = cls([0], group_size=layer.group_size, bits=layer.bits)
-        if layer.keys is not None:
-            made.keys, made.values = (
-                tuple(part[..., : layer.offset, :] for part in parts) for parts in (layer.keys, layer.values)
-            )
-            made.offset, made._idx = mx.array([layer.offset]), layer.offset
-        return made
 
     def extract(self, index: int) -> QuantizedKVCache:
         row = super().extract(index)
-        made = QuantizedKVCache(group_size=self.group_size, bits=self.bits)
+        if type(row) is QuantizedKVCache:
+            return row
+        made = self._row()
         made.keys, made.values, made.offset = row.keys, row.values, row.offset
         return made
+
+    def _row(self) -> QuantizedKVCache:
+        return QuantizedKVCache(group_size=self.group_size, bits=self.bits)

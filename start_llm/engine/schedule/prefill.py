@@ -151,6 +151,12 @@ class IdlePrefill:
         if job is not None:
             self._prefill.take_back(job)
 
+    def give_way(self) -> None:
+        """Gives back what it has taken over, and begins again once there is an idle gap. To be called when another
+        model works: what is lent is counted by nobody."""
+        if self._job is not None and self._job.cache is not None:
+            self.begin(self._job.work)
+
     def forget(self, *, valid: bool) -> None:
         """Stops and keeps nothing new. `valid`: see `KVStore.take_back`."""
         job, self._job = self._job, None

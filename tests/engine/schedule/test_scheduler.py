@@ -364,6 +364,24 @@ def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
     assert sink.done.report.reused == 30
 
 
+def test_reanchoring_gives_way_to_another_model_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, runner, store, _ = make()
+    returned: list[Any] = []
+    monkeypatch.setattr(store, "take_back", lambda cache, **about: returned.append(cache))
+    scheduler.idle_prefill.give_way()
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.idle_prefill.begin(anchor)
+    for _ in range(3):
+        scheduler.idle_prefill.step()
+    assert not returned
+    scheduler.idle_prefill.give_way()
+    scheduler.idle_prefill.give_way()
+    assert len(returned) == 1 and scheduler.idle_prefill.waiting
+    while scheduler.idle_prefill.waiting:
+        scheduler.idle_prefill.step()
+    assert runner.work == 100 and len(returned) == 2
+
+
 def test_reanchoring_never_evicts() -> None:
     scheduler, runner, _, _ = make(store=FakeStore(room=False))
     anchor, _ = submit("anchor", range(1, 101))
