@@ -174,15 +174,15 @@ class LayerKit:
         """The arrays of each cut layer as they are, and their form. Raises Unstorable, like `slice`."""
         return [_rows(leaf, 0) for leaf in self._leaves_of(cache, cut=True)]
 
-    def take_buffers(self, cache: Sequence[Any], length: int, *, leave: bool) -> list[tuple[tuple[Any, ...], Form]]:
-        """`buffers`, evaluated, of caches that nobody writes into any more; without `leave` these are emptied.
+    def take_buffers(self, cache: Sequence[Any], length: int) -> list[tuple[tuple[Any, ...], Form]]:
+        """`buffers`, evaluated, of caches that nobody writes into any more, and that are emptied.
 
         Raises Unstorable: they hold fewer than `length` tokens.
         """
         cut = self._leaves_of(cache, cut=True)
         found = [_rows(leaf, length) for leaf in cut]
         mx.eval([arrays for arrays, _ in found])
-        for leaf in cut if not leave else ():
+        for leaf in cut:
             leaf.keys, leaf.values, leaf.offset = None, None, 0
         return found
 

@@ -13,7 +13,7 @@ from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run, divided
 from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
-from start_llm.kvcache.types import Checkpoint, Form, Slices, StoredRows
+from start_llm.kvcache.types import Checkpoint, Form, KVReader, Slices, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
@@ -159,10 +159,18 @@ class ResidentKV:
                 self._lose(moved)
         return cache, copied
 
-    def take_back(self, cache: Sequence[Any], *, valid: bool = True, copied: bool = False) -> None:
+    def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
+        """The KV of these caches lies in a batch now, where `reader` finds it; ``None``: in the caches themselves.
+
+        Others than lent ones are ignored.
+        """
+        if (row := self._lent.get(id(cache))) is not None:
+            row.reader = reader
+
+    def take_back(self, cache: Sequence[Any], *, valid: bool = True) -> None:
         """The request of these caches has ended: their buffers are the tree's. Others than lent ones are ignored.
 
-        `valid`: they hold what was stored from them; else that is gone. `copied`: see `RowKV.rest`.
+        `valid`: they hold what was stored from them; else that is gone. So it is if they have not come out of a batch.
         """
         row = self._lent.get(id(cache))
         if row is None:
@@ -170,8 +178,8 @@ class ResidentKV:
         segments, done = self._runs_of(row), False
         del self._lent[id(cache)]
         try:
-            if valid and segments:
-                row.rest(max(segment.end for segment in segments), copied=copied)
+            if valid and segments and row.reader is None:
+                row.rest(max(segment.end for segment in segments))
                 used = row.tokens * row.token_bytes
                 if (row.nbytes - used) * _SPARE_SHARE > used:
                     self._ragged.add(row)

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.types import Form, StoredRows
+from start_llm.kvcache.types import Form, KVReader, StoredRows, Unstorable
 
 
 class RowKV:
     """
     Attributes:
         lent_to: the caches of the request that writes here; ``None``: the row is at rest.
+        reader: gives the layers that the KV lies in while the request decodes in a batch; ``None``: it lies in the
+            caches themselves.
         tokens: of all segments that are runs of this row.
         token_bytes: of the KV of one token.
         counted: the bytes of this row that the owner of the tree has counted.
@@ -30,11 +32,12 @@ class RowKV:
         self._layers: list[tuple[Any, ...]] = []
         self._forms: tuple[Form, ...] = ()
         self.lent_to: Sequence[Any] | None = cache
+        self.reader: KVReader | None = None
         self.tokens = self.token_bytes = self.counted = 0
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return self._forms if self.lent_to is None else tuple(form for _, form in self._kit.buffers(self.lent_to))
+        return self._forms if self.lent_to is None else tuple(form for _, form in self._lent_buffers())
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +46,7 @@ class RowKV:
 
     def layer(self, index: int) -> tuple[Any, ...]:
         """The buffers of one cut layer, from token 0 on; they may be longer than the row."""
-        return self._layers[index] if self.lent_to is None else self._kit.buffers(self.lent_to)[index][0]
+        return self._layers[index] if self.lent_to is None else self._lent_buffers()[index][0]
 
     def measure(self) -> None:
         """Learns `token_bytes`: a row may have become quantised."""
@@ -54,13 +57,13 @@ class RowKV:
         layers, self._layers = self._layers, []
         return layers, self._forms
 
-    def rest(self, length: int, *, copied: bool) -> None:
-        """The request has ended. Takes its buffers, `length` tokens at least. Raises Unstorable: they hold fewer.
-
-        `copied`: somebody is going to copy the caches; else they are left empty.
-        """
+    def rest(self, length: int) -> None:
+        """The request has ended. Takes its buffers, `length` tokens at least, and leaves its caches empty. Raises
+        Unstorable: they hold fewer, or their KV has gone with a batch."""
         assert self.lent_to is not None
-        buffers = self._kit.take_buffers(self.lent_to, length, leave=copied)
+        if self.reader is not None:
+            raise Unstorable("the row has not come out of its batch")
+        buffers = self._kit.take_buffers(self.lent_to, length)
         self._layers, self._forms = [layer for layer, _ in buffers], tuple(form for _, form in buffers)
         self.lent_to = None
         self.measure()
@@ -70,10 +73,14 @@ class RowKV:
 
     def clear(self) -> None:
         """Nobody needs it any more."""
-        self._layers, self.lent_to = [], None
+        self._layers, self.lent_to, self.reader = [], None, None
 
     def _all_layers(self) -> list[tuple[Any, ...]]:
-        return self._layers if self.lent_to is None else [layer for layer, _ in self._kit.buffers(self.lent_to)]
+        return self._layers if self.lent_to is None else [layer for layer, _ in self._lent_buffers()]
+
+    def _lent_buffers(self) -> list[tuple[tuple[Any, ...], Form]]:
+        assert self.lent_to is not None
+        return self._kit.buffers(self.lent_to if self.reader is None else self.reader())
 
 
 @dataclass(frozen=True, slots=True)

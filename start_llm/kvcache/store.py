@@ -35,7 +35,7 @@ from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
-from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, Unstorable
+from start_llm.kvcache.types import Checkpoint, KVReader, Restored, RestorePlan, StoreConfig, Unstorable
 
 __all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
 
@@ -156,9 +156,13 @@ class KVStore:
                 return path
             # A file was gone or damaged and is forgotten now: plan again without it.
 
-    def take_back(self, cache: Sequence[Any], *, valid: bool = True, copied: bool = False) -> None:
+    def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
+        """See `ResidentKV.moved`."""
+        self.resident.moved(cache, reader)
+
+    def take_back(self, cache: Sequence[Any], *, valid: bool = True) -> None:
         """The request of these caches has ended: see `ResidentKV.take_back`."""
-        self.resident.take_back(cache, valid=valid, copied=copied)
+        self.resident.take_back(cache, valid=valid)
         self._eviction.enforce(self._clock())
 
     # --- writing ------------------------------------------------------------

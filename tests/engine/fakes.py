@@ -141,7 +141,10 @@ class FakeStore:
     def restore(self, tokens: Any, plan: RestorePlan, *, lend: bool = False) -> Restored:
         return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)
 
-    def take_back(self, cache: list[Any], *, valid: bool = True, copied: bool = False) -> None:
+    def take_back(self, cache: list[Any], *, valid: bool = True) -> None:
+        pass
+
+    def moved(self, cache: list[Any], reader: Any) -> None:
         pass
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:

@@ -353,7 +353,7 @@ class Interleaving:
             if self.random.random() < 0.6:
                 self.store.put(list(tokens), cache)
         finally:
-            self.store.take_back(cache, valid=self.random.random() < 0.9, copied=self.random.random() < 0.3)
+            self.store.take_back(cache, valid=self.random.random() < 0.9)
 
     def squeeze(self) -> None:
         self.store.set_budget(self.random.choice([MANY, 30 * self.token_bytes, 120 * self.token_bytes]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -74,7 +75,6 @@ class BatchRunner:
         return max(0, taken)
 
     def insert(self, row: RowState) -> int:
-        row.on_copy()
         # The generator takes a token that was drawn for the end of a prompt: it feeds it but does not report it.
         (uid,) = self._batch.insert(
             [[row.newest]],
@@ -87,19 +87,34 @@ class BatchRunner:
         self._rows[uid] = row
         if not row.fresh:
             self._resumed.add(uid)
-        row.cache, row.tokens = [], []
+        row.tokens = []
+        row.on_move(partial(self._read, uid))
         return int(uid)
+
+    def _read(self, uid: int) -> Cache:
+        """A row's layers, wherever they are: see `KVReader`."""
+        running = self._batch._generation_batch
+        if uid not in running.uids:
+            return self._rows[uid].cache
+        return layerwise.read_row(running.prompt_cache, running.uids.index(uid))
+
+    def _out(self, row: RowState, cache: Cache) -> Cache:
+        """The row has left the batch with these layers: they are put where its KV was before."""
+        row.cache[:] = cache
+        row.on_move(None)
+        return row.cache
 
     def decode(self) -> list[DecodeRow]:
         with mx.stream(self._batch.stream):
             layerwise.make_room(self._batch._generation_batch.prompt_cache, 1)
             _, responses = self._batch.next()
             layerwise.eval_rows([r.prompt_cache for r in responses if r.prompt_cache is not None])
+        for uid in self._batch._generation_batch.uids:
+            self._rows[uid].cache.clear()  # the batch has copies of states
         rows = []
         for r in responses:
-            if r.prompt_cache is not None:
-                del self._rows[r.uid]
-            rows.append(DecodeRow(r.uid, r.token, r.logprobs, r.finish_reason, r.prompt_cache, r.all_tokens))
+            cache = None if r.prompt_cache is None else self._out(self._rows.pop(r.uid), r.prompt_cache)
+            rows.append(DecodeRow(r.uid, r.token, r.logprobs, r.finish_reason, cache, r.all_tokens))
         for uid in self._resumed.intersection(self._batch._generation_batch.uids):
             self._resumed.remove(uid)
             rows.append(DecodeRow(uid, self._rows[uid].newest))
@@ -180,12 +195,12 @@ class BatchRunner:
         row, removed = self._rows[uid], self.remove(uid)
         if removed is None:
             return None
-        row.cache, row.tokens = removed
+        row.tokens = removed[1]
         row.newest, row.left, row.fresh = token, left, False
         return row
 
     def remove(self, uid: int) -> tuple[Cache, list[int]] | None:
-        self._rows.pop(uid, None)
+        row = self._rows.pop(uid, None)
         self._resumed.discard(uid)
         with mx.stream(self._batch.stream):
             found = self._batch.remove([uid], return_prompt_caches=True).get(uid)
@@ -193,7 +208,7 @@ class BatchRunner:
                 return None
             cache, tokens = found
             layerwise.eval_rows([cache])
-        return cache, tokens
+        return (cache if row is None else self._out(row, cache)), tokens
 
     def clear(self) -> None:
         self._rows.clear()

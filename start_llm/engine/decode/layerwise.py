@@ -89,6 +89,13 @@ class Layerwise:
         self._extracted().append(row)
         return row
 
+    def read(self, index: int) -> Any:
+        """`extract` of a row that stays."""
+        leaving = len(self._extracted())
+        row = self.extract(index)
+        del self._extracted()[leaving:]
+        return row
+
     def make_room(self, tokens: int) -> None:
         """Makes sure that a pass over so many tokens finds room."""
         if self.keys is None or self._idx + tokens <= self._arrays()[0].shape[-2]:
@@ -151,6 +158,11 @@ def make_room(batch: Sequence[Any], tokens: int) -> None:
     for layer in leaves(batch):
         if isinstance(layer, Layerwise):
             layer.make_room(tokens)
+
+
+def read_row(batch: Sequence[Any], index: int) -> list[Any]:
+    """One row of a batch: its layers that can be cut; the others as they are."""
+    return [layer.read(index) if isinstance(layer, Layerwise) else layer for layer in leaves(batch)]
 
 
 def eval_rows(caches: Sequence[Sequence[Any]]) -> None:

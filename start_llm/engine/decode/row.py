@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from start_llm.engine.decode.draft import RowDrafts
+from start_llm.kvcache.types import KVReader
 
 Cache = list[Any]  # a row's KV: mlx-lm's cache layers, one row each
 Sampler = Callable[[Any], Any]
@@ -34,7 +35,7 @@ class Remembering:
 class RowState:
     """A row between two passes: it begins to decode, or has left its runner in the middle of its answer."""
 
-    cache: Cache
+    cache: Cache  # the same list from first to last; empty layers while the row is in a batch
     tokens: list[int]  # what lies in the KV
     newest: Any  # the token behind them, in no KV yet; in the loop of one row an array of one
     left: int  # tokens that may still be reported, `newest` included
@@ -42,7 +43,8 @@ class RowState:
     processors: Processors = ()  # these, too; they look at the newest token only
     fresh: bool = True  # `newest` ends the prompt, so it is not reported
     drafts: RowDrafts = field(default_factory=RowDrafts)
-    on_copy: Callable[[], None] = lambda: None  # called before its KV is copied into a batch: it may be kept then
+    # Called when its KV moves into a batch, with what reads it there, and when it is in `cache` again.
+    on_move: Callable[[KVReader | None], None] = lambda reader: None
     # (tokens, layers): what the layers that cannot be cut held at landmarks of the answer, see `SingleRow`
     states: list[tuple[int, Cache]] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ from start_llm.core.report import StoredTree
 from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.store import KVStore
-from start_llm.kvcache.types import Restored, RestorePlan
+from start_llm.kvcache.types import KVReader, Restored, RestorePlan
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,16 @@ class GuardedStore:
 
         if not self._or(False, taken, method="take_back", **about):
             self._or(False, taken, method="take_back", valid=False)
+
+    def moved(self, cache: Cache, reader: KVReader | None) -> None:
+        """If it fails the KV is given up: nobody would know where it is."""
+
+        def noted() -> bool:
+            self._store.moved(cache, reader)
+            return True
+
+        if not self._or(False, noted, method="moved"):
+            self.take_back(cache, valid=False)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return self._or((), self._store.pauses, prompt, start) if self._reuse else ()

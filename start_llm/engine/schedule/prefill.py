@@ -20,7 +20,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
-from start_llm.kvcache.types import Restored, RestorePlan
+from start_llm.kvcache.types import KVReader, Restored, RestorePlan
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +71,16 @@ class Prefill:
         job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
         return restored
 
-    def take_back(self, job: Job, *, valid: bool = True, copied: bool = False) -> None:
+    def take_back(self, job: Job, *, valid: bool = True) -> None:
         """The job's caches are the store's again: see `KVStore.take_back`. Unless they are that already."""
         cache, job.lent = job.lent, None
         if cache is not None:
-            self._store.take_back(cache, valid=valid, copied=copied)
+            self._store.take_back(cache, valid=valid)
+
+    def moved(self, job: Job, reader: KVReader | None) -> None:
+        """The KV of the job's caches lies elsewhere: see `KVStore.moved`."""
+        if job.lent is not None:
+            self._store.moved(job.lent, reader)
 
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""

@@ -23,6 +23,7 @@ from start_llm.engine.schedule.jobs import EndReason, Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import Prefill, Prompts, trusted
 from start_llm.kvcache.blocks import as_tokens
+from start_llm.kvcache.types import KVReader
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def insert(self, job: Job, cache: Cache, copied: Callable[[], None]) -> None:
-        """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens. `copied`: see `RowState`."""
+    def insert(self, job: Job, cache: Cache, on_move: Callable[[KVReader | None], None]) -> None:
+        """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens. `on_move`: of `RowState`."""
         tokens, newest, fresh = job.tokens.tolist(), job.pending, job.pending is None
         if fresh:
             job.drawing = self._draw(job.work, job.generated)
@@ -52,7 +53,7 @@ class Rows:
         drawing = job.drawing
         drawing.drafts.counts = job.counts
         row = RowState(
-            cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, copied
+            cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, on_move
         )
         row.states = job.states
         job.uid = self._runner.insert(row)

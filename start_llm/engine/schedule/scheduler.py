@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from zlib import crc32
 
 from start_llm.core.errors import StartLLMError
@@ -254,4 +255,4 @@ class Scheduler:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
         job.room = self._preemption.room(job)
         cache, job.cache = job.cache, None
-        self._rows.insert(job, cache, lambda: self._prefill.take_back(job, copied=True))
+        self._rows.insert(job, cache, partial(self._prefill.moved, job))

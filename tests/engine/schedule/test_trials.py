@@ -189,7 +189,7 @@ class Lending(FakeStore):
         super().__init__()
         self.taken: list[bool] = []
 
-    def take_back(self, cache: list[Any], *, valid: bool = True, copied: bool = False) -> None:
+    def take_back(self, cache: list[Any], *, valid: bool = True) -> None:
         self.taken.append(valid)
 
 
