@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.rows import Run
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Slices
 from tests.kvcache.tiny import known_cache, read_known
 
@@ -89,7 +90,13 @@ def turn(store: KVStore, tokens: list[int]) -> None:
     store.take_back(cache)
 
 
-def check(store: KVStore, running: int = 0) -> None:
+def known_rows(segment: Segment) -> tuple[list[int], list[int]]:
+    """The keys and values of a segment in `known_cache`."""
+    tokens = segment.tokens.tolist()
+    return tokens, [-token for token in tokens]
+
+
+def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] = known_rows) -> None:
     """Every segment holds its own tokens' KV, and every byte is counted once."""
     resident = store.resident
     assert len(resident._lent) == running
@@ -101,8 +108,7 @@ def check(store: KVStore, running: int = 0) -> None:
             continue
         assert rows.length == segment.length
         for keys, values in map(plain, rows.arrays):
-            assert np.array(keys)[0, 0, :, 0].tolist() == segment.tokens.tolist()
-            assert (np.array(keys) == -np.array(values)).all()
+            assert (np.array(keys)[0, 0, :, 0].tolist(), np.array(values)[0, 0, :, 0].tolist()) == expected(segment)
         if isinstance(rows, Slices):
             own += rows.nbytes
         elif isinstance(rows, Run):

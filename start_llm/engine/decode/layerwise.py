@@ -179,4 +179,4 @@ def _with_room(tokens: int) -> int:
 def _arrays_of(layer: Any) -> tuple[mx.array, ...]:
     if layer.keys is None:
         return ()
-    return (*layer.keys, *layer.values) if isinstance(layer.keys, tuple) else (layer.keys, layer.values)
+    return (layer.keys, layer.values) if isinstance(layer.keys, mx.array) else (*layer.keys, *layer.values)
