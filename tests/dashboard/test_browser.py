@@ -73,7 +73,7 @@ def test_the_overview_tells_of_real_requests(page: Browser, server: Live) -> Non
     page.until_text("#conversations", "first-talk", "second-talk", "100%")
     page.until_text("#day", "pi", "opencode", "% of")
     assert page.run("return document.querySelectorAll('#day svg path.fill-reused').length") >= 2
-    page.until_text("#bytes", "in memory", "on disk")
+    page.until_text("#bytes", "in memory", "with running requests", "of it used", "on disk")
     page.until_text("#cache-told", "pieces", "tokens in memory")
     assert painted(page), "the tree is drawn"
 

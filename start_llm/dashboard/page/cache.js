@@ -219,6 +219,7 @@ export function showBytes(figures) {
   const meters = [];
   const [held, budget] = [figures.kv_bytes || 0, figures.kv_budget_bytes];
   if (budget) meters.push(["in memory", held, budget, `${bytes(held)} of ${bytes(budget)}`]);
+  if (figures.kv_held_bytes) meters.push(["with running requests", figures.kv_held_bytes, budget, `${bytes(figures.kv_held_bytes)}, ${bytes(figures.kv_used_bytes)} of it used`]);
   if (figures.kv_disk_bytes !== undefined) {
     const most = figures.kv_disk_budget_bytes;
     meters.push(["on disk", figures.kv_disk_bytes, most || figures.kv_disk_bytes, most ? `${bytes(figures.kv_disk_bytes)} of ${bytes(most)}` : bytes(figures.kv_disk_bytes)]);

@@ -1,0 +1,82 @@
+"""What a whole server takes for a turn that continues a conversation: the process' own high-water mark."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import Model, ModelArgs
+
+from tests.integration.processes import process, until
+from tests.integration.test_kill import figure, turn
+from tests.oracle import build_oracle
+
+MOST = 1.45
+LAYERS, HEADS, WIDTH = 12, 4, 512  # 196,608 bytes of KV a token
+
+
+def make_checkpoint(folder: Path) -> Path:
+    """A llama with little to compute and much to keep, and the oracle's tokenizer."""
+    build_oracle(folder)
+    known = json.loads((folder / "config.json").read_text())
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 32,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": 32,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": WIDTH,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        **{name: known[name] for name in ("vocab_size", "max_position_embeddings", "eos_token_id", "torch_dtype")},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.random.seed(0)
+    weights = dict(tree_flatten(Model(ModelArgs.from_dict(config)).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+def memory_of(pid: int, name: str) -> int:
+    """Bytes. `name`: of a line of the process' status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def used_after(url: str, before: float) -> float:
+    """Bytes of KV once a turn is stored, which adds to them; figures are a second old at most."""
+    until(lambda: figure(url, "kv_used_bytes") > before)
+    return figure(url, "kv_used_bytes")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read, and set back, in /proc")
+@pytest.mark.timeout(900)
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_continuing_turn_takes_its_kv_once_by_the_high_water_mark_of_the_process(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model")
+    gc.collect()
+    settings = {"KV_DISK_DIR": "off", "DRAFTS": "off", "DEFAULT_MAX_TOKENS": "8", "PREFILL_STEP_SIZE": "256"}
+    with process(model, tmp_path, **settings) as (url, child):
+        turn(url, [{"role": "user", "content": "hello"}])  # what is made at the first request is no KV
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "word " * 3000}]
+        used = used_after(url, 0)
+        before = memory_of(child.pid, "VmRSS") - used
+        ratios = []
+        for number in range(5):
+            Path(f"/proc/{child.pid}/clear_refs").write_text("5")
+            turn(url, messages)
+            used = used_after(url, used)
+            ratios.append((memory_of(child.pid, "VmHWM") - before) / used)
+            messages.append({"role": "user", "content": f"and {number} " * 10})
+        print("high-water mark by KV, turn by turn:", [round(ratio, 3) for ratio in ratios])
+        assert used >= 500 * 2**20
+        assert max(ratios[1:]) <= MOST
