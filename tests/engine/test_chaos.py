@@ -166,8 +166,10 @@ def play(life: Life) -> None:
 
 
 METHODS = {
-    KVStore: ("lookup", "peek", "pauses", "restore", "put", "moved", "take_back")
-    + ("idle", "has_room", "set_budget", "stats"),
+    KVStore: (
+        *("lookup", "peek", "pauses", "restore", "put", "moved", "take_back"),
+        *("idle", "has_room", "set_budget", "stats"),
+    ),
     ResidentKV: ("estimate", "lend", "take_back", "fill_from", "tidy"),
     LayerKit: ("build", "make_room", "take_buffers"),
     SegmentTree: ("__iter__", "walk", "read_consistently", "extend", "split", "absorb", "remove"),
