@@ -120,8 +120,8 @@ class LoadedModels:
     def step(self, model: EngineModel) -> None:
         """What the scheduler raises is logged, and what was running starts again."""
         for other in self:
-            if other is not model:
-                other.scheduler.idle_prefill.give_way()
+            if other is not model and other.scheduler.idle_prefill.began:
+                other.scheduler.pause_idle()
         began, scheduler = self._clock(), model.scheduler
         running, there = scheduler.running, len(scheduler.requests)
         try:

@@ -34,11 +34,12 @@ class Worker:
         self.crowded = False
         self.running = 1
         self.requests = ["one"]
-        self.steps = self.gave_way = 0
-        self.idle_prefill = self
+        self.steps = self.paused = 0
+        self.idle_prefill = SimpleNamespace(began=True)
 
-    def give_way(self) -> None:
-        self.gave_way += 1
+    def pause_idle(self) -> None:
+        self.paused += 1
+        self.idle_prefill.began = False
 
     def step(self) -> None:
         self.steps += 1
@@ -86,8 +87,8 @@ def test_the_idle_prefill_of_a_model_gives_way_to_the_work_of_others() -> None:
     clock = Clock()
     busy, idle = Worker(clock, 0.1), Worker(clock, 0.1, busy=False)
     models = models_of(clock, busy=busy, idle=idle)
-    work(models, 1)
-    assert idle.gave_way == 1 and busy.gave_way == 0
+    work(models, 3)
+    assert idle.paused == 1 and busy.paused == 0
 
 
 def test_a_model_that_waits_for_memory_does_not_take_the_time_of_the_others() -> None:

@@ -8,7 +8,7 @@ mlx-lm's internals: `BatchKVCache._idx`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
@@ -58,7 +58,7 @@ class Layerwise:
 
     def filter(self, batch_indices: Iterable[int]) -> None:
         """Keeps these rows. Rows that were extracted before are evaluated with them, and nobody needs the rest then."""
-        keep, padding = list(batch_indices), self.left_padding.tolist()
+        keep, padding = list(batch_indices), self._padding()
         cut = min(padding[index] for index in keep)
         if keep == list(range(len(padding))) and not cut:
             return
@@ -81,7 +81,7 @@ class Layerwise:
 
     def extract(self, index: int) -> Any:
         """One row's layer, not evaluated. The only row of a batch has the arrays themselves."""
-        if len(padding := self.left_padding.tolist()) == 1 and self.keys is not None and not padding[0]:
+        if self._padding() == [0] and self.keys is not None:
             row = self._row()
             row.keys, row.values, row.offset = self.keys, self.values, self._idx
             return row
@@ -111,6 +111,9 @@ class Layerwise:
     def _row(self) -> Any:
         """An empty layer of one row."""
         return KVCache()
+
+    def _padding(self) -> list[int]:
+        return cast(list[int], self.left_padding.tolist())
 
     def _arrays(self) -> tuple[mx.array, ...]:
         return _arrays_of(self)

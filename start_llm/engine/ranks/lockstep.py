@@ -42,6 +42,10 @@ class LeaderScheduler(Scheduler):
         self._ranks.write("step_idle", self.digest())
         super().step_idle()
 
+    def pause_idle(self) -> None:
+        self._ranks.write("pause_idle")
+        super().pause_idle()
+
     def tidy(self) -> None:
         self._ranks.write("tidy", self.digest())
         super().tidy()
@@ -70,6 +74,8 @@ def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
             scheduler.cancel(given[0])
         elif kind == "step_idle":
             scheduler.step_idle()
+        elif kind == "pause_idle":
+            scheduler.pause_idle()
         elif kind == "tidy":
             scheduler.tidy()
         elif kind == "add_idle":

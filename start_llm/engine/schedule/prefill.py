@@ -124,6 +124,11 @@ class IdlePrefill:
     def waiting(self) -> bool:
         return self._job is not None
 
+    @property
+    def began(self) -> bool:
+        """It has taken over what is stored."""
+        return self._job is not None and self._job.cache is not None
+
     def begin(self, work: Submit) -> None:
         """Replaces the pending work, if there is any."""
         self.end()
@@ -159,7 +164,7 @@ class IdlePrefill:
     def give_way(self) -> None:
         """Gives back what it has taken over, and begins again once there is an idle gap. To be called when another
         model works: what is lent is counted by nobody."""
-        if self._job is not None and self._job.cache is not None:
+        if self._job is not None and self.began:
             self.begin(self._job.work)
 
     def forget(self, *, valid: bool) -> None:

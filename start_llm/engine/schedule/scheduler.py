@@ -112,6 +112,10 @@ class Scheduler:
         """Computes a small chunk of idle work."""
         self.idle_prefill.step()
 
+    def pause_idle(self) -> None:
+        """Another model works: see `IdlePrefill.give_way`."""
+        self.idle_prefill.give_way()
+
     def tidy(self) -> None:
         """To be called now and then while nothing runs."""
         self.store.idle()
