@@ -219,6 +219,8 @@ class App:
         """
         if self._bars is not None:
             self._bars.close()
+        if self._ranks is not None:
+            self._ranks.leave()
         if self._keeper is not None:
             self._keeper.stop()
         if self.proxy is not None:
@@ -276,6 +278,8 @@ class App:
         runtime = self.pool.main_runtime
         if runtime is None:
             raise Unavailable("The model is not loaded.")
+        if self._ranks is not None:
+            raise Unavailable("HOSTS compute the model together: nothing may be computed here alone.")
         loaded = runtime.loaded
         return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
 

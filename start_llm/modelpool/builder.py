@@ -189,9 +189,9 @@ class ModelBuilder:
         return runtime
 
     def _connect(self, ranks: RankGroup) -> None:
-        """All ranks take rank 0's word for what there is of memory."""
+        """What there is of memory is the same for all ranks: what the one with the least has."""
         ranks.connect()
-        self.usable = ranks.agree(self.usable)
+        self.usable = ranks.agree(min(self.usable, ranks.least_usable))
         self.shared = self._new_shared()
 
     def _inputs(self) -> LoadInputs:

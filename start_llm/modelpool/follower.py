@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -19,25 +20,32 @@ from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.background import at_once
+from start_llm.models.device import inspect_device
+from start_llm.models.loader import accelerator
 from start_llm.models.room import Weights
 
 OWN_SETTINGS = {"start_llm_cache_dir", "log_level", "hosts", "hostfile"}
 """What each machine has for itself."""
+OWN_WORDS_SECONDS = 2.0
+"""What cannot be loaded here mostly cannot be loaded by rank 0 either, which then says so itself."""
 SECRETS = {"api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key"}
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
     """Follows rank 0 until that one ends. Its key comes by standard input."""
     log_as_lines(settings.log_level)
-    address, _, port = options.leader.rpartition(":")
+    address, _, listening = options.leader.rpartition(":")
     key = bytes.fromhex(sys.stdin.readline())
-    channel = Channel(Client((address, int(port)), authkey=key))
-    channel.send([{"rank": options.rank, "port": free_port(options.address), "versions": versions()}])
+    channel = Channel(Client((address, int(listening)), authkey=key))
+    usable = inspect_device(accelerator).usable
+    port = free_port(options.address)
+    channel.send([{"rank": options.rank, "port": port, "usable": usable, "versions": versions()}])
     _, _, addresses, silent_seconds, about = channel.receive(START_SECONDS)
     ranks = FollowerGroup(options.rank, channel, addresses, silent_seconds)
     try:
         _follow(Settings.model_validate(settings.model_dump() | about), ranks)
     except StartLLMError as error:
+        time.sleep(OWN_WORDS_SECONDS)
         ranks.end(error.message)
     except Exception as error:  # noqa: BLE001 - the thread's edge: rank 0 says it, and all end
         ranks.end(f"{type(error).__name__}: {error}")

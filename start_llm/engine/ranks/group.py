@@ -29,11 +29,13 @@ class RankGroup:
     Attributes:
         rank, size: which one this is, of how many.
         addresses: of all ranks, ``address:port``, where the ring backend connects them.
+        least_usable: bytes that a model may take on the other machines, the least of them; rank 0 knows it.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.addresses: list[str] = []
+        self.least_usable = 0
         self._thread = 0
         self._group: Any = None
         self._samplers: dict[Any, Callable[[Any], Any]] = {}

@@ -88,6 +88,7 @@ class LeaderGroup(RankGroup):
             if hello["versions"] != versions():
                 raise Unavailable(f"Rank {hello['rank']} has {hello['versions']}, rank 0 has {versions()}.")
         self._channels = [channel for channel, _ in others]
+        self.least_usable = min(int(hello["usable"]) for _, hello in others)
         ports = [free_port(here), *(int(hello["port"]) for _, hello in others)]
         self.addresses = [f"{host.address}:{port}" for host, port in zip(self._hosts, ports, strict=True)]
         self.write("begin", self.addresses, self._silent_seconds, about)
@@ -118,9 +119,13 @@ class LeaderGroup(RankGroup):
                 raise Unavailable(f"{names}: {'ended' if ended else 'did not connect'} before the start.")
         return found
 
+    def leave(self) -> None:
+        """From now on nobody is told that a rank is lost."""
+        self._ending.acquire(blocking=False)
+
     def stop(self) -> None:
         """The ranks end. May be called twice, and where nothing was started."""
-        self._ending.acquire(blocking=False)
+        self.leave()
         with suppress(OSError):
             self.write("stop")
         until = time.monotonic() + END_SECONDS
@@ -169,7 +174,8 @@ def _start(rank: int, host: RankHost, leader: str, key: bytes) -> subprocess.Pop
     if not host.is_local:
         folder = shlex.quote(str(Path.cwd()))
         command = ["ssh", "-o", "BatchMode=yes", host.name, f"cd {folder} && exec {shlex.join(command)}"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment)
+    # In a group of its own: Ctrl-C is for rank 0, which tells the others.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment, process_group=0)
     assert process.stdin is not None
     with suppress(OSError):  # it has ended: `_accept` says so
         process.stdin.write(key.hex().encode() + b"\n")

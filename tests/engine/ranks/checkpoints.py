@@ -51,10 +51,10 @@ _TEMPLATE = (
 )
 
 
-def write_checkpoint(folder: Path, kind: Literal["plain", "hybrid"]) -> Path:
+def write_checkpoint(folder: Path, kind: Literal["plain", "hybrid"], **changed: Any) -> Path:
     """Float32, with weights that make the greedy text varied; the same at every call."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**CONFIGS[kind], "eos_token_id": 1}
+    config = {**CONFIGS[kind], "eos_token_id": 1, **changed}
     model_class, arguments = _get_classes(config)
     mx.random.seed(5)
     model = model_class(arguments.from_dict(config))

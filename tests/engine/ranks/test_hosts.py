@@ -138,6 +138,34 @@ def test_a_lost_host_ends_the_server(tmp_path: Path, number: signal.Signals, say
 
 @pytest.mark.thorough
 @pytest.mark.timeout(LIMIT)
+def test_an_answer_in_progress_is_told(tmp_path: Path) -> None:
+    with served(tmp_path) as (process, url):
+        body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000}
+        body |= {"stream": True, "logit_bias": {"1": -100}}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=LIMIT) as answer:
+            lines = answer.iter_lines()
+            while "content" not in next(lines):
+                pass
+            follower_of(process).kill()
+            assert "Rank 1 on 127.0.0.1 has ended." in "".join(lines)
+        assert process.wait(LIMIT) == 75
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(LIMIT)
+def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "odd", "plain", num_attention_heads=3, num_key_value_heads=3)
+    command = [sys.executable, "-m", "start_llm", "serve", str(model), "--port", "0", "--no-proxy"]
+    variables = environment(tmp_path) | {"START_LLM_CACHE_DIR": str(tmp_path), "HOSTS": "127.0.0.1,127.0.0.1"}
+    done = subprocess.run(
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "cannot be divided by 2 hosts: num_attention_heads=3, num_key_value_heads=3." in done.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(LIMIT)
 def test_followers_end_with_the_server(tmp_path: Path) -> None:
     with served(tmp_path) as (process, _):
         follower = follower_of(process)
