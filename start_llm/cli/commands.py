@@ -6,10 +6,10 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from start_llm.clients import CLIENTS
+from start_llm.core.paths import expanded
 
 Flag = tuple[tuple[str, ...], dict[str, Any]]
 SETTING_FLAGS = (
@@ -50,7 +50,7 @@ class Command:
 
 def model_word(name: str) -> str:
     """A folder is meant from where the caller stands."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     return str(folder.resolve()) if folder.exists() else name
 
 

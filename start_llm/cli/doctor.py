@@ -20,6 +20,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
 from start_llm.files.database import FileUnavailable
@@ -237,7 +238,7 @@ def check_model(settings: Settings) -> Finding:
         if made:
             return Finding("model", "ok", f"embedded, {made[-1].parent}")
         return Finding("model", "note", "embedded SmolLM2-135M, not here yet: the first start fetches it (89 MB, PyPI)")
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if (folder / "config.json").is_file():
         return Finding("model", "ok", f"{folder}")
     if folder.exists() or path.startswith(("/", "~", ".")):

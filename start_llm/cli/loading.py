@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -17,6 +16,7 @@ from rich.console import Console
 
 from start_llm.cli.loaded import Card, server_cards
 from start_llm.core.errors import ExitCode
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import LINE_SECONDS
 from start_llm.host.home import command as program
@@ -42,7 +42,7 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
     if is_waiting(place) or server_state(place.host, place.port) is None:
         print(_no_server(settings, what, name), file=sys.stderr)
         return NOT_RUNNING
-    meant = str(Path(name).expanduser().resolve()) if name.startswith(_PATHS) else name
+    meant = str(expanded(name).resolve()) if name.startswith(_PATHS) else name
     body: dict[str, Any] = {"model": meant} | ({"pinned": not options.off} if what == "pin" else {})
     began = time.monotonic()
     status, answer = _with_life(

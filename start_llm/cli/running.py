@@ -18,6 +18,7 @@ from start_llm.api.http.listener import check_bind
 from start_llm.cli.commands import Command
 from start_llm.cli.reading import ParsedCommand
 from start_llm.core.errors import ExitCode, NotSupported
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.process_log import json_line
 from start_llm.host.blas import begin_again
@@ -122,7 +123,7 @@ def check_server(settings: Settings) -> None:
     try:
         check_bind(settings)
         rules = settings.cache_rules_file
-        Clients.load(rules and home() / rules.expanduser())
+        Clients.load(rules and home() / expanded(rules))
         if settings.model_path is not None:
             trust = settings.trust_remote_code
             check_source(settings.model_path, command=program(), trust_code=trust, known=SHORT_NAMES)

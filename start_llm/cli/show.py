@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import NotSupported
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
@@ -39,7 +40,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     tried = home() / settings.cache_dir / FILE
     probe = read_probe(tried, probe_key(fingerprint(folder))) if tried.exists() else None
     try:
-        capabilities, makers = read_capabilities(settings, home() / settings.model_files.expanduser(), source, folder)
+        capabilities, makers = read_capabilities(settings, home() / expanded(settings.model_files), source, folder)
     except (NotSupported, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from dotenv import dotenv_values
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from start_llm.core.modelmap import MOST_NAME, ModelMap, parse_model_map
+from start_llm.core.paths import expanded
 
 
 def _off_is_none(value: Any) -> Any:
@@ -399,12 +400,12 @@ class Settings(BaseModel):
 
     @property
     def cache_dir(self) -> Path:
-        return self.start_llm_cache_dir.expanduser()
+        return expanded(self.start_llm_cache_dir)
 
     @property
     def adapters_folder(self) -> Path:
         """ADAPTERS_DIR."""
-        return self.cache_dir / "adapters" if self.adapters_dir is None else self.adapters_dir.expanduser()
+        return self.cache_dir / "adapters" if self.adapters_dir is None else expanded(self.adapters_dir)
 
     @property
     def host_names(self) -> frozenset[str]:
@@ -444,7 +445,7 @@ class Settings(BaseModel):
         word = self.kv_disk_dir.strip().lower()
         if word in {"off", "none", "false", ""}:
             return None
-        return self.cache_dir / "kv" if word in {"auto", "on"} else Path(self.kv_disk_dir).expanduser()
+        return self.cache_dir / "kv" if word in {"auto", "on"} else expanded(self.kv_disk_dir)
 
 
 def _bits(value: Any) -> Any:

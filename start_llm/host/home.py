@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from start_llm.core.paths import expanded
+
 SOURCES = Path(__file__).resolve().parents[2]
 """The folder that this package is imported from: a clone, or site-packages."""
 COMMAND_VARIABLE = "START_LLM_COMMAND"
@@ -19,7 +21,7 @@ def home() -> Path:
     """
     given = os.environ.get("START_LLM_HOME")
     if given:
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     return SOURCES if (SOURCES / "install_and_run.py").is_file() else Path("~/.start_llm").expanduser()
 
 

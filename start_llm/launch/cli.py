@@ -17,6 +17,7 @@ from types import FrameType
 
 from start_llm.clients import CLIENTS
 from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.host.home import home
@@ -37,7 +38,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         print(f"{client.title} ({client.name}) is not installed. Install it with: {client.install}.{needs}")
         return 127
     # The server runs in `home`, the agent in the user's repository.
-    first = home() / settings.cache_dir.expanduser() / "launch" / client.name
+    first = home() / expanded(settings.cache_dir) / "launch" / client.name
     try:
         if options.print:
             expected = expected_endpoint(settings, options.via_proxy)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from start_llm.clients.agent import Endpoint
+from start_llm.core.paths import expanded
 from start_llm.files.atomic import write_atomic
 from start_llm.host.ports import model_cards
 
@@ -33,7 +34,7 @@ class TypedWrong(ValueError):
 
 def image_part(file: str) -> dict[str, Any]:
     """A part of a message. Raises TypedWrong."""
-    path = Path(file).expanduser()
+    path = expanded(file)
     kind = mimetypes.guess_type(path.name)[0] or ""
     if not kind.startswith("image/"):
         raise TypedWrong(f"{file!r} is not named like an image; give a .png, .jpg, .webp or .gif.")
@@ -110,7 +111,7 @@ class Conversation:
     def _save(self, rest: str) -> str:
         if not rest:
             raise TypedWrong("/save needs a file's name.")
-        path = Path(rest).expanduser()
+        path = expanded(rest)
         try:
             text = json.dumps({"model": self.endpoint.model, "messages": self.sent}, ensure_ascii=False, indent=1)
             write_atomic(path, text)

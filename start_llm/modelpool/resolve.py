@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 from start_llm.core.errors import BadRequest, NotFound, NotSupported
 from start_llm.core.media import AudioTask
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME, MOST_NAME
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check_name, public_name, unusable
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
@@ -175,7 +176,7 @@ def _named(settings: Settings) -> Iterable[StoredModel]:
     targets = [entry.model for entry in settings.models_by_name.entries]
     audio = [name for name in (settings.transcription_model, settings.speech_model) if name]
     for name in dict.fromkeys([*settings.preloaded, *settings.pinned, *targets, *audio]):
-        here = (Path(name).expanduser() / "config.json").is_file()
+        here = (expanded(name) / "config.json").is_file()
         model = name if here else name.rpartition(ADAPTER_SIGN)[0] or name  # its adapter lies elsewhere
         source = full_name(model) or model
         folder = folder_of(source)
@@ -320,7 +321,7 @@ class NameResolver:
     def _is_own(self, model: KnownModel, adapter: StoredAdapter) -> bool:
         """Whether it is ADAPTER_PATH's, with which the main model is served anyway."""
         path = self._settings.adapter_path
-        return model.default and path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)
+        return model.default and path is not None and group_of(expanded(path)) == group_of(adapter.folder)
 
     def all(self) -> tuple[KnownModel, ...]:
         """All but the main model. Every model is followed by itself with each adapter that was trained on it."""

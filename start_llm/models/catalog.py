@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
+from start_llm.core.paths import expanded
 from start_llm.models.checkpoint import (
     MOST_JSON_BYTES,
     CheckpointError,
@@ -81,7 +82,7 @@ def whole_snapshot(repository: str) -> Path | None:
 
 def folder_of(source: str) -> Path | None:
     """Where a folder or repository lies on this disk, as far as it is here."""
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     return folder if folder.exists() else snapshot(source)
 
 
@@ -99,7 +100,7 @@ def stored_models(cache_dir: Path, model_path: str | None = None) -> Iterator[St
     """Everything here that is a model, or was meant to be one: in START_LLM_CACHE_DIR, in the Hugging Face cache, and
     MODEL_PATH if it is a folder.
     """
-    if model_path is not None and (folder := Path(model_path).expanduser()).is_dir():
+    if model_path is not None and (folder := expanded(model_path)).is_dir():
         yield describe(str(folder), folder)
     for folder in sorted((cache_dir / "models").glob("*")):  # the embedded model, and whatever else was put there
         if not folder.name.startswith(".") and (folder / "config.json").exists():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.media import AudioTask
+from start_llm.core.paths import expanded
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_CONTEXT = 32768
@@ -94,7 +95,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 def is_path(source: str) -> bool:
     """Whether MODEL_PATH can only mean a place on this disk."""
-    return source.startswith(("/", "~", "./", "../")) or source in {".", ".."} or Path(source).expanduser().exists()
+    return source.startswith(("/", "~", "./", "../")) or source in {".", ".."} or expanded(source).exists()
 
 
 def check_source(source: str, *, command: str, trust_code: bool = False, known: Iterable[str] = ()) -> None:
@@ -104,7 +105,7 @@ def check_source(source: str, *, command: str, trust_code: bool = False, known: 
     `trust_code`: Python code that the checkpoint brings may run.
     """
     if is_path(source):
-        _check_place(source, Path(source).expanduser(), command, trust_code)
+        _check_place(source, expanded(source), command, trust_code)
     elif source.lower().endswith(".gguf") or re.search(r"[-_.]gguf$", source, re.IGNORECASE):
         raise _wrong(source, _gguf(command))
     elif _OLLAMA.fullmatch(source):

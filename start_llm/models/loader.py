@@ -16,6 +16,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
 
 from start_llm.core.errors import NotSupported, Unavailable
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import WEIGHTS, Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
 from start_llm.models.background import Progress, Say, at_once, in_background
@@ -264,7 +265,7 @@ def _adapter(settings: Settings, source: str, say: Say) -> Adapter | None:
     """ADAPTER_PATH's, looked at before the model is read. Raises NotFound, BadRequest."""
     if settings.adapter_path is None:
         return None
-    adapter = read_adapter(Path(settings.adapter_path).expanduser(), f"ADAPTER_PATH={settings.adapter_path}")
+    adapter = read_adapter(expanded(settings.adapter_path), f"ADAPTER_PATH={settings.adapter_path}")
     if (trained := other_base(adapter.base, source)) is not None:
         differ = "answers are off if these differ"
         say(f"adapter   {adapter.name} was trained on {trained}, and {source} is served; {differ}")

@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from start_llm.core.errors import NotFound
+from start_llm.core.paths import expanded
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock
 from start_llm.models.background import Progress
@@ -125,7 +126,7 @@ def find_folder(
 
     `setting`: which setting names it, for the error. `check`: see `pull`.
     """
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if (folder / "config.json").is_file():
         return folder
     if is_path(source):

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from start_llm.clients import CLIENTS
 from start_llm.core.messages import Message
+from start_llm.core.paths import expanded
 
 Kind = Literal["drop", "stamp", "state", "transient", "cleared"]
 # One of a message's first three lines, a block at its start or end, any whole line, from a line to the end (if the
@@ -118,7 +119,7 @@ class Clients:
         if path is None:
             return Clients()
         try:
-            data = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+            data = tomllib.loads(expanded(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RuleError(f"{path}: cannot be read: {error}") from None
         try:

@@ -27,6 +27,7 @@ import certifi
 from dotenv import dotenv_values, set_key
 
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
+from start_llm.core.paths import expanded
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
@@ -179,9 +180,7 @@ def own_certificates(settings: Settings, folder: Path) -> dict[str, str]:
     """Environment by which LiteLLM trusts NODES_CA_FILE beside the usual certificates; writes a file into `folder`."""
     if settings.nodes_ca_file is None:
         return {}
-    own = (
-        settings.nodes_ca_file.expanduser().read_bytes()
-    )  # what stands between the certificates may be in any encoding
+    own = expanded(settings.nodes_ca_file).read_bytes()  # what stands between the certificates may be in any encoding
     path = folder / "certificates.pem"
     write_atomic(path, [Path(certifi.where()).read_bytes(), b"\n", own])
     return {"SSL_CERT_FILE": str(path)}
@@ -195,7 +194,7 @@ def additions(settings: Settings, server_url: str, master_key: str, folder: Path
         fallback = {"model": settings.fallback_model, "name": name, "record": record}
     gate = {"key": master_key, "names": sorted(settings.host_names)}
     nodes = [asdict(node) for node in nodes_of(settings, server_url)]
-    fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(settings.nodes_ca_file.expanduser())}
+    fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(expanded(settings.nodes_ca_file))}
     return {"gate": gate, "bodies": {"most_bytes": settings.max_body_bytes}, "fallback": fallback, "fleet": fleet}
 
 

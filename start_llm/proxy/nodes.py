@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 
 LOOK_SECONDS = 2.0
@@ -71,7 +72,7 @@ def certificates(ca_file: Path | None) -> ssl.SSLContext | bool:
     if ca_file is None:
         return True
     context = ssl.create_default_context()
-    context.load_verify_locations(ca_file.expanduser())
+    context.load_verify_locations(expanded(ca_file))
     return context
 
 

@@ -237,16 +237,15 @@ class Direct:
 
 
 def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
-    """What the server says of a model, in LiteLLM's words."""
-    details = card.get("details", {})
-    if "task" in details:
+    """What the server says of a model, in LiteLLM's words; nothing where a node of another version says too little."""
+    details, able, context = (card.get(name) for name in ("details", "capabilities", "context_length"))
+    if isinstance(details, dict) and "task" in details:
         return {"mode": f"audio_{details['task']}"}
-    if details.get("kind") == "embedding":
-        return {"mode": "embedding", "max_input_tokens": card.get("context_length")}
-    if "capabilities" not in card:
+    if isinstance(details, dict) and details.get("kind") == "embedding":
+        return {"mode": "embedding", "max_input_tokens": context}
+    if not isinstance(able, dict) or not isinstance(context, int):
         return {}
-    able = {name: bool(card["capabilities"].get(name)) for name in ("reasoning", "tools", "vision")}
-    return abilities(context=card["context_length"], **able)
+    return abilities(context=context, **{name: bool(able.get(name)) for name in ("reasoning", "tools", "vision")})
 
 
 async def _disconnected(request: Request) -> None:

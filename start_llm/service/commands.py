@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, load_settings
 from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
@@ -258,7 +259,7 @@ def kv_bytes(url: str, key: str | None) -> int | None:
 def main_logs(settings: Settings, options: argparse.Namespace) -> int:
     """The last lines of the server's log, and with -f what comes after them until Ctrl-C."""
     place = Place(settings)
-    path = home() / settings.log_root.expanduser() / "proxy.log" if options.proxy_log else place.log
+    path = home() / expanded(settings.log_root) / "proxy.log" if options.proxy_log else place.log
     if not path.is_file():
         print(f"There is no log {path}; a server in the foreground writes to its terminal.", file=sys.stderr)
         return 1

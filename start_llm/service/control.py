@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import psutil
 
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.files.logs import last_lines
 from start_llm.host.home import home, made_home, module_command, python_path
@@ -229,7 +230,7 @@ def changed_settings(settings: Settings) -> dict[str, str]:
     for name in settings.model_fields_set:
         value = getattr(settings, name)
         if isinstance(value, Path):
-            value = home() / value.expanduser()
+            value = home() / expanded(value)
         elif name == "model_path" and value and Path(value).exists():
             value = Path(value).absolute()
         changed[name.upper()] = "off" if value is None else str(value)

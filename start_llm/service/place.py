@@ -21,6 +21,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock, is_locked
@@ -74,7 +75,7 @@ class Place:
         self.port = settings.mlx_port if port is None else port
         self.host = settings.mlx_host
         self.url = address(self.host, self.port)
-        self.log = home() / settings.log_root.expanduser() / f"server-{self.port}.log"
+        self.log = home() / expanded(settings.log_root) / f"server-{self.port}.log"
         self.folder = home() / settings.cache_dir / "run"
         self._lock_path, self._state_path, self._keep_path = (
             self.folder / f"server-{self.port}.{ending}" for ending in ("lock", "json", "keep")

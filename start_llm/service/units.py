@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ExitCode
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, setting_names
 from start_llm.files.atomic import write_atomic
 from start_llm.host.activation import LAUNCHD_SOCKET
@@ -156,7 +157,7 @@ def _escaped(text: str) -> str:
 
 def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
     path = agent_path()
-    log = home() / settings.log_root.expanduser() / "launchd.log"
+    log = home() / expanded(settings.log_root) / "launchd.log"
     content: dict[str, Any] = {
         "Label": LABEL,
         "ProgramArguments": module_command("supervise"),

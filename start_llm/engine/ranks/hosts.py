@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
+from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.engine.ranks.leader import RankHost
 
@@ -39,7 +40,7 @@ def _read(settings: Settings) -> list[RankHost]:
     path = settings.hostfile
     assert path is not None
     try:
-        content = json.loads(path.expanduser().read_text("utf-8"))
+        content = json.loads(expanded(path).read_text("utf-8"))
         listed = content["hosts"] if isinstance(content, dict) else content
         hosts = [RankHost(str(each["ssh"]), str(each["ips"][0])) for each in listed]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
