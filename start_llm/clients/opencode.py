@@ -1,4 +1,4 @@
-"""OpenCode: an OpenAI-compatible provider in a configuration file of its own, chat completions."""
+"""OpenCode: an OpenAI-compatible provider in a configuration file of its own, chat completions. Kilo is made of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 
-def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
+def opencode_config(endpoint: Endpoint) -> dict[str, object]:
+    """The server as OpenCode's configuration describes it, and that of what is made of OpenCode."""
     model = {
         "name": endpoint.model,
         "reasoning": True,
@@ -25,8 +26,7 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
         "models": {endpoint.model: model},
     }
     name = f"start_llm/{endpoint.model}"
-    config = {
-        "$schema": "https://opencode.ai/config.json",
+    return {
         "model": name,
         "small_model": name,
         "provider": {"start_llm": provider},
@@ -34,6 +34,10 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
         "autoupdate": False,
         "share": "disabled",
     }
+
+
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
+    config = {"$schema": "https://opencode.ai/config.json", **opencode_config(endpoint)}
     path = folder / "opencode.json"
     return LaunchPlan(
         env={

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from http import HTTPStatus
 from http.client import responses
 from typing import Any, Literal
 
@@ -105,8 +106,13 @@ def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any],
 
 
 def error_headers(error: StartLLMError) -> dict[str, str]:
-    """``Retry-After`` in whole seconds, where the error has one; and why a sound request is not answered here."""
+    """``Retry-After`` in whole seconds, where the error has one; and why a sound request is not answered here.
+
+    A 501 would be sent again by the SDKs of OpenAI and Anthropic, as all that begins with 5: they are told not to.
+    """
     headers = {}
+    if error.status == HTTPStatus.NOT_IMPLEMENTED:
+        headers["x-should-retry"] = "false"
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.refusal is not None:

@@ -22,6 +22,8 @@ NPM = {
     "qwen": "@qwen-code/qwen-code@0.24.4",
     "openclaw": "openclaw@2026.9.6",
     "cline": "cline@3.0.65",
+    "kilo": "@kilocode/cli@7.7.7",
+    "cn": "@continuedev/cli@1.5.47",
     "ollama-js": "ollama@0.6.4",
 }
 PYPI = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -167,6 +167,31 @@ OPENCODE = Scenario(
         ),
         _opencode_read,
         lambda prompt: call("task", description="Look", prompt=prompt, subagent_type="general"),
+    ),
+)
+
+KILO = replace(
+    OPENCODE,
+    name="kilo",
+    first=lambda prompt, data: (["run", "--auto"], prompt),
+    again=lambda prompt, data: (["run", "--auto", "--continue"], prompt),
+    seconds=300,
+)
+
+
+def _cn_read(path: Path) -> str:
+    return call("Read", filepath=str(path))
+
+
+CN = Scenario(
+    name="cn",
+    first=lambda prompt, data: (["--auto", "-p", prompt], ""),
+    again=lambda prompt, data: (["--auto", "--resume", "-p", prompt], ""),
+    **tools(
+        _cn_read,
+        lambda path: call("Edit", file_path=str(path), old_string=OLD, new_string=NEW),
+        lambda command: call("Bash", command=command),
+        lambda path: call("Write", filepath=str(path), content=NOTES),
     ),
 )
 
@@ -348,4 +373,6 @@ AIDER = Scenario(
     most=MappingProxyType({"second": 200, "third": 370, "resumed": 1900}),
 )
 
-SCENARIOS = {scenario.name: scenario for scenario in (PI, CLAUDE, OPENCODE, CODEX, QWEN, OPENCLAW, CLINE, AIDER)}
+SCENARIOS = {
+    scenario.name: scenario for scenario in (PI, CLAUDE, OPENCODE, CODEX, QWEN, OPENCLAW, CLINE, KILO, CN, AIDER)
+}

@@ -53,7 +53,14 @@ HOMES: dict[str, dict[str, Any]] = {
         ".cline/data/settings/cline_mcp_settings.json": {"mcpServers": {"mine": SERVER}},
         ".cline/data/settings/providers.json": "secret",
     },
+    "cn": {
+        ".continue/rules/mine.md": "my rule",
+        ".continue/skills/mine/SKILL.md": "my skill",
+        ".continue/config.yaml": "secret",
+        ".continue/sessions/x.json": "old session",
+    },
     "opencode": {},
+    "kilo": {},
     "aider": {},
 }
 TOLD = {  # file in the private folder, and what it says of the user's own

@@ -29,6 +29,10 @@ from start_llm.core.settings import Settings
 log = logging.getLogger(__name__)
 
 REDACTED = "[redacted thinking]"
+REFUSED = {
+    "mcp_servers": "MCP servers are called by the client, not by this server; send their tools.",
+    "container": "this server runs no containers and no skills; leave it out.",
+}
 CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
@@ -58,6 +62,7 @@ class MessagesBody(fields.SamplingBody):
 def read_messages(inbound: Request, settings: Settings, service: Service) -> MessagesExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(MessagesBody, inbound.body)
+    fields.refuse(data, REFUSED)
     tools = _tools(body.tools or [])
     choice, parallel = _choice(body.tool_choice, tools)
     request = request_of(

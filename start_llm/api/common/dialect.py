@@ -23,6 +23,7 @@ from start_llm.core.service import EventStream, Service
 OfChoice = (
     ev.ReasoningDelta | ev.TextDelta | ev.ToolCallStarted | ev.ToolCallDelta | ev.ToolCallFinished | ev.ChoiceDone
 )
+TokenText = Callable[[int], str]
 
 
 class StreamWriter(ABC):
@@ -130,6 +131,19 @@ class Task(EventStream):
         yield from work
         # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
         yield ev.Done(ev.Usage(prompt=self._tokens(), completion=0, cached=0), CacheReport())
+
+
+def logprobs_body(logprobs: Sequence[ev.TokenLogprob], token_text: TokenText) -> list[dict[str, Any]]:
+    """Tokens with their probabilities, as OpenAI and Ollama write them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+    return [
+        entry(item.token, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top]}
+        for item in logprobs
+    ]
 
 
 def error_reply(error: StartLLMError, path: str) -> Reply:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from start_llm.core.errors import BadRequest
+from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.jsontext import parse_object
 from start_llm.core.limits import LOOK_BACK, MESSAGES, MODEL, NAME, SESSION, TOOLS, WORDS, Limit
 from start_llm.core.modelmap import plain_name
@@ -74,6 +74,17 @@ def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, A
         if isinstance(data.get(name), kind):
             within(limit, len(data[name]), name)
     return validate(model, data), data
+
+
+def refuse(data: Mapping[str, Any], why: Mapping[str, str]) -> None:
+    """Raises NotSupported for a field that would change the answer and cannot be followed here.
+
+    Args:
+        why: by field, what to do instead. A field that asks for nothing (``null``, ``false``, an empty list) may stay.
+    """
+    for name, reason in why.items():
+        if data.get(name) not in (None, False, "", []):
+            raise NotSupported(f"{name}: {reason}", param=name)
 
 
 def validate[B: BodyModel](model: type[B], data: Any) -> B:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from start_llm.api.common import fields
 from start_llm.api.common.request import model_of, request_of, stop_of
@@ -21,9 +21,17 @@ from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
 ROLES = "system, user, assistant or tool"
-THINK = ("low", "medium", "high")
+THINK = ("low", "medium", "high", "max")
 NEWEST = ":latest"
 """The tag of a name without one."""
+
+
+def _whole(value: Any) -> Any:
+    """Ollama reads all numbers as floats: clients may send 40.0 where a whole number is meant."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
 
 
 class Options(fields.BodyModel):
@@ -31,14 +39,14 @@ class Options(fields.BodyModel):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=LOOK_BACK.most)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=LOOK_BACK.most), WHOLE] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    num_predict: Annotated[int, Field(ge=-2, le=2**53)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=2**53), WHOLE] | None = None
     stop: Any = None
 
 
@@ -51,6 +59,8 @@ class OllamaBody(fields.BodyModel):
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     def unloads(self) -> bool:
@@ -151,6 +161,7 @@ def _shared(body: OllamaBody) -> dict[str, Any]:
         "max_tokens": most if most is not None and most > 0 else None,
         "stop": stop_of(options.stop, "options.stop"),
         "response_format": _format(body.format),
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
-from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, collect
+from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, collect, logprobs_body
 from start_llm.api.http import sse
 from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply
@@ -105,12 +106,17 @@ class OllamaAnswer(Exchange):
     def body(self, result: Collected) -> dict[str, Any]:
         choice = result.choices[0]
         said = self.part(choice.text, choice.reasoning, choice.calls)
-        return self.head() | said | self.end(choice.finish_reason, result.usage, result.report.as_dict())
+        end = self.end(choice.finish_reason, result.usage, result.report.as_dict())
+        return self.head() | said | self.logprobs(choice.logprobs) | end
 
     def end(self, reason: ev.FinishReason, usage: ev.Usage, report: dict[str, Any]) -> dict[str, Any]:
         """``start_llm`` is our own field: the cache report."""
         word = "length" if reason in {"length", "cancelled"} else "stop"
         return {"done": True, "done_reason": word} | self.times.durations(usage) | {"start_llm": report}
+
+    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> dict[str, Any]:
+        """Nothing where none were asked for."""
+        return {"logprobs": logprobs_body(items, self.token_text)} if items else {}
 
     @abstractmethod
     def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
@@ -152,7 +158,7 @@ class LineWriter(StreamWriter):
         if isinstance(event, ev.ChoiceDone):
             self._reason = event.finish_reason
         elif isinstance(event, ev.TextDelta):
-            return self._piece(event.text)
+            return self._piece(event.text, more=self._answer.logprobs(event.logprobs))
         elif isinstance(event, ev.ReasoningDelta):
             return self._piece("", event.text)
         elif isinstance(event, ev.ToolCallFinished):
@@ -165,5 +171,5 @@ class LineWriter(StreamWriter):
     def fail(self, error: StartLLMError) -> bytes:
         return line(ollama_error(error))
 
-    def _piece(self, text: str, thinking: str = "") -> bytes:
-        return line(self._answer.head() | self._answer.part(text, thinking) | {"done": False})
+    def _piece(self, text: str, thinking: str = "", more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        return line({**self._answer.head(), **self._answer.part(text, thinking), **more, "done": False})

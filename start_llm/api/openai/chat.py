@@ -21,6 +21,23 @@ from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
 ROLES = "system, developer, user, assistant, tool or function"
+_SCHEMA = "is not supported; send response_format with a json_schema."
+FORMS = {
+    "guided_json": _SCHEMA,
+    "guided_choice": _SCHEMA,
+    "guided_regex": _SCHEMA,
+    "guided_grammar": _SCHEMA,
+    "structured_outputs": _SCHEMA,
+    "json_schema": _SCHEMA,
+    "grammar": _SCHEMA,
+    "stop_token_ids": "is not supported; send stop.",
+    "bad_words": "is not supported; send logit_bias.",
+}
+"""Fields of other servers that give an answer another form."""
+REFUSED = FORMS | {
+    "web_search_options": "this server searches nothing; send a tool that does.",
+    "continue_final_message": "is not supported; send the text to /v1/completions.",
+}
 
 
 class StreamOptions(fields.BodyModel):
@@ -79,6 +96,7 @@ class ChatBody(OlderBody):
 def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(ChatBody, inbound.body)
+    fields.refuse(data, REFUSED)
     if body.modalities and set(body.modalities) != {"text"}:
         raise NotSupported("modalities: only text can be generated.", param="modalities")
     choices = body.choices()
@@ -99,7 +117,7 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExc
 
 
 def _logprobs(body: ChatBody) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: needs logprobs to be true.", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 
@@ -225,6 +243,9 @@ class CompletionBody(OlderBody):
 def read_completion(inbound: Request, settings: Settings, service: Service) -> CompletionExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(CompletionBody, inbound.body)
+    fields.refuse(data, FORMS)
+    if response_format_of(data.get("response_format")).kind != "text":
+        raise NotSupported("response_format: raw prompts have none; ask /v1/chat/completions.", param="response_format")
     if body.suffix:
         raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
     choices = body.choices()

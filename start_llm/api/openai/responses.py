@@ -24,7 +24,7 @@ from start_llm.api.http.routes import Reply, Request
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
 from start_llm.api.openai.responses_stream import REASONING, SUMMARY, ResponsesExchange, telling
 from start_llm.api.openai.responses_tools import Toolbox, flat_name, toolbox
-from start_llm.core.errors import BadRequest, NotFound, NotSupported
+from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.limits import MESSAGES, SEALED
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import SEAL
@@ -70,9 +70,7 @@ class ResponsesBody(fields.SamplingBody):
 def read_responses(inbound: Request, settings: Settings, service: Service, store: OwnResponses) -> ResponsesExchange:
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = fields.parse_body(ResponsesBody, inbound.body)
-    for name, why in REFUSED.items():
-        if data.get(name):
-            raise NotSupported(f"{name}: {why}", param=name)
+    fields.refuse(data, REFUSED)
     store = store.of_user(user_of(data))
     items = [*_previous(body.previous_response_id, store), *_input(body.input)]
     fields.within(MESSAGES, len(items), "input")

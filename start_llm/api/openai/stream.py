@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter
+from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter, TokenText, logprobs_body
 from start_llm.api.http import sse
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
@@ -16,7 +16,6 @@ from start_llm.core.protocol import openai_error
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 
-TokenText = Callable[[int], str]
 Prompt = str | tuple[int, ...]
 
 
@@ -34,17 +33,6 @@ def usage_body(usage: ev.Usage, report: CacheReport) -> dict[str, Any]:
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
         "start_llm": report.as_dict(),
     }
-
-
-def logprobs_body(logprobs: Sequence[ev.TokenLogprob], token_text: TokenText) -> list[dict[str, Any]]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
-
-    return [
-        entry(item.token, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top]}
-        for item in logprobs
-    ]
 
 
 def call_body(call: ToolCall) -> dict[str, Any]:

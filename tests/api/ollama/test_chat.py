@@ -15,6 +15,7 @@ from start_llm.core.events import (
     Failed,
     ReasoningDelta,
     TextDelta,
+    TokenLogprob,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -136,6 +137,31 @@ def test_options_are_read(server: ApiServer, service: FakeService, connect: Conn
         ask(connect, server, "/api/chat", {"messages": ASKED, "options": {"num_predict": most}, "format": "json"})
         assert service.requests[-1].max_tokens is expected
         assert service.requests[-1].response_format.kind == "json_object"
+
+
+def test_whole_numbers_may_be_written_as_floats(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    options = {"top_k": 40.0, "seed": 1.0, "num_predict": 5.0, "repeat_last_n": 8.0}
+    assert ask(connect, server, "/api/chat", {"messages": ASKED, "options": options, "think": "max"})[0] == 200
+    request = service.requests[0]
+    assert (request.sampling.top_k, request.sampling.seed, request.max_tokens) == (40, 1, 5)
+    assert request.reasoning_effort == "max"
+    status, _, (said,) = ask(connect, server, "/api/chat", {"messages": ASKED, "options": {"top_k": 1.5}})
+    assert status == 400 and "options.top_k" in said["error"]
+
+
+def test_probabilities_are_told_where_they_are_asked_for(
+    server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    token = TokenLogprob(7, -0.5, ((7, -0.5), (8, -1.0)))
+    service.script = lambda request: [FIRST, TextDelta("a", 0, (token,)), ChoiceDone("stop"), DONE]
+    for path, asked in (("/api/chat", {"messages": ASKED}), ("/api/generate", {"prompt": "Hi"})):
+        for stream in (False, True):
+            body = asked | {"logprobs": True, "top_logprobs": 2, "stream": stream}
+            (entry,) = ask(connect, server, path, body)[2][0]["logprobs"]
+            assert (entry["token"], entry["logprob"], entry["top_logprobs"][1]["token"]) == ("<7>", -0.5, "<8>")
+            assert service.requests[-1].logprobs == 2
+    ask(connect, server, "/api/chat", {"messages": ASKED, "top_logprobs": 2})
+    assert service.requests[-1].logprobs is None
 
 
 def test_a_single_prompt_with_its_system_text_and_a_raw_one(

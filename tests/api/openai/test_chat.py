@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import httpx
 import pytest
 
 from start_llm.api.server import ApiServer
@@ -102,6 +105,40 @@ def test_logprobs_and_choices(client: openai.OpenAI, service: FakeService) -> No
     entry = completion.choices[0].logprobs.content[0]
     assert (entry.token, entry.logprob, entry.top_logprobs[1].token) == ("<7>", -0.5, "<8>")
     assert service.requests[0].logprobs == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "value"),
+    [
+        ("chat/completions", "guided_json", {"type": "object"}),
+        ("chat/completions", "guided_choice", ["a"]),
+        ("chat/completions", "grammar", "root ::= x"),
+        ("chat/completions", "stop_token_ids", [1]),
+        ("chat/completions", "web_search_options", {}),
+        ("chat/completions", "continue_final_message", True),
+        ("completions", "structured_outputs", {"choice": ["a"]}),
+        ("completions", "response_format", {"type": "json_object"}),
+        ("messages", "mcp_servers", [{"type": "url", "url": "http://x", "name": "x"}]),
+        ("messages", "container", {"skills": []}),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_not_passed_over(
+    server: ApiServer, service: FakeService, route: str, field: str, value: Any
+) -> None:
+    body = {"model": "m", "messages": USER, "prompt": "p", "max_tokens": 5}
+    refused = httpx.post(f"{server.url}/v1/{route}", json=body | {field: value})
+    assert refused.status_code == 501 and refused.headers["x-should-retry"] == "false", "an SDK would send it again"
+    assert refused.json()["error"]["message"].startswith(f"{field}: ") and not service.requests
+    for nothing in (None, {"type": "text"}) if field == "response_format" else (None, False, []):
+        assert httpx.post(f"{server.url}/v1/{route}", json=body | {field: nothing}).status_code == 200
+
+
+def test_a_json_object_may_have_a_schema(client: openai.OpenAI, service: FakeService) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form: Any = {"type": "json_object", "schema": schema}
+    client.chat.completions.create(model="m", messages=USER, response_format=form, top_logprobs=0)
+    assert service.requests[0].response_format.kind == "json_schema"
+    assert service.requests[0].response_format.schema == schema
 
 
 def test_tool_call_answer(client: openai.OpenAI, service: FakeService) -> None:
