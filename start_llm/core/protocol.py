@@ -20,7 +20,10 @@ WHEN_PLANNED = "when-planned"
 the request while it waits for its model or its turn is an error with a status then."""
 SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
 """These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
-SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session_id", "session-id", "conversation_id")
+SESSION_HEADERS = (
+    *("x-session-id", "x-claude-code-session-id", "x-openwebui-chat-id"),
+    *("session_id", "session-id", "conversation_id"),
+)
 AGENT_HEADER = "x-claude-code-agent-id"
 SIGNED = b"start_llm thinking "
 """What a signature of thinking is made from, in front of the text."""
