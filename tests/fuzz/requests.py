@@ -71,7 +71,8 @@ PATHS = [
 METHODS = ["GET", "GET", "GET", "DELETE", "HEAD", "POST", "PUT"]
 HEADERS: dict[str, list[str]] = {
     "anthropic-version": ["2023-06-01", "x"], "anthropic-beta": ["x"], "x-session-id": ["s", "x" * 2_000, "é"],
-    "session_id": ["s"], "x-claude-code-session-id": ["s"], "x-openwebui-chat-id": ["s"], "x-claude-code-agent-id": ["a"],
+    "session_id": ["s"], "x-claude-code-session-id": ["s"], "x-openwebui-chat-id": ["s"],
+    "x-claude-code-agent-id": ["a"],
     "Authorization": ["Bearer k", "x"], "x-api-key": ["k"], "Origin": ["http://x", "x://[", "null"],
     "Content-Type": ["application/json; charset=utf-8", "text/plain", "/"], "Content-Encoding": ["identity", "gzip"],
     "X-Forwarded-For": ["1.2.3.4"], "Host": ["localhost", "x.example", "["],
