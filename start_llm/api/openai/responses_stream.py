@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
+from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, logprobs_body
 from start_llm.api.http import sse
 from start_llm.api.openai.responses_store import OwnResponses
 from start_llm.api.openai.responses_tools import InputText, Named, input_of
-from start_llm.api.openai.stream import logprobs_body
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.jsontext import parse_inner
