@@ -11,9 +11,12 @@ Theory of operation:
   multiplied with the *slowness* of the machine, which is 1 at first.
 - Passes of about the same width and context are one *kind*. For each kind the usual time is kept, without the
   slowness: one time changes it by a little, whatever it says.
+  It begins with the middle one of three times, or with the quickest if they differ: others that compute can only make
+  a pass slower.
 - The coefficients are fitted to the usual times, by relative errors. What was seen lately weighs more, and what was
   never seen stays near what is believed at first: that wide passes cost little. A pass that is tried tells the truth.
-- Three times in a row that are none of the usual ones mean a change. The slowness is what narrow passes say: if those
+- Three times in a row that are slower than usual mean a change. Two quick ones are enough, for nobody makes passes
+  quicker than they are. The slowness is what narrow passes say: if those
   of a narrow kind have changed and no other narrow kind was as usual meanwhile, somebody else is busy, or there is
   another power mode. Else the usual time of this kind alone has changed.
 - Times of a wide kind prove nothing by themselves: somebody's burst slows all passes. Its usual time changes only if a
@@ -44,6 +47,8 @@ UNKNOWN_SECONDS = 0.05  # what a pass is taken to take before the first one was 
 _KINDS = 192  # that are kept; those seen last
 _SETTLED = 3  # times that make a kind's usual time, or change the machine's speed
 _NARROW = 4  # tokens
+_QUICK = 2  # times in a row that are quicker than usual, and about equal, are a change
+_BURST = 10.0  # others that compute make a pass slower by less
 _CHANGED = 1.4  # a time that differs by more is none of the usual ones
 _NEWEST, _NEWEST_USUAL = 0.1, 0.05  # weight of one time in the slowness, and in the usual time of its kind
 _NOISE = 0.1  # of a usual time, as a share
@@ -93,16 +98,19 @@ class _Kind:
     def add(self, number: int, seconds: float) -> float:
         """One more. Returns by which factor the last ones are slower than usual, 1.0 if some of them were as usual."""
         self.recent = [*self.recent[1 - _SETTLED :], (number, seconds)]
+        times = [seconds for _, seconds in self.recent]
         if not self.usual:
-            if len(self.recent) == _SETTLED:
-                self.usual = statistics.median(seconds for _, seconds in self.recent)
+            if len(times) == _SETTLED:
+                self.usual = _undisturbed(times)
             return 1.0
         if self.usual / _CHANGED <= seconds <= self.usual * _CHANGED:
             self.as_usual = number
             self.usual *= (seconds / self.usual) ** _NEWEST_USUAL
-        times = [seconds for _, seconds in self.recent]
-        if min(times) > self.usual * _CHANGED or max(times) < self.usual / _CHANGED:
-            return statistics.median(times) / self.usual
+        if min(times) > self.usual * _CHANGED:
+            return min(times) / self.usual
+        quick = times[-_QUICK:]
+        if max(quick) < self.usual / _CHANGED and max(quick) < min(quick) * _CHANGED:
+            return max(quick) / self.usual
         return 1.0
 
     def slow_down(self, factor: float, since: int) -> None:
@@ -202,7 +210,7 @@ class PassCosts:
             self._slow_down(factor, kind.as_usual or first)
         elif as_usual:
             kind.usual *= factor
-            kind.changed = self._passes
+            kind.changed = kind.as_usual = self._passes
         else:
             self.wants_narrow = True
             return
@@ -288,6 +296,13 @@ class PassCosts:
         if self._window:
             columns.append(np.minimum(contexts, self._window))
         return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _undisturbed(times: Sequence[float]) -> float:
+    """What a pass takes that took so long: the usual time, or the quickest where others seem to have computed, too."""
+    usual = statistics.median(times)
+    quickest = min(time for time in times if time > usual / _BURST)
+    return quickest if usual > quickest * _CHANGED else usual
 
 
 def _not_negative(matrix: NDArray[np.float64], goal: NDArray[np.float64]) -> NDArray[np.float64]:
