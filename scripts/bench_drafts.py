@@ -4,8 +4,10 @@
    JSON, for models whose KV can be cut and for hybrids. No model runs; the modelled speed-ups use published costs.
 2. With `--served` only the same requests go through the whole server, on the oracle with the embedded model's
    tokenizer, plain and hybrid: what it does is printed beside what the replay says that it should do. The gate goes by
-   what it measures: the oracle's passes take as long as `--passes` says. `--context 1000 32000 100000 200000` puts so
-   many tokens in front. All of a session takes long; `--first`, `--turns` and `--limit` cut it into parts.
+   what it measures: the oracle's passes take as long as `--passes` says, on a clock for which nobody waits.
+   `--context 1000 32000 100000 200000` puts so many tokens in front. All of a session takes minutes of computing;
+   `--first`, `--turns` and `--limit` cut it into parts. Without a session the text is one that never repeats: what
+   drafts cost there, in passes and in what the loop computes beside them.
 3. The embedded model says what a recording says: its forward passes and its sampler's work are real, only the drawn
    token is replaced. Three loops take turns of a few tokens: `BatchGenerator`, our loop without drafts, and with them.
    So a busy machine slows all alike; CPU time stands beside wall time for the same reason. Once for edits of a file
@@ -14,6 +16,7 @@
 
 usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--turns N] [--tokens N] [--seconds N]
        [--case NAME] [--no-wall]
+       python3.12 install_and_run.py run scripts/bench_drafts.py --served [--context N ...] [--tokens N]
        python3.12 install_and_run.py run scripts/bench_drafts.py --session FILE --served [xml-plain] [json-plain] ...
        [--context N ...] [--passes "SECONDS A_TOKEN CONTEXT BOTH"] [--first N] [--turns N] [--limit SECONDS]
 """
@@ -24,18 +27,21 @@ import argparse
 import copy
 import difflib
 import math
+import os
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from operator import truediv
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm import load
@@ -47,7 +53,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench import drafted
-from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
+from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, OraclePasses, Totals, replay, turns
 from scripts.bench.virtual import VirtualClock
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.batch import BatchRunner
@@ -156,30 +162,52 @@ def served(
             )
     session = list(islice(turns(path, encode, style), answers))
     session[0] = replace(session[0], before=[*encode(front), *session[0].before])
-    policy = Fixed() if fixed else Gated(costs_at(part.passes, part.front), carry)
+    policy = Fixed() if fixed else Gated(OraclePasses(part.passes), carry)
     expected = replay(session, policy, carry=carry, first=part.first)
     name = f"{style}, {kind}{', fixed lengths' if fixed else ''}, {part.front:,} tokens in front"
     share = totals.per_forward / max(1e-9, expected.per_forward)
     console.print(
         f"{name}: answers {part.first + 1} to {answers}, {totals.said:,} tokens, {totals.forwards:,} passes; "
         f"tokens a pass {totals.per_forward:.3f}; simulated {expected.said:,} tokens, {expected.forwards:,} passes, "
-        f"{expected.per_forward:.3f}; share {share:.3f}; {clock.late} passes were late",
+        f"{expected.per_forward:.3f}; share {share:.3f}",
         highlight=False,
     )
 
 
-def filler(tokens: int, encode: Callable[[str], list[int]]) -> str:
+def served_unlike(tokenizer_folder: Path, kind: Kind, part: Part, tokens: int, console: Console) -> None:
+    """An answer that never repeats, with drafts and without: each pass takes exactly what it should."""
+    tokenizer, carry = drafted.tokenizer_for_oracle(tokenizer_folder), kind == "hybrid"
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    front, texts = filler(part.front, encode), [filler(tokens, encode, seed) for seed in (6, 7, 8)]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        work = Path(folder)
+        stack.enter_context(patch.dict(os.environ, {"ORACLE_LOG": str(work / "log.jsonl")}))
+        checkpoint = build_oracle(work / "oracle", kind, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"])
+        clock = VirtualClock(noise=0.0)
+        url = stack.enter_context(drafted.serving(checkpoint, work, passes=part.passes, clock=clock))
+        ask = partial(drafted.paced, url, work, work / "log.jsonl", front)
+        ask(texts[0], drafts=True)  # what is done once is done here
+        without, found = ask(texts[1], drafts=False), ask(texts[2], drafts=True)
+    first = OraclePasses(part.passes).by_width(part.front)[1]
+    computed = [1e6 * (one.seconds / one.tokens - first) for one in (without, found)]
+    slower = found.seconds / found.tokens / (without.seconds / without.tokens)
+    console.print(
+        f"never repeats, {kind}, {part.front:,} tokens in front: {found.tokens} tokens, {found.passes} passes; "
+        f"{1 / slower:.4f} of the speed without drafts; microseconds a token beside passes of {1e3 * first:.1f} ms: "
+        f"{computed[1]:.0f} with drafts, {computed[0]:.0f} without",
+        highlight=False,
+    )
+
+
+def filler(tokens: int, encode: Callable[[str], list[int]], seed: int = 5) -> str:
     """About so many tokens in which nothing is worth copying."""
-    chance = random.Random(5)
+    chance = random.Random(seed)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=4)) for _ in range(tokens)]
     sample = words[:1000]
     return " ".join(words[: tokens * len(sample) // max(1, len(encode(" ".join(sample))))])
-
-
-def costs_at(passes: str, context: int) -> dict[int, float]:
-    """Seconds by width behind so many tokens, as `ORACLE_PASS` has them."""
-    first, token, held, pair = map(float, passes.split())
-    return {width: first + token * width + context * (held + pair * width) for width in range(1, 65)}
 
 
 def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], list[int]]:
@@ -343,7 +371,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", nargs="*", type=int, default=[0], help="with --served: tokens put in front")
     parser.add_argument("--passes", default=PASSES, help="with --served: what the oracle's passes take (ORACLE_PASS)")
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
-    parser.add_argument("--tokens", type=int, default=2000, help="the most that each case of 3. says")
+    parser.add_argument("--tokens", type=int, default=2000, help="the most that a case of 3. says")
     parser.add_argument(
         "--seconds", type=float, default=50.0, help="about how long a case of 3. takes; edits twice that"
     )
@@ -357,6 +385,11 @@ def main() -> int:
     console = Console(width=150)
     cache = Path(load_settings(None).cache_dir)
     folder = ensure_embedded_model(cache, quantised=accelerator().backend != "cpu", progress=lambda *_: None)
+    if options.served is not None and options.session is None:
+        for kind, front in product(KINDS, options.context):
+            part = Part(0, None, math.inf, front, options.passes)
+            served_unlike(folder, kind, part, options.tokens, console)
+        return 0
     if options.served is not None:
         for style, kind in product(STYLES, KINDS):
             if not options.served or f"{style}-{kind}" in options.served:

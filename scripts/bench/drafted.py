@@ -30,6 +30,7 @@ from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.draft import Acceptance
 from start_llm.engine.decode.gate import DraftGate, DraftOption
+from tests.oracle import log as oracle_log
 from tests.oracle.build import SPECIAL
 
 Json = dict[str, Any]
@@ -132,6 +133,21 @@ class _Lengths(DraftGate):
 def _unmeasured(*_: Any) -> Generator[float]:
     """In place of measuring."""
     yield 0.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of an answer, on the virtual clock.
+
+    Attributes:
+        tokens: that it has.
+        passes: that decoded it.
+        seconds: from its first pass to its last, what the loop computes beside the passes included.
+    """
+
+    tokens: int
+    passes: int
+    seconds: float
 
 
 @contextmanager
@@ -240,3 +256,23 @@ def replay(
             totals.accepted += report["accepted"]
             tell(done, totals)
     return done, totals
+
+
+def paced(url: str, work: Path, log: Path, front: str, answer: str, *, drafts: bool) -> Pace:
+    """Asks for one answer, alone, behind a long system text.
+
+    Args:
+        work: folder of ``reply.txt``.
+        log: the oracle's (`ORACLE_LOG`).
+        drafts: whether the request may have them.
+    """
+    (work / "reply.txt").write_text(answer, "utf-8")
+    began = oracle_log.mark(log)
+    messages = [{"role": "system", "content": front}, {"role": "user", "content": f"go {drafts}"}]
+    body = {"messages": messages, "drafts": drafts, "max_tokens": 100_000}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT)
+    response.raise_for_status()
+    assert response.json()["choices"][0]["message"]["content"] == answer, "the model did not say what it was told"
+    decoded = [one for one in oracle_log.passes(log, began) if one.decoded]
+    report = response.json()["usage"]["start_llm"]
+    return Pace(report["generated"], len(decoded), decoded[-1].t - decoded[0].t)

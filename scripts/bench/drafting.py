@@ -156,6 +156,17 @@ class Published(PassCosts):
         pass
 
 
+class OraclePasses(Published):
+    """`passes`: seconds of a pass in all, for each token in it, each in the KV, each pair of both (`ORACLE_PASS`)."""
+
+    def __init__(self, passes: str) -> None:
+        self._first, self._token, self._held, self._pair = map(float, passes.split())
+
+    def by_width(self, context: int) -> list[float]:
+        first, token = self._first + self._held * context, self._token + self._pair * context
+        return [first + token * max(1, width) for width in range(MOST_WIDE + 1)]
+
+
 class Gated:
     """Drafts as long as the server's gate would let them be, on a machine with these costs.
 
@@ -163,11 +174,12 @@ class Gated:
         noise: of the clock by which the gate learns them, as a share; ``None``: it knows them.
     """
 
-    def __init__(self, costs: dict[int, float], carries: bool, noise: float | None = None) -> None:
-        self._costs, self._noise, self._chance = Published(costs), noise or 0.0, random.Random(1)
+    def __init__(self, costs: dict[int, float] | Published, carries: bool, noise: float | None = None) -> None:
+        self._costs = costs if isinstance(costs, Published) else Published(costs)
+        self._noise, self._chance = noise or 0.0, random.Random(1)
         self._gate = DraftGate(self._costs if noise is None else PassCosts(), carries)
         for context, width in product((SHORT, LONG), WIDTHS):
-            self._gate.costs.observe(width, context, self._seconds(width))
+            self._gate.costs.observe(width, context, self._seconds(width, context))
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
         return self._gate.length(
@@ -178,11 +190,11 @@ class Gated:
         self._gate.acceptance.observe(match, right)
 
     def passed(self, width: int, context: int) -> None:
-        self._gate.observe(width, context, self._seconds(width))
+        self._gate.observe(width, context, self._seconds(width, context))
 
-    def _seconds(self, width: int) -> float:
+    def _seconds(self, width: int, context: int) -> float:
         """As the clock says it."""
-        costs = self._costs.by_width(0)
+        costs = self._costs.by_width(context)
         return costs[min(width, len(costs) - 1)] * max(0.5, self._chance.gauss(1, self._noise))
 
 
@@ -217,13 +229,13 @@ def _play(answer: list[int], index: SuffixIndex, policy: Fixed | Gated, carry: b
         draft: list[int] = []
         proposal = index.propose(min(MOST_DRAFTED, len(answer) - at)) if at < len(answer) else None
         if proposal is not None:
-            draft = proposal.tokens[: policy.length(proposal, carried, len(index))]
+            draft = proposal.tokens[: policy.length(proposal, carried, index.known)]
         accepted = next((i for i, token in enumerate(draft) if token != answer[at + i]), len(draft))
         if proposal is not None:
             for i in range(min(accepted + 1, max(1, len(draft)))):
                 policy.saw(proposal.match + i, proposal.tokens[i] == answer[at + i])
         totals.forward(carried + 1 + len(draft), len(draft), accepted)
-        policy.passed(carried + 1 + len(draft), len(index))
+        policy.passed(carried + 1 + len(draft), index.known)
         carried = carried + 1 + accepted if carry and accepted < len(draft) else 0
         index.append(answer[at : at + accepted])
         at += accepted

@@ -2,14 +2,15 @@
 
 The time of that thread is the time for which it computed, and what it would have slept. So the gate and the scheduler
 see the times that they would see on a machine where nothing else runs, and a pass of 60 ms takes as long as the oracle
-computes. What other threads do beside it is counted where the model thread needs it: a row's index is there as late as
-its building took.
+computes. Where the oracle computes for longer than the pass should take, the clock is put back. What other threads do
+beside it is counted where the model thread needs it: a row's index is there as late as its building took.
 
 All other threads keep the real clock.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -35,13 +36,12 @@ class VirtualClock:
         noise: standard deviation of what is slept, as a share of it.
 
     Attributes:
-        slept: seconds that the model thread would have slept.
-        late: passes that computed for longer than they should have taken.
+        slept: seconds that the model thread would have slept; negative: that passes computed for too long.
     """
 
     def __init__(self, noise: float = 0.05, seed: int = 1) -> None:
         self._noise, self._chance = noise, random.Random(seed)
-        self.slept, self.late, self.now = 0.0, 0, 0.0
+        self.slept, self.now = 0.0, 0.0
 
     def seconds(self) -> float:
         """The time of the calling thread. `now` is what the model thread read last."""
@@ -54,8 +54,7 @@ class VirtualClock:
         if threading.current_thread().name != _MODEL_THREAD:
             _REAL_SLEEP(seconds)
             return
-        self.late += seconds <= 0
-        self.slept += seconds * max(0.5, self._chance.gauss(1, self._noise))
+        self.slept += seconds * max(0.5, self._chance.gauss(1, self._noise)) if seconds > 0 else seconds
 
     def _time(self) -> float:
         """For the oracle's log."""
@@ -66,6 +65,7 @@ class VirtualClock:
         """The oracle, the loops that decode, measuring and the scheduler go by this clock."""
         scheduling = SimpleNamespace(monotonic=self.seconds, sleep=self.sleep)
         with ExitStack() as stack:
+            stack.enter_context(patch.dict(os.environ, {"ORACLE_CLOCK": "virtual"}))
             stack.enter_context(patch("time.perf_counter", self.seconds))
             stack.enter_context(patch("time.time", self._time))
             stack.enter_context(patch("time.sleep", self.sleep))

@@ -149,8 +149,9 @@ class Answers:
         if not 1 < length <= LONGEST_BLOCK or len(history) - length < behind:
             decode, token = self.step(history, length, problem)
             return decode, [token]
-        first = len(history) - length
-        found = [self.step(history[: first + i + 1], 1, problem) for i in range(length)]
+        first, reply = len(history) - length, self._given_reply()
+        prompt, tails = history[:behind], (history[behind : first + i + 1] for i in range(length))
+        found = [self._answer(prompt, tail, 1, problem, reply) for tail in tails]
         return any(decode for decode, _ in found), [token for _, token in found]
 
     def step(self, history: np.ndarray, length: int, problem: str | None) -> tuple[bool, int]:
@@ -159,16 +160,20 @@ class Answers:
         if not len(starts):
             return self._free_running(history, length)
         after = int(starts[-1]) + len(self.opening)
-        tail = history[after:]
-        if len(history) < after or (history[starts[-1] : after] != self.opening).any() or (tail[:-1] <= END).any():
+        return self._answer(history[:after], history[after:], length, problem, self._given_reply())
+
+    def _answer(
+        self, prompt: np.ndarray, tail: np.ndarray, length: int, problem: str | None, reply: str
+    ) -> tuple[bool, int]:
+        """As `step`. `tail`: what stands behind the prompt's opening of an answer."""
+        if not np.array_equal(prompt[-len(self.opening) :], self.opening) or (tail[:-1] <= END).any():
             return False, END
-        prompt = history[:after]
         key = self._name(prompt)
         decode = length == 1 and self._consume((key, len(tail) - 1))
         if len(tail) and tail[-1] <= END:
             return decode, END
         generated = tail.tolist()
-        token = self._garbled(generated, problem) if problem else self._continue(key, prompt, generated)
+        token = self._garbled(generated, problem) if problem else self._continue(key, prompt, generated, reply)
         self._expect((key, len(tail)))
         return decode, token
 
@@ -199,15 +204,14 @@ class Answers:
         draw = int(digest[:8], 16)
         return decode, END if draw % 16 == 0 else self.words[draw // 16 % len(self.words)]
 
-    def _continue(self, key: str, prompt: np.ndarray, generated: list[int]) -> int:
-        for candidate in self._candidates(key, prompt):
+    def _continue(self, key: str, prompt: np.ndarray, generated: list[int], reply: str) -> int:
+        for candidate in self._candidates(key, prompt, reply):
             if generated == candidate[: len(generated)] and len(generated) < len(candidate):
                 return candidate[len(generated)]
         return END
 
-    def _candidates(self, key: str, prompt: np.ndarray) -> list[list[int]]:
+    def _candidates(self, key: str, prompt: np.ndarray, reply: str) -> list[list[int]]:
         """The answer as it stands, after a prompt that closed the thinking block, and after one that opened it."""
-        reply = self._given_reply()
         memo_key = key + reply
         if memo_key not in self.memo:
             if len(self.memo) > MEMO_LIMIT:

@@ -7,10 +7,11 @@ the cues.
 
 Environment, read at every pass: `ORACLE_LOG` (a JSON line per pass is appended), `ORACLE_SLEEP_PER_TOKEN` and
 `ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_PASS` (four numbers: the seconds that a
-pass takes in all, plus those for each token in it, each token in the KV, and each pair of both), `ORACLE_REPLIES` (a
-file whose text, if any, is the next answer, whatever the cues say), `ORACLE_FAULT` (a file whose text says what goes
-wrong in the next pass: `hang`, `exit` or `raise`), `ORACLE_HOLD_LOADING` (loading goes on once this file is gone;
-another with `.reached` behind its name says that it has come so far).
+pass takes in all, plus those for each token in it, each token in the KV, and each pair of both), `ORACLE_CLOCK`
+(`virtual`: `time.sleep` is somebody's own, and is told what a pass computed too long, as less than nothing),
+`ORACLE_REPLIES` (a file whose text, if any, is the next answer, whatever the cues say), `ORACLE_FAULT` (a file whose
+text says what goes wrong in the next pass: `hang`, `exit` or `raise`), `ORACLE_HOLD_LOADING` (loading goes on once
+this file is gone; another with `.reached` behind its name says that it has come so far).
 """
 
 # No postponed annotations here: mlx-lm does not register this module, and dataclasses would look for it.
@@ -86,6 +87,21 @@ def checksum(tokens: np.ndarray, start: int) -> int:
     return int((((tokens.astype(np.int64) + 1) * weight) % PRIME).sum() % PRIME)
 
 
+class Summed:
+    """The checksum of a whole history. What the one before it had in common with it is not added up again."""
+
+    def __init__(self) -> None:
+        self._tokens, self._total = np.zeros(0, np.int32), 0
+
+    def of(self, tokens: np.ndarray) -> int:
+        held = len(self._tokens)
+        if held > len(tokens) or not np.array_equal(self._tokens, tokens[:held]):
+            held, self._total = 0, 0
+        self._total = (self._total + checksum(tokens[held:], held)) % PRIME
+        self._tokens = tokens.copy()
+        return self._total
+
+
 def go_wrong(file: Path) -> None:
     """Does what the file asks for, until it is gone."""
     fault = file.read_text() if file.exists() else ""
@@ -98,12 +114,14 @@ def go_wrong(file: Path) -> None:
 
 
 def take_time(entry: Pass, width: int, began: float) -> None:
-    """Sleeps until the pass has taken as long as `ORACLE_PASS` says."""
+    """Sleeps until the pass has taken as long as `ORACLE_PASS` says; on a virtual clock back as well as on."""
     if costs := os.environ.get("ORACLE_PASS"):
         first, token, held, pair = map(float, costs.split())
         context = max(entry.offsets, default=0)
         seconds = first + token * width + held * context + pair * context * width
-        time.sleep(max(0.0, began + seconds - time.perf_counter()))
+        left = began + seconds - time.perf_counter()
+        if left > 0 or os.environ.get("ORACLE_CLOCK") == "virtual":
+            time.sleep(left)
 
 
 @dataclass
@@ -134,13 +152,16 @@ class Attention(nn.Module):
     def seen(self, fetched: Fetched, cache: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each row, (token ids, positions)."""
         rotating, mask = hasattr(cache, "max_size"), fetched.mask
-        ids = np.array(fetched.keys)[:, 0, :, 0].astype(np.int64) - 1
-        at = np.array(fetched.values)[:, 0, :, 0].astype(np.int64)
-        visible: np.ndarray = np.ones(ids.shape, dtype=bool)
+        ids = np.array(fetched.keys)[:, 0, :, 0].astype(np.int32) - 1
+        at = np.array(fetched.values)[:, 0, :, 0].astype(np.int32)
         if isinstance(mask, mx.array):
             visible = np.broadcast_to(np.array(mask[..., -1, :]).reshape(-1, ids.shape[1]), ids.shape)
         elif not rotating and hasattr(cache, "left_padding"):
             visible = np.arange(ids.shape[1])[None] >= np.array(cache.left_padding)[:, None]
+        elif not rotating:
+            return list(zip(ids, at, strict=True))
+        else:
+            visible = np.ones(ids.shape, dtype=bool)
         rows = []
         for row in range(len(ids)):
             see, where = ids[row][visible[row]], at[row][visible[row]]
@@ -193,6 +214,7 @@ class Model(nn.Module):
         self.layers = [Recurrent() if kind == "A" else Attention() for kind in args.layer_kinds]
         self.weight = mx.zeros((8,))
         self.work = Work()
+        self.summed = Summed()
         self.answers = answers.Answers(Path(__file__).parent / "tokenizer.json")
         self.base = self.answers.base_logits(args.vocab_size, OTHER)
 
@@ -240,7 +262,7 @@ class Model(nn.Module):
         for index, (kind, row) in enumerate(zip(self.args.layer_kinds, rows, strict=True)):
             if kind == "A":
                 last = [0, 0, 0, *(history[-3:] + 1).tolist()][-3:]
-                if row != (count, checksum(history, 0), tuple(last)):
+                if row != (count, self.summed.of(history), tuple(last)):
                     return f"layer {index}: the state has not seen the tokens that the KV holds"
                 continue
             see, where = row
