@@ -370,8 +370,9 @@ class Settings(BaseModel):
     drafts: Literal["auto", "off"] = "auto"
     """auto: text that repeats the conversation is verified in blocks, where that is quicker."""
     draft_model: str = "auto"
-    """What drafts beside the conversation's own text: auto: the model's own MTP head, if it has one; off: nothing; else
-    the folder or repository of a head (mlx_vlm.split_mtp's) or of a small model with the same vocabulary."""
+    """What drafts beside the conversation's own text: auto: the model's own head, one in a folder beside it, or a
+    published one that start-llm pull has fetched (docs/drafts.md); off: nothing; else the folder or repository of a
+    head, or of a small model with the same vocabulary."""
     preserve_thinking: bool = True
     """Show old reasoning to the model where its template can."""
     generation_watchdog_seconds: Seconds = 600.0

@@ -34,6 +34,7 @@ from start_llm.kvcache.events import KVListener
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
+from start_llm.models.catalog import name_of
 from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
@@ -49,6 +50,7 @@ from start_llm.models.loader import (
     read_ahead,
 )
 from start_llm.models.probe import limit_context, probe_model
+from start_llm.models.recommended import published_head
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, free_memory
 from start_llm.models.tokenizer import read_tokenizer
@@ -250,6 +252,8 @@ class ModelBuilder:
         find = partial(find_drafter, settings.draft_model, loaded.folder, config, self._progress)
         files = yield from in_background(find)
         if files is None:
+            if settings.draft_model == "auto" and (published := published_head(name_of(loaded.folder))):
+                self._say(f"drafts    a head that drafts for {loaded.name} is published: start-llm pull {published}")
             return loaded
         try:
             self._check_drafter(files)

@@ -103,3 +103,11 @@ def test_a_small_model_whose_tokenizer_is_broken_drafts_not(tmp_path: Path) -> N
         (small / "tokenizer.json").write_text(text, "utf-8")
         with pytest.raises(NotSupported, match="its tokenizer cannot be read"):
             _check_vocabulary(cast(Any, SimpleNamespace(tokenizer=None)), small)
+
+
+def test_a_published_head_that_is_not_here_is_named(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "Qwen3.5-4B-MLX-8bit", with_head=False)
+    found, lines = load(model, tmp_path, about)
+    assert found[:2] == (False, False)
+    pull = "start-llm pull mlx-community/Qwen3.5-4B-MTP-4bit"
+    assert lines == [f"drafts    a head that drafts for Qwen3.5-4B-MLX-8bit is published: {pull}"]

@@ -225,8 +225,9 @@ def test_quantised_kv_takes_in_the_heads_own() -> None:
     assert said(row).tokens == expected.tokens and row.state.drafts.counts.drafted > 0
 
 
-def test_rows_with_a_head_decode_together_and_alone_again() -> None:
-    model = headed("qwen3_5")
+@pytest.mark.parametrize("name", ["qwen3_5", "small", *OTHER_HEADS])
+def test_rows_with_a_head_decode_together_and_alone_again(name: str) -> None:
+    model = headed(name)
     gate = Anything()
     runner = ModelRunner(model, eos=[], max_rows=2, gate=gate)
     expected = reference(model, SAMPLINGS["greedy"], 20).tokens
