@@ -165,10 +165,13 @@ class _Answer:
 
 
 class Drafts:
-    """For one model."""
+    """For one model.
 
-    def __init__(self, gate: DraftGate) -> None:
-        self.gate = gate
+    `agree`: whether an index is ready; where several processes compute one model, the same for all of them.
+    """
+
+    def __init__(self, gate: DraftGate, agree: Callable[[bool], bool] = bool) -> None:
+        self.gate, self._agree = gate, agree
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafts")
         self._answers: deque[_Answer] = deque(maxlen=_ANSWERS)
         self._acceptances = Lru[str, Acceptance](_CONVERSATIONS)
@@ -192,18 +195,23 @@ class Drafts:
             acceptance = self._acceptances.get(work.conversation) or acceptance
             self._acceptances.put(work.conversation, acceptance)
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
-        return RowDrafts(lambda: index.result() if index.done() else None, acceptance, answer.said)
+        return RowDrafts(lambda: index.result() if self._agree(index.done()) else None, acceptance, answer.said)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
 
 def make_drafts(
-    model: Any, make_cache: Callable[[], Cache], known: Lru[str, PassCosts], fingerprint: str
+    model: Any,
+    make_cache: Callable[[], Cache],
+    known: Lru[str, PassCosts],
+    fingerprint: str,
+    clock: Callable[[], float] = time.perf_counter,
+    agree: Callable[[bool], bool] = bool,
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
 
-    `known`: what was measured before, and what was learned since.
+    `known`: what was measured before, and what was learned since. `agree`: see `Drafts`.
     """
     try:
         cache = make_cache()
@@ -214,16 +222,16 @@ def make_drafts(
         if costs is None:
             windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
             costs = PassCosts(max(windows, default=0))
-            yield from measuring(model, make_cache, costs.observe)
+            yield from measuring(model, make_cache, costs.observe, clock=clock)
             known.put(fingerprint, costs)
         head = None
         if isinstance(model, HeadedModel):
             head = known.get(f"{fingerprint} head")
             if head is None:
                 head = PassCosts()
-                yield from measuring_head(model, head.observe)
+                yield from measuring_head(model, head.observe, clock)
                 known.put(f"{fingerprint} head", head)
-        return Drafts(DraftGate(costs, rewinder.carries, head))
+        return Drafts(DraftGate(costs, rewinder.carries, head, clock), agree)
     except Exception:  # a model's own code may do anything; it decodes without
         log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
         return None

@@ -15,7 +15,8 @@ head takes to propose counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
@@ -58,11 +59,17 @@ class DraftGate:
     """`carries`: after a rejection the accepted tokens have to be computed again, with the next pass.
 
     `head`: seconds that the model's head takes to propose so many tokens (the width); ``None``: it has no head.
-    `acceptance`: of all conversations.
+    `acceptance`: of all conversations. `clock`: seconds, by which passes are measured.
     """
 
-    def __init__(self, costs: PassCosts, carries: bool = False, head: PassCosts | None = None) -> None:
-        self.costs, self.carries, self.head = costs, carries, head
+    def __init__(
+        self,
+        costs: PassCosts,
+        carries: bool = False,
+        head: PassCosts | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.costs, self.carries, self.head, self.clock = costs, carries, head, clock
         self.acceptance, self._unknown = Acceptance(), Acceptance()
         self._seconds = self._seconds_tried = self._narrow = 0.0
         self._tries, self._is_trying = 0, False

@@ -74,6 +74,7 @@ class ModelRunner:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
         self._together, self._landmarks, self._agree = batches, frozenset(landmarks), agree
+        self._clock = time.perf_counter if gate is None else gate.clock
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
         self._rows: dict[int, _Row] = {}
@@ -94,14 +95,14 @@ class ModelRunner:
         Returns the most bytes that were allocated meanwhile, less what was allocated before. `images`: those among the
         tokens, each of them whole; their starts count from the first token.
         """
-        held, began = held_tokens(cache), time.perf_counter()
+        held, began = held_tokens(cache), self._clock()
         taken = self._batches[0].prefill(cache, tokens, images)
         if self._quantisation is not None and self._quantisation.apply(cache):
             eval_cache(cache)
             mx.clear_cache()
         if self._gate is not None and not images:
             # A chunk is a wide pass for nothing. Its tokens see half of the chunk, on average.
-            self._gate.costs.observe(len(tokens), held + len(tokens) // 2, time.perf_counter() - began)
+            self._gate.costs.observe(len(tokens), held + len(tokens) // 2, self._clock() - began)
         return self._agree(taken)
 
     def insert(self, row: RowState) -> int:
@@ -225,9 +226,9 @@ class ModelRunner:
 
     def _timed(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow]:
         """A step of a batch. It waits for the pass that the step before it began, so it takes as long as a pass."""
-        began, since = time.perf_counter(), self._batch_step
+        began, since = self._clock(), self._batch_step
         results = batch.decode()
-        now = self._batch_step = time.perf_counter()
+        now = self._batch_step = self._clock()
         if self._gate is not None and began - since < PAUSE:
             held = sum(place.length for _, place in there.values())
             self._gate.costs.observe(len(there), held, now - since)

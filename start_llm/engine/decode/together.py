@@ -7,7 +7,6 @@ whose answer follows a grammar take part without a draft, and so do rows that ha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,9 +72,9 @@ def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, Ro
     width = gate.together(acceptances, options, context=context)
     if width == 1:
         return None
-    began = time.perf_counter()
+    began = gate.clock()
     said, computed = batch.verify({row.uid: row.proposal.tokens[: width - 1] for row in rows})
-    gate.observe(computed * len(rows), context, time.perf_counter() - began)
+    gate.observe(computed * len(rows), context, gate.clock() - began)
     for row in rows:
         row.learn(min(computed - 1, len(row.proposal.tokens)), len(said[row.uid]) - 1)
     return [DecodeRow(uid, token) for uid, tokens in said.items() for token in tokens]

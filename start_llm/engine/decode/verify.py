@@ -88,6 +88,7 @@ class SingleRow:
         self._landmarks = landmarks if self._rewinder.possible and self._rewinder.carries else frozenset[int]()
         self._stops = eos | self._landmarks  # a draft ends there
         self._timer = _PassTimer(self._gate)
+        self._clock = time.perf_counter if gate is None else gate.clock
         self._drafter: SuffixIndex | None = None
         self._next = _NextPass()  # while the state is `fresh`: `Start`
         if not isinstance(state.newest, mx.array):
@@ -179,7 +180,7 @@ class SingleRow:
     def _forward(self, fed: mx.array) -> mx.array:
         self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
         make_room(self.state.cache, fed.size)
-        began = time.perf_counter()
+        began = self._clock()
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
         self._timer.launched(began, fed.size)
         return logits
@@ -283,11 +284,11 @@ class SingleRow:
     def _from_head(self, token: int, now: _NextPass, draft: list[int], count: int) -> list[int]:
         """`count` tokens that may follow the newest one and `draft`."""
         assert self._head is not None and self._gate is not None and self._gate.head is not None
-        began = time.perf_counter()
+        began = self._clock()
         fed = [*now.carried, token]
         drawn = self._head.propose(self.state.cache, fed, now.ahead, count, self.state.sampler, draft)
         steps = self._head.steps_over(len(draft)) + count
-        self._gate.head.observe(steps, len(self.state.tokens), time.perf_counter() - began)
+        self._gate.head.observe(steps, len(self.state.tokens), self._clock() - began)
         return drawn
 
     def _room(self, carried: int) -> int:
@@ -314,25 +315,25 @@ class _PassTimer:
     """
 
     def __init__(self, gate: DraftGate | None) -> None:
-        self._gate = gate
+        self._gate, self._clock = gate, time.perf_counter if gate is None else gate.clock
         self._launched: deque[tuple[float, int, float]] = deque()  # began, width, seconds to launch it
         self._last_result = self._left_at = 0.0
         self._disturbed = False
 
     def enter(self) -> None:
         """Another step begins; if somebody else used the device in between, the next time says nothing."""
-        self._disturbed = time.perf_counter() - self._left_at > PAUSE
+        self._disturbed = self._clock() - self._left_at > PAUSE
 
     def leave(self) -> None:
-        self._left_at = time.perf_counter()
+        self._left_at = self._clock()
 
     def launched(self, began: float, width: int) -> None:
-        self._launched.append((began, width, time.perf_counter() - began))
+        self._launched.append((began, width, self._clock() - began))
 
     def result(self, held: int) -> None:
         if not self._launched:
             return
-        now = time.perf_counter()
+        now = self._clock()
         started, width, least = self._launched.popleft()
         if self._gate is not None and not (self._disturbed and started < self._left_at):
             self._gate.observe(width, held, max(least, now - max(started, self._last_result)))

@@ -10,7 +10,7 @@ from start_llm.core.settings import Settings, SettingsError
 from start_llm.engine.ranks.leader import RankHost
 
 OFF = {
-    "drafts": "off",
+    "draft_model": "off",
     "vision": "off",
     "kv_disk_dir": "off",
     "kv_bits": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from start_llm.core.errors import StartLLMError
@@ -24,7 +25,7 @@ class LeaderScheduler(Scheduler):
 
     def add(self, work: Submit) -> None:
         self._ranks.write("add", described(work))
-        super().add(work)
+        super().add(replace(work, views=None))  # the others have no such text to draft from
 
     def add_idle(self, work: Submit) -> None:
         self._ranks.write("add_idle", described(work))

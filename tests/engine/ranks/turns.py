@@ -40,7 +40,7 @@ class RandomTurns:
         for _ in range(pick.choice((1, 1, 2, 3))):
             base = pick.choice(self._ends)
             base = base[: pick.randrange(len(base) + 1)] if pick.random() < 0.3 else base
-            new = tuple(pick.randrange(2, 250) for _ in range(pick.randrange(1, 120)))
+            new = tuple(pick.randrange(2, 250) for _ in range(pick.randrange(1, 60))) * pick.choice((1, 1, 2, 3))
             running.append((self._submit((*base, *new)), pick.random() < 0.15))
         for (work, events), cancelled in running:
             if cancelled:
@@ -53,10 +53,12 @@ class RandomTurns:
     def _submit(self, tokens: tuple[int, ...]) -> tuple[Submit, SimpleQueue[Any]]:
         self._sent += 1
         events: SimpleQueue[Any] = SimpleQueue()
-        sampling = Sampling(temperature=0.0 if self._greedy else 0.8, seed=self._sent)
+        few = self._random.random() < 0.5  # of a few tokens only: these repeat, so drafts are right
+        bias = tuple((token, 60.0) for token in (5, 6, 7)) if few else ()
+        sampling = Sampling(temperature=0.0 if self._greedy else 0.8, seed=self._sent, logit_bias=bias)
         prompt = Prompt(tokens, tuple(range(64, len(tokens), 64)), generation=len(tokens))
         model = self._app.pool.main_runtime and next(iter(self._app.engine._loop.models._models))
-        most = self._random.randrange(1, 24)
+        most = self._random.randrange(1, 60 if few else 24)
         work = Submit(f"r{self._sent}", prompt, sampling, most, events, session=f"s{self._sent % 5}", model=model or "")
         self._app.engine.submit(work)
         return work, events
@@ -76,7 +78,7 @@ def main(about: dict[str, Any]) -> None:
     home = Path(about["home"])
     more = about.get("settings", {})
     settings = Settings.model_validate(
-        {"start_llm_cache_dir": home, "log_root": home / "logs", "proxy": "off", "mlx_port": 0, "drafts": "off"}
+        {"start_llm_cache_dir": home, "log_root": home / "logs", "proxy": "off", "mlx_port": 0}
         | {"kv_disk_dir": "off", "model_probe": "off", "audit_days": 0, "enable_request_logging": False}
         | {"model_path": about["model"], "hosts": about.get("hosts", ""), "max_concurrency": 3}
         | more
