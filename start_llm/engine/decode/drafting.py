@@ -206,13 +206,14 @@ def make_drafts(
     make_cache: Callable[[], Cache],
     known: Lru[str, PassCosts],
     fingerprint: str,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
     agree: Callable[[bool], bool] = bool,
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
 
     `known`: what was measured before, and what was learned since. `agree`: see `Drafts`.
     """
+    timed: dict[str, Any] = {} if clock is None else {"clock": clock}
     try:
         cache = make_cache()
         rewinder = Rewinder(cache)
@@ -222,14 +223,14 @@ def make_drafts(
         if costs is None:
             windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
             costs = PassCosts(max(windows, default=0))
-            yield from measuring(model, make_cache, costs.observe, clock=clock)
+            yield from measuring(model, make_cache, costs.observe, **timed)
             known.put(fingerprint, costs)
         head = None
         if isinstance(model, HeadedModel):
             head = known.get(f"{fingerprint} head")
             if head is None:
                 head = PassCosts()
-                yield from measuring_head(model, head.observe, clock)
+                yield from measuring_head(model, head.observe, **timed)
                 known.put(f"{fingerprint} head", head)
         return Drafts(DraftGate(costs, rewinder.carries, head, clock), agree)
     except Exception:  # a model's own code may do anything; it decodes without

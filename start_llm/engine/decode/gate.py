@@ -67,9 +67,10 @@ class DraftGate:
         costs: PassCosts,
         carries: bool = False,
         head: PassCosts | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self.costs, self.carries, self.head, self.clock = costs, carries, head, clock
+        self.costs, self.carries, self.head = costs, carries, head
+        self.clock = clock or (lambda: time.perf_counter())
         self.acceptance, self._unknown = Acceptance(), Acceptance()
         self._seconds = self._seconds_tried = self._narrow = 0.0
         self._tries, self._is_trying = 0, False
