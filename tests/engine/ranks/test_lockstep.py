@@ -67,6 +67,9 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         there = Channel(Client(listener.address, authkey=KEY))
         here = Channel(found.get(timeout=60))
     yield here, there
+    for thread in threading.enumerate():
+        if thread.name == "rank-log":  # a follower whose log ends before it has read "stop" ends the process
+            thread.join(60)
     here.close()
     there.close()
 
