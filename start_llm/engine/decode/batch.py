@@ -13,6 +13,7 @@ from mlx_lm.models.cache import BatchKVCache, dynamic_roll, make_prompt_cache
 
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode import layerwise
+from start_llm.engine.decode.head import HiddenTail
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.verify import accepted, draw_block, grammar_of, stateful_parts
 from start_llm.engine.decode.wired import no_wired_limit
@@ -125,7 +126,7 @@ class BatchRunner:
         """Whether `verify` may be called now: every row has begun, and every layer can be cut."""
         running = self._batch._generation_batch
         whole = len(running.uids) == len(self._rows) and not self._resumed
-        return whole and all(isinstance(layer, BatchKVCache) for layer in running.prompt_cache)
+        return whole and all(isinstance(layer, BatchKVCache | HiddenTail) for layer in running.prompt_cache)
 
     def tokens(self, uid: int) -> list[int]:
         """What lies in a row's KV, once it has begun."""
@@ -174,8 +175,13 @@ class BatchRunner:
                 running.tokens[row].extend(said[uid])
                 running._num_tokens[row] += right + 1
             running._next_tokens, running._next_logprobs = mx.array(pending, running._next_tokens.dtype), behind
-            _cut(running.prompt_cache, [width - len(tokens) for tokens in said.values()])
-            mx.eval([[layer.keys, layer.values, layer.offset, layer.left_padding] for layer in running.prompt_cache])
+            tails = [layer for layer in running.prompt_cache if isinstance(layer, HiddenTail)]
+            cut = [layer for layer in running.prompt_cache if not isinstance(layer, HiddenTail)]
+            _cut(cut, [width - len(tokens) for tokens in said.values()])
+            for tail in tails:
+                tail.keep_behind([len(tokens) for tokens in said.values()])
+            mx.eval([[layer.keys, layer.values, layer.offset, layer.left_padding] for layer in cut])
+            mx.eval([tail.cache for tail in tails])
         return said, width
 
     def _inside(self, draft: list[int]) -> list[int]:

@@ -122,6 +122,11 @@ class HiddenTail(ArraysCache):  # type: ignore[misc]
         """Takes the last tokens of the newest pass out; it computed more than these."""
         self.cache[0] = self.cache[0][:, :-tokens]
 
+    def keep_behind(self, tokens: Sequence[int]) -> None:
+        """Keeps of each row's newest pass the state behind so many tokens, one at least."""
+        last = mx.array(list(tokens))[:, None, None] - 1
+        self.cache[0] = mx.take_along_axis(self.cache[0], last, axis=1)
+
     @classmethod
     def merge(cls, caches: Sequence[HiddenTail]) -> HiddenTail:
         lasts = []

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.speculative import drafters
 
 from scripts.bench.drafting import Published
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import Acceptance, RowDrafts
 from start_llm.engine.decode.gate import DraftGate, DraftOption
@@ -242,6 +243,48 @@ def test_rows_with_a_head_decode_together_and_alone_again(name: str) -> None:
             if one.finish is not None and one.uid == first:
                 assert_same(Said([], None, one.cache, one.tokens), model)  # type: ignore[arg-type]
     assert heard.pop(first) == expected and list(heard.values()) == [expected[:6]]
+
+
+@pytest.mark.parametrize("name", ["llama", "small", "glm4_moe_lite", "eagle3"])
+def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
+    model, chance = headed(name), random.Random(7)
+    runner = BatchRunner(model, eos=[], max_rows=2)
+    prompts, truths, heard = {}, {}, dict[int, list[int]]()
+    for prompt in (PROMPT, PROMPT[:20]):
+        cache = model.make_cache()
+        runner.prefill(cache, prompt[:-1])
+        uid = runner.insert(new_row(prompt, cache, 60, *drawing(SAMPLINGS["greedy"])))
+        prompts[uid], truths[uid], heard[uid] = prompt, greedy_answer(model, prompt, 40), []
+    verified = 0
+    while min(map(len, heard.values())) < 25:
+        if runner.verifies and runner.pending() is not None and len(heard[uid]) > 2:
+            drafts = {}
+            for each, said_before in heard.items():
+                at = len(said_before) + 1
+                draft = truths[each][at : at + chance.choice([0, 1, 3, 6])]
+                drafts[each] = [(token + (chance.random() < 0.2)) % VOCAB for token in draft]
+            found, _ = runner.verify(drafts)
+            verified += sum(len(tokens) - 1 for tokens in found.values())
+            for each, tokens in found.items():
+                heard[each] += tokens
+        else:
+            for row in runner.decode():
+                heard[row.uid].append(row.token)
+    assert verified > 10
+    for each, tokens in heard.items():
+        assert tokens == truths[each][: len(tokens)]
+        removed = runner.remove(each)
+        assert removed is not None and list(removed[1]) == [*prompts[each], *tokens]
+        assert_same(Said([], None, *removed), model)
+
+
+def greedy_answer(model: HeadedModel, prompt: Sequence[int], count: int) -> list[int]:
+    cache, said = model.make_cache(), list[int]()
+    logits = model(mx.array([list(prompt)]), cache=cache)
+    while len(said) < count:
+        said.append(int(mx.argmax(logits[0, -1]).item()))
+        logits = model(mx.array([said[-1:]]), cache=cache)
+    return said
 
 
 def test_what_is_used_of_upstream_is_there() -> None:
