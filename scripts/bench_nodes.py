@@ -232,17 +232,23 @@ class Kills:
     afterwards: float = 0.0  # computed by all nodes / one node, when all answer again
 
 
+# What stands in a stream once if it is complete, if it broke, and for each answer that begins in it (with its id).
+# LiteLLM writes Responses without the lines that name an event.
 _COMPLETE = {
-    "chat/completions": "data: [DONE]",
-    "messages": "event: message_stop",
-    "responses": "event: response.completed",
+    "chat/completions": r"^data: \[DONE\]",
+    "messages": r"^event: message_stop",
+    "responses": r'^data: \{.*"type": ?"response\.completed"',
+}
+_BROKEN = {
+    "chat/completions": r'^data: \{"error"',
+    "messages": r"^event: error",
+    "responses": r'^data: \{.*"type": ?"response\.failed"',
 }
 _BEGUN = {
-    "chat/completions": r'"id": ?"(chatcmpl[^"]*)"',
-    "messages": r'event: message_start\s+data:.*?"id": ?"([^"]*)"',
-    "responses": r'event: response.created\s+data:.*?"id": ?"([^"]*)"',
+    "chat/completions": r'^data: \{.*?"id": ?"(chatcmpl[^"]*)"',
+    "messages": r'^data: \{.*?"type": ?"message_start".*?"id": ?"([^"]*)"',
+    "responses": r'^data: \{.*"type": ?"response\.created".*?(.)',
 }
-_BROKEN = {"chat/completions": 'data: {"error"', "messages": "event: error", "responses": "event: response.failed"}
 
 
 def kill_nodes(options: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> Kills:
@@ -315,11 +321,16 @@ def _ask_on(number: int, url: str, found: Kills, over: threading.Event) -> None:
 
 def _judge(dialect: str, answer: httpx.Response, found: Kills) -> None:
     text = answer.text
-    if len(set(re.findall(_BEGUN[dialect], text))) > 1:
-        found.failed.append(f"{dialect}: two answers in one: {text[:300]} ... {text[-300:]}")
-    elif answer.status_code == 200 and _BROKEN[dialect] in text:
+
+    def ids(patterns: dict[str, str]) -> list[str]:
+        return re.findall(patterns[dialect], text, re.MULTILINE)
+
+    begun = len(set(ids(_BEGUN))) if dialect == "chat/completions" else len(ids(_BEGUN))
+    if answer.status_code == 200 and begun > 1:
+        found.failed.append(f"{dialect}: {begun} answers in one: {text[:300]} ... {text[-300:]}")
+    elif answer.status_code == 200 and ids(_BROKEN):
         found.broken += 1
-    elif answer.status_code == 200 and text.count(_COMPLETE[dialect]) == 1:
+    elif answer.status_code == 200 and len(ids(_COMPLETE)) == 1:
         found.answered += 1
     else:
         found.failed.append(f"{dialect}: {answer.status_code} {text[-300:]}")

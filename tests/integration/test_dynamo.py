@@ -8,6 +8,7 @@ is its prompt room, its KV store and its publisher. A router's tokens are the te
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import socket
@@ -16,13 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 import pytest
 
-from start_llm.core.messages import Message
+from start_llm.core.messages import Message, ToolCall
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.publisher import KVEventPublisher
@@ -30,7 +31,7 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import RestorePlan
 from start_llm.prompt.pipeline import Pipeline
 from tests.kvcache.tiny import known_cache
-from tests.prompt.client import ECHOES, READ, odd_tokens, pipeline, raw_answer, request
+from tests.prompt.client import CLAUDE, ECHOES, OPENCLAW, READ, numbered, odd_tokens, pipeline, raw_answer, request
 from tests.prompt.models import EOS, model
 
 PYTHON = os.environ.get("DYNAMO_PYTHON") or (sys.executable if importlib.util.find_spec("dynamo") else "")
@@ -55,6 +56,54 @@ WORDS = (
 )
 
 
+@dataclass(frozen=True)
+class Habit:
+    """How a client sends its conversation again."""
+
+    echo: Callable[[Message], Message] = ECHOES["kept"]
+    reasoning: bool = True
+    odd: bool = True  # the model's tokens are not those that a tokenizer makes of its text
+    calls: bool = False  # every second answer calls a tool
+    first: str = "You are agent {}."
+    # the messages as they are sent at the n-th request of all
+    sends: Callable[[list[Message], int], list[Message]] = lambda messages, number: messages
+    is_named: bool = False  # the router is told the conversation's name, and keeps its requests at one node
+
+
+def with_clock(every: int) -> Callable[[list[Message], int], list[Message]]:
+    """A line of the system text that is another one after so many requests of the conversation."""
+
+    def send(messages: list[Message], number: int) -> list[Message]:
+        turn = sum(message.role == "assistant" for message in messages) // every
+        first, _, rest = messages[0].content.partition(" ")
+        clock = f"Current time: 2026-11-23 {10 + turn // 60}:{turn % 60:02d}"
+        return [replace(messages[0], content=f"{first}\n{clock}\n{rest}"), *messages[1:]]
+
+    return send
+
+
+def with_message_id(messages: list[Message], number: int) -> list[Message]:
+    *before, last = messages
+    return [*before, replace(last, content=f"{last.content}\n[message_id: {number:08x}]")]
+
+
+def with_reminder(messages: list[Message], number: int) -> list[Message]:
+    *before, last = messages
+    reminder = f"<system-reminder>\n{number} files have changed.\n</system-reminder>"
+    return [*before, replace(last, content=f"{last.content}\n{reminder}")]
+
+
+OTHERS = {
+    "leaves reasoning out": Habit(ECHOES["stripped"]),
+    "reasoning in the text": Habit(ECHOES["in content"]),
+    "writes calls anew": Habit(ECHOES["stripped and reserialised"], calls=True),
+    "message ids": Habit(sends=with_message_id, first=f"{OPENCLAW} {{}}."),
+    "reminders": Habit(sends=with_reminder, first=f"{CLAUDE} {{}}."),
+    "clock, named": Habit(sends=with_clock(1), is_named=True),
+}
+CLOCKS = {"clock, each turn": Habit(sends=with_clock(1)), "clock, each fourth turn": Habit(sends=with_clock(4))}
+
+
 @pytest.fixture(scope="module")
 def selector() -> Iterator[str]:
     if not PYTHON:
@@ -62,7 +111,8 @@ def selector() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([PYTHON, "-m", "dynamo.select_service", "--port", str(port)])
+    command = [PYTHON, "-m", "dynamo.select_service", "--port", str(port), "--session-affinity-ttl-secs", "3600"]
+    process = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + WAIT_SECONDS
@@ -121,32 +171,50 @@ class Conversation:
     chance: random.Random
     system: Message
     node: int
-    echo: Callable[[Message], Message]
+    habit: Habit
     session: str
     messages: list[Message] = field(default_factory=list)
 
     def text(self, most: int) -> str:
         return " ".join(self.chance.choices(WORDS, k=self.chance.randrange(20, most)))
 
-    def ask(self) -> Any:
+    def ask(self, number: int) -> Any:
         self.messages = self.messages or [self.system]
+        calls = self.messages[-1].tool_calls
         self.messages.append(Message("user", self.text(150)))
-        return request(self.messages, (READ,), session=self.session)
+        if calls:
+            self.messages[-1] = replace(self.messages[-1], role="tool", tool_call_id=calls[0].id)
+        return request(self.habit.sends(self.messages, number), (READ,), session=self.session)
+
+    def answer(self, number: int) -> Message:
+        reasoning = "Let me see. " + self.text(60) if self.habit.reasoning else None
+        if not self.habit.calls or number % 2:
+            return Message("assistant", self.text(80), reasoning)
+        arguments = json.dumps({"path": self.text(30), "limit": number})
+        return Message("assistant", "", reasoning, (ToolCall(numbered(number), "read", arguments),))
 
 
 def routers_tokens(asked: Any) -> list[int]:
     """Made with nothing of this project but the tokenizer: the template, and the client's messages."""
     template, tokenizer = model(FAMILY)
-    messages = [{"role": message.role, "content": message.content} for message in asked.messages]
+    messages: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in asked.messages]
     for message, made in zip(asked.messages, messages, strict=True):
         if message.reasoning is not None:
             made["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            made["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+                for call in message.tool_calls
+            ]
     tools = [tool.as_function() for tool in asked.tools]
     return tokenizer.encode(template.render(messages, tools, True))
 
 
-def agreement(selector: str, name: str, echo: Callable[[Message], Message], *, odd: bool, reasoning: bool) -> float:
-    """Part of `PROMPTS` requests for which the selector's node is one of those with the most stored."""
+def agreement(selector: str, name: str, habit: Habit) -> float:
+    """Part of `PROMPTS` requests for which the selector's node is one of those with the most stored.
+
+    A conversation stays at a node, whatever the selector says; one that is named goes where the selector sends it.
+    """
     chance = random.Random(name)
     nodes = [Node(number) for number in (1, 2)]
     try:
@@ -160,26 +228,28 @@ def agreement(selector: str, name: str, echo: Callable[[Message], Message], *, o
                 "block_size": 64,
             }
             httpx.post(f"{selector}/workers", json=worker, timeout=WAIT_SECONDS).raise_for_status()
-        systems = [Message("system", f"You are agent {n}. " + " ".join(chance.choices(WORDS, k=400))) for n in range(3)]
+        texts = [" ".join(chance.choices(WORDS, k=400)) for _ in range(3)]
+        systems = [Message("system", f"{habit.first.format(number)} {text}") for number, text in enumerate(texts)]
         talks: list[Conversation] = []
         agreed, reused = 0, 0
         for number in range(PROMPTS):
             if len(talks) < 12 or chance.random() < 0.08:
-                found = Conversation(chance, chance.choice(systems), chance.randrange(2), echo, f"{name}-{number}")
+                found = Conversation(chance, chance.choice(systems), chance.randrange(2), habit, f"{name}-{number}")
                 talks.append(found)
                 talks = talks[-16:]
             talk = chance.choice(talks)
             if chance.random() < 0.05 and len(talk.messages) > 4:  # goes on from an earlier place
                 del talk.messages[-2:]
-            asked = talk.ask()
+            asked = talk.ask(number)
             wanted = [node.reused(asked) for node in nodes]
-            chosen = select(selector, name, routers_tokens(asked))
+            chosen = select(selector, name, routers_tokens(asked), talk.session if habit.is_named else None)
+            talk.node = chosen - 1 if habit.is_named else talk.node
             agreed += wanted[chosen - 1] >= max(wanted) - 64  # a router's unit is a block
             reused += max(wanted) > 64
-            answer = Message("assistant", talk.text(80), "Let me see. " + talk.text(60) if reasoning else None)
-            nodes[talk.node].answer(asked, answer, number, odd=odd)
+            answer = talk.answer(number)
+            nodes[talk.node].answer(asked, answer, number, odd=habit.odd)
             nodes[talk.node].published()
-            talk.messages.append(echo(answer))
+            talk.messages.append(habit.echo(answer))
         assert reused > PROMPTS * 0.8
         assert all(node.store.stats()["evicted"] > 0 for node in nodes)
         return agreed / PROMPTS
@@ -188,22 +258,36 @@ def agreement(selector: str, name: str, echo: Callable[[Message], Message], *, o
             node.events.stop()
 
 
-def select(selector: str, name: str, tokens: list[int]) -> int:
-    answer = httpx.post(f"{selector}/select", json={"model_name": name, "token_ids": tokens}, timeout=WAIT_SECONDS)
-    return int(answer.raise_for_status().json()["worker_id"])
+def select(selector: str, name: str, tokens: list[int], session: str | None) -> int:
+    """The number of the node; only a reservation binds a session to it."""
+    body = {"model_name": name, "token_ids": tokens} | ({"session_id": session} if session else {})
+    path = "select_and_reserve" if session else "select"
+    answer = httpx.post(f"{selector}/{path}", json=body, timeout=WAIT_SECONDS).raise_for_status().json()
+    if session:
+        httpx.delete(f"{selector}/reservations/{answer['selection_id']}", timeout=WAIT_SECONDS).raise_for_status()
+    return int(answer["worker_id"])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("reasoning", [False, True])
 def test_append_only_clients_are_sent_where_explain_sends_them(selector: str, reasoning: bool) -> None:
-    share = agreement(selector, f"append-{reasoning}", ECHOES["kept"], odd=False, reasoning=reasoning)
+    share = agreement(selector, f"append-{reasoning}", Habit(odd=False, reasoning=reasoning))
     print(f"append-only, reasoning {reasoning}: {share:.1%}")
     assert share >= 0.99
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("echo", ["stripped", "in content"])
-def test_other_clients_are_nearly_always(selector: str, echo: str) -> None:
-    share = agreement(selector, f"other-{echo.split()[0]}", ECHOES[echo], odd=True, reasoning=True)
-    print(f"{echo}, tokens of the model's own: {share:.1%}")
+@pytest.mark.parametrize("habit", OTHERS)
+def test_other_clients_are_nearly_always(selector: str, habit: str) -> None:
+    share = agreement(selector, habit, OTHERS[habit])
+    print(f"{habit}: {share:.1%}")
     assert share >= 0.95
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("habit", CLOCKS)
+def test_a_clock_in_the_system_text_hides_what_is_behind_it(selector: str, habit: str) -> None:
+    """Without a name of the conversation. No stored block can have a time that nobody knew."""
+    share = agreement(selector, habit, CLOCKS[habit])
+    print(f"{habit}: {share:.1%}")
+    assert share >= 0.4, "half of them are luck"

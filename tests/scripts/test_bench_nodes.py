@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from scripts import bench_nodes as bench
+from start_llm.proxy.asgi import last_event
 
 
 def test_the_work_is_as_it_is_described() -> None:
@@ -16,22 +18,21 @@ def test_the_work_is_as_it_is_described() -> None:
     assert len([each for each in work if each.begins == 4 and len(each.turns) == 4]) == 3, "fresh starts"
 
 
-def test_a_stream_is_whole_broken_or_neither() -> None:
-    for dialect, text in {
-        "chat/completions": "data: {}\n\ndata: [DONE]\n\n",
-        "messages": "event: message_stop\ndata: {}\n\n",
-        "responses": "event: response.completed\ndata: {}\n\n",
-    }.items():
-        found = bench.Kills()
-        for said in (text, bench._BROKEN[dialect], "data: {}\n\n", text + text):
-            bench._judge(dialect, httpx.Response(200, text=said), found)
-        assert (found.answered, found.broken, len(found.failed)) == (1, 1, 2)
+WHOLE = {
+    "chat/completions": 'data: {"id": "chatcmpl-%d"}\n\ndata: [DONE]\n\n',
+    "messages": 'event: message_start\ndata: {"type": "message_start", "message": {"id": "m%d"}}\n\n'
+    "event: message_stop\ndata: {}\n\n",
+    "responses": 'data: {"type":"response.created","response":{"id":"r%d"}}\n\n'
+    'data: {"response":{},"type":"response.completed"}\n\n',
+}
 
 
-def test_two_answers_in_one_are_found() -> None:
-    chunk = 'data: {"id": "chatcmpl-%d"}\n\n'
-    found = bench.Kills()
-    for numbers in ((1, 1), (1, 2)):
-        text = "".join(chunk % number for number in numbers) + "data: [DONE]\n\n"
-        bench._judge("chat/completions", httpx.Response(200, text=text), found)
-    assert found.answered == 1 and "two answers" in found.failed[0]
+@pytest.mark.parametrize("dialect", WHOLE)
+def test_a_stream_is_whole_broken_or_neither(dialect: str) -> None:
+    found, begun = bench.Kills(), (WHOLE[dialect] % 1).split("\n\n")[0] + "\n\n"
+    broken = begun + last_event(dialect, {"message": "The connection broke.", "type": "server_error"}).decode()
+    for text in (WHOLE[dialect] % 1, broken, begun, WHOLE[dialect] % 1 + WHOLE[dialect] % 2):
+        bench._judge(dialect, httpx.Response(200, text=text), found)
+    bench._judge(dialect, httpx.Response(503, text="{}"), found)
+    assert (found.answered, found.broken, len(found.failed)) == (1, 1, 3)
+    assert "2 answers in one" in found.failed[1]
