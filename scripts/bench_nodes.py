@@ -136,7 +136,9 @@ Place = Callable[[Conversation, int], str]
 """The address that the n-th request is sent to, by its conversation."""
 
 
-def play(dialect: str, work: list[Conversation], place: Place, at_once: int, named: bool) -> list[httpx.Response]:
+def play(
+    dialect: str, work: list[Conversation], place: Place, at_once: int, *, model: str, named: bool
+) -> list[httpx.Response]:
     """All turns of all conversations, round by round; answers in no order. `named`: LiteLLM is told which is which."""
     answers: list[httpx.Response] = []
     numbers = itertools.count()
@@ -147,7 +149,7 @@ def play(dialect: str, work: list[Conversation], place: Place, at_once: int, nam
             conversation.messages.append(("user", say))
             url = f"{place(conversation, next(numbers))}/v1/{dialect}"
             session = {"x-litellm-session-id": conversation.name} if named else {}
-            answer = web.post(url, json=body_of(dialect, conversation), headers=session)
+            answer = web.post(url, json=body_of(dialect, conversation) | {"model": model}, headers=session)
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.text[:500]}")
             conversation.messages.append(("assistant", text_of(dialect, answer.json())))
@@ -172,7 +174,8 @@ def measure(
         counts[url] += 1
         return url
 
-    answers = play(dialect, work, counted, at_once, named=name == "affinity")
+    model = nodes[0].model() if name == "smg" else "default"  # it knows the names that nodes list
+    answers = play(dialect, work, counted, at_once, model=model, named=name == "affinity")
     result = Result(name, [node.computed() - was for node, was in zip(nodes, before, strict=True)], [], [])
     labels = [answer.headers[NODE_HEADER].split("; ") for answer in answers if NODE_HEADER in answer.headers]
     served = Counter(label[0] for label in labels)
@@ -254,7 +257,8 @@ _BEGUN = {
 def kill_nodes(options: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> Kills:
     """`options.kills` times one node is killed, frozen for a while or started again, while streams are asked for."""
     found, dice, over = Kills(), random.Random(options.seed), threading.Event()
-    with node_processes(options.nodes, folder) as nodes, proxies(nodes, options.proxies, folder) as made:
+    slow = {"ORACLE_SLEEP_PER_STEP": "0.1"}  # so that many streams are in the middle
+    with node_processes(options.nodes, folder, **slow) as nodes, proxies(nodes, options.proxies, folder) as made:
         traffic = [
             threading.Thread(target=_ask_on, args=(number, made[number % len(made)], found, over), daemon=True)
             for number in range(options.at_once)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ _COMPUTED = re.compile(r"^start_llm_tokens_prefilled_total (\S+)$", re.MULTILINE
 class NodeProcess:
     """A server on the oracle, in a process of its own, which can be killed, frozen and started again."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, variables: Mapping[str, str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = f"127.0.0.1:{self.port}"
@@ -55,6 +55,7 @@ class NodeProcess:
             "LOG_ROOT": str(folder / "logs"),
             "DEFAULT_TEMPERATURE": "0",
             "LOG_JSON": "true",
+            **variables,
         }
         self.start()
 
@@ -85,6 +86,10 @@ class NodeProcess:
         found = _COMPUTED.search(httpx.get(f"{self.url}/metrics", timeout=60).text)
         return int(float(found[1])) if found else 0
 
+    def model(self) -> str:
+        """The name of its main model."""
+        return str(httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"])
+
     def answered(self) -> int:
         """Requests since its start."""
         found = re.findall(
@@ -100,9 +105,10 @@ class NodeProcess:
 
 
 @contextmanager
-def node_processes(count: int, folder: Path) -> Iterator[list[NodeProcess]]:
+def node_processes(count: int, folder: Path, **variables: str) -> Iterator[list[NodeProcess]]:
+    """Nodes that answer. `variables`: of their environment."""
     model = build_oracle(folder / "oracle", "plain")
-    made = [NodeProcess(model, folder / f"node-{number}") for number in range(count)]
+    made = [NodeProcess(model, folder / f"node-{number}", variables) for number in range(count)]
     try:
         for node in made:
             node.wait()
@@ -144,15 +150,16 @@ def proxies(nodes: Sequence[NodeProcess], count: int, folder: Path) -> Iterator[
 
 
 @contextmanager
-def _running(command: list[str], log: Path, ready: str) -> Iterator[None]:
-    """A program, from when it answers at `ready` until the end."""
+def _running(command: list[str], log: Path, ready: str, says: str = "") -> Iterator[None]:
+    """A program, from when it `says` that at the address `ready` until the end."""
     with log.open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=log.parent)
     try:
         deadline = time.monotonic() + READY_SECONDS
         while True:
             with suppress(httpx.HTTPError):
-                if httpx.get(ready, timeout=20).status_code == 200:
+                answer = httpx.get(ready, timeout=20)
+                if answer.status_code == 200 and says in answer.text:
                     break
             if time.monotonic() > deadline or process.poll() is not None:
                 raise RuntimeError(log.read_text()[-2000:])
@@ -194,5 +201,5 @@ def smg(nodes: Sequence[NodeProcess], folder: Path) -> Iterator[list[str]]:
     port = free_port()
     command = [shutil.which("smg") or "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--worker-urls", *(node.url for node in nodes), *SMG_SETTINGS]
-    with _running(command, folder / "smg.log", f"http://127.0.0.1:{port}/readiness"):
+    with _running(command, folder / "smg.log", f"http://127.0.0.1:{port}/v1/models", nodes[0].model()):
         yield [f"http://127.0.0.1:{port}"]
