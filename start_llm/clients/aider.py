@@ -57,7 +57,7 @@ def _message(name: str, opens: str, reply: str) -> Declared:
 AIDER = AgentClient(
     name="aider",
     title="aider",
-    install="python3.12 -m pip install aider-chat (or: uv tool install aider-chat)",
+    install="uv tool install --python 3.12 aider-chat",
     plan=plan,
     first_prompt=4_000,
     own=Own(anyway="~/.aider.conf.yml"),

@@ -387,7 +387,12 @@ def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: 
         window.until_text("#served", "No model is loaded")
         window.until_text("#settings", "API_KEY", "set, not shown")
         assert "open-sesame" not in window.run("return document.documentElement.outerHTML")
+        names = window.run("return [...document.querySelectorAll('#settings th')].map((name) => name.textContent)")
+        assert "RESPONSES_STORE_TTL_SECONDS" in names  # a name breaks at its underscores only
+        assert window.run("return document.querySelectorAll('#settings th wbr').length") > len(names)
         assert window.complaints("401", "503") == []
+        waiting.stop(0)
+        window.until_text("#state", "not connected: the server")  # in words of its own, not in the browser's
     finally:
         window.open("about:blank")
         waiting.stop(0)

@@ -78,7 +78,7 @@ _SAFE = {
 
 FIRST_COMMANDS = (
     ("Ask the model in a terminal", "start-llm chat"),
-    ("Start a coding agent in the folder of your project", "start-llm launch claude"),
+    ("Start a coding agent in the folder of your project", "start-llm launch pi"),
     ("Find a larger model for this machine", "start-llm recommend"),
 )
 LOG_LEVELS = ("debug", "info", "warning", "error")

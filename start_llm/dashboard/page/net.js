@@ -8,9 +8,13 @@ export const key = {
   forget: () => sessionStorage.removeItem(NAME),
 };
 
-export function ask(path, options = {}) {
+export async function ask(path, options = {}) {
   const headers = { ...(key.get() ? { Authorization: `Bearer ${key.get()}` } : {}), ...options.headers };
-  return fetch(path, { cache: "no-store", ...options, headers });
+  try {
+    return await fetch(path, { cache: "no-store", ...options, headers });
+  } catch (error) { // a browser's own words for it are no sentence
+    throw error instanceof TypeError ? new Error("the server does not answer") : error;
+  }
 }
 
 // What the server says is wrong, in its own words.

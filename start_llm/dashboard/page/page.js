@@ -105,7 +105,7 @@ async function follow() {
       if (!await read()) return; // waits for a key
     } catch (error) {
       if (error.name === "AbortError") continue;
-      setText(byId("state"), `not connected: ${error.message}`);
+      setText(byId("state"), `not connected: ${error instanceof TypeError ? "the server has gone" : error.message}`);
       byId("state").className = "bad";
     }
     if (Date.now() - began > 5000) pause = 1;

@@ -22,7 +22,7 @@ export function forgetLog() {
 }
 
 function row(setting) {
-  return make("tr", { class: setting.set ? "set" : "" }, make("th", { scope: "row" }, setting.name),
+  return make("tr", { class: setting.set ? "set" : "" }, make("th", { scope: "row" }, ...setting.name.split(/(?<=_)/).flatMap((part) => [make("wbr"), part])),
     make("td", {}, setting.choices.length ? chooser(setting) : make("code", {}, setting.value || "unset")), make("td", { class: "words quiet" }, setting.about));
 }
 
