@@ -37,6 +37,7 @@ class HeadFamily:
 _NO_MODEL = "mlx-lm cannot load models of this family"
 _READS_KV = "it reads the KV of the model's own layers, which is not built in"
 _BLOCKS = "it proposes a whole block of tokens in one step, which is not built in"
+_SGLANG = "LlamaForCausalLMEagle3"
 _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 _DFLASH = ("dflash", "dspark", "qwen3_dspark", "gemma4_dspark", "deepseek_v4_dspark", "muse_glimmer_assistant")
 HEAD_FAMILIES = (
@@ -45,6 +46,7 @@ HEAD_FAMILIES = (
     HeadFamily("glm4_moe_lite_mtp", ("glm4_moe_lite",), "model.layers.{layers}."),
     HeadFamily("glm_moe_dsa_mtp", ("glm_moe_dsa",), "model.layers.{layers}."),
     HeadFamily("eagle3", name="EAGLE-3 head"),
+    HeadFamily(_SGLANG, refused="mlx-vlm reads Speculators' layout only, and this is SGLang's", name="EAGLE-3 head"),
     HeadFamily("deepseek_v4_mtp", ("deepseek_v4",), "mtp.", _NO_MODEL),
     HeadFamily("glm5_next_mtp", ("glm5_next", "glm5_next_text"), "model.layers.{layers}.", _NO_MODEL),
     HeadFamily("qwen4_exp_mtp", ("qwen4_exp", "qwen4_exp_text"), "mtp.", _NO_MODEL),
@@ -137,6 +139,8 @@ def _architecture(folder: Path) -> str:
         return ""
     if "dflash_config" in config:  # its `model_type` is that of the model that it is made for
         return "dflash"
+    if config.get("architectures") == [_SGLANG]:  # the same
+        return _SGLANG
     return str(config.get("model_type") or config.get("speculators_model_type"))
 
 

@@ -78,6 +78,9 @@ def test_a_head_that_is_not_used_says_why(tmp_path: Path) -> None:
     (head / "config.json").write_text('{"model_type": "qwen3", "dflash_config": {}}')
     chosen = find_drafter(str(head), folder, {}, lambda step, part: None)
     assert chosen is not None and chosen.detail == f"the DFlash drafter in {head}" and chosen.refused
+    (head / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}')
+    chosen = find_drafter(str(head), folder, {}, lambda step, part: None)
+    assert chosen is not None and chosen.detail == f"the EAGLE-3 head in {head}" and "SGLang" in chosen.refused
 
 
 def test_a_head_behind_the_last_layer_is_found(tmp_path: Path) -> None:
