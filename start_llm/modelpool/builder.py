@@ -189,6 +189,8 @@ class ModelBuilder:
             where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
             self.stored_where = where if disk and disk.ready else "nothing on disk"
             made.pop_all()
+        if self.ranks is not None:
+            self.ranks.loaded()
         return runtime
 
     def _connect(self, ranks: RankGroup) -> None:

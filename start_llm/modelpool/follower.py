@@ -13,7 +13,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.terminal import log_as_lines
 from start_llm.engine.ranks.channel import Channel
 from start_llm.engine.ranks.follower import FollowerGroup
-from start_llm.engine.ranks.leader import START_SECONDS, free_port, versions
+from start_llm.engine.ranks.leader import free_port, versions
 from start_llm.engine.ranks.lockstep import follow
 from start_llm.engine.runtime import end_streams
 from start_llm.modelpool.builder import ModelBuilder
@@ -40,7 +40,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     usable = inspect_device(accelerator).usable
     port = free_port(options.address)
     channel.send([{"rank": options.rank, "port": port, "usable": usable, "versions": versions()}])
-    _, _, addresses, silent_seconds, about = channel.receive(START_SECONDS)
+    _, _, addresses, silent_seconds, about = channel.receive()
     ranks = FollowerGroup(options.rank, channel, addresses, silent_seconds)
     try:
         _follow(Settings.model_validate(settings.model_dump() | about), ranks)

@@ -13,14 +13,19 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
 
+START_SECONDS = 120.0  # until a rank has connected; and without a sign of life while it loads: MLX may stop all threads
 SIGNS_A_LIMIT = 4  # signs of life that are sent in the time after which a silent rank is given up
 _LIFE = ["alive"]
 
 
 class Channel:
-    """Any thread may send, one thread receives. `connection`: its other end has shown that it knows the key."""
+    """Any thread may send, one thread receives. `connection`: its other end has shown that it knows the key.
+
+    `limit`: seconds without a sign of life from the other end. Any thread may change it.
+    """
 
     def __init__(self, connection: Connection) -> None:
+        self.limit = START_SECONDS
         self._connection, self._sending = connection, threading.Lock()
         with socket.socket(fileno=os.dup(connection.fileno())) as same:  # else short messages wait for each other
             same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -31,12 +36,12 @@ class Channel:
         with self._sending:
             self._connection.send_bytes(data)
 
-    def receive(self, seconds: float) -> list[Any]:
+    def receive(self) -> list[Any]:
         """The next message that is no sign of life.
 
-        Raises TimeoutError: there was no sign of life for so many seconds; OSError or EOFError: the other end has gone.
+        Raises TimeoutError: there was no sign of life for `limit`; OSError or EOFError: the other end has gone.
         """
-        while self._connection.poll(seconds):
+        while self._connection.poll(self.limit):
             message: list[Any] = json.loads(self._connection.recv_bytes())
             if message != _LIFE:
                 return message

@@ -33,6 +33,9 @@ class FollowerGroup(RankGroup):
         channel.show_life(silent_seconds)
         threading.Thread(target=self._read, name="rank-log", daemon=True).start()
 
+    def loaded(self) -> None:
+        self._channel.limit = self._silent_seconds
+
     def agree(self, value: Any) -> Any:
         kind, *given = self.next()
         if kind != "value":
@@ -62,9 +65,9 @@ class FollowerGroup(RankGroup):
         entry: list[Any] = [0, ""]
         while entry[1] != "stop":
             try:
-                entry = self._channel.receive(self._silent_seconds)
+                entry = self._channel.receive()
             except TimeoutError:
-                self._leave(f"rank 0 has given no sign of life for {self._silent_seconds:g} s (RANK_SECONDS).")
+                self._leave(f"rank 0 has given no sign of life for {self._channel.limit:g} s (RANK_SECONDS).")
             except (OSError, EOFError):
                 self._leave("rank 0 has ended.")
             self._entries.put(entry)

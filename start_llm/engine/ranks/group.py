@@ -49,6 +49,10 @@ class RankGroup:
         now = time.monotonic()
         return float(self.agree(now)) if threading.get_ident() == self._thread else now
 
+    def loaded(self) -> None:
+        """The model is loaded: from now on silence counts."""
+        raise NotImplementedError
+
     def connect(self) -> None:
         """Waits for all ranks. The thread that calls this is the model thread."""
         self._thread = threading.get_ident()

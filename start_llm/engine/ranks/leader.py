@@ -25,13 +25,12 @@ from typing import Any
 
 from start_llm import __version__
 from start_llm.core.errors import Unavailable
-from start_llm.engine.ranks.channel import Channel
+from start_llm.engine.ranks.channel import START_SECONDS, Channel
 from start_llm.engine.ranks.group import RankGroup
 from start_llm.host.home import module_command, python_path
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 120.0  # until all ranks have connected
 END_SECONDS = 5.0  # until a rank that was told to end is killed
 
 
@@ -105,7 +104,7 @@ class LeaderGroup(RankGroup):
                 while len(found) < self.size - 1:
                     with suppress(AuthenticationError, EOFError, ConnectionError):
                         channel = Channel(listener.accept())
-                        found.append((channel, channel.receive(START_SECONDS)[0]))
+                        found.append((channel, channel.receive()[0]))
 
         accepting, until = threading.Thread(target=accept, name="ranks", daemon=True), time.monotonic() + START_SECONDS
         accepting.start()
@@ -144,16 +143,20 @@ class LeaderGroup(RankGroup):
         """A thread for each other rank."""
         host = self._hosts[rank].name
         try:
-            words = channel.receive(self._silent_seconds)
+            words = channel.receive()
             why = f"Rank {rank} on {host} cannot go on: {words[0]}"
         except TimeoutError:
-            why = f"Rank {rank} on {host} has given no sign of life for {self._silent_seconds:g} s (RANK_SECONDS)."
+            why = f"Rank {rank} on {host} has given no sign of life for {channel.limit:g} s (RANK_SECONDS)."
         except (OSError, EOFError):
             why = f"Rank {rank} on {host} has ended."
         if self._ending.acquire(blocking=False):
             self._on_lost(why)
 
     # --- model thread -----------------------------------------------------------
+
+    def loaded(self) -> None:
+        for channel in self._channels:
+            channel.limit = self._silent_seconds
 
     def agree(self, value: Any) -> Any:
         self.write("value", value)
