@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,6 +16,7 @@ from start_llm.core.work import Constraint, Submit, ThinkingLimit
 
 START_SECONDS = 120.0  # until a rank has connected; and without a sign of life while it loads: MLX may stop all threads
 SIGNS_A_LIMIT = 4  # signs of life that are sent in the time after which a silent rank is given up
+LOOK_SECONDS = 0.25
 _LIFE = ["alive"]
 
 
@@ -41,11 +43,15 @@ class Channel:
 
         Raises TimeoutError: there was no sign of life for `limit`; OSError or EOFError: the other end has gone.
         """
-        while self._connection.poll(self.limit):
-            message: list[Any] = json.loads(self._connection.recv_bytes())
-            if message != _LIFE:
-                return message
-        raise TimeoutError
+        heard = time.monotonic()
+        while True:
+            if self._connection.poll(min(self.limit, LOOK_SECONDS)):  # `limit` may be less by then
+                message: list[Any] = json.loads(self._connection.recv_bytes())
+                if message != _LIFE:
+                    return message
+                heard = time.monotonic()
+            elif time.monotonic() - heard >= self.limit:  # not before it has looked: this process may have paused
+                raise TimeoutError
 
     def show_life(self, seconds: float) -> None:
         """From now on sends a sign of life often enough for a limit of so many seconds."""

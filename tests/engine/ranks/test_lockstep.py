@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -198,3 +198,20 @@ def test_a_request_arrives_as_it_was_sent(tokens: Any, bias: Any, constraint: An
     sink: SimpleQueue[Any] = SimpleQueue()
     work = Submit("a", prompt, sampling, 5, sink, 2, constraint, thinking, session, one_shot=True, model="m")
     assert submit_of(json.loads(json.dumps(described(work)))) == work
+
+
+def test_a_limit_that_becomes_less_counts_at_once(ends: tuple[Channel, Channel]) -> None:
+    here, _ = ends
+    found: SimpleQueue[Any] = SimpleQueue()
+
+    def receive() -> None:
+        try:
+            here.receive()
+        except TimeoutError as error:
+            found.put(error)
+
+    threading.Thread(target=receive, daemon=True).start()
+    with pytest.raises(Empty):
+        found.get(timeout=0.5)
+    here.limit = 0.1
+    assert found.get(timeout=60)
