@@ -166,10 +166,10 @@ class App:
         try:
             if self._events is not None:
                 self._events.start()
-            if self._ranks is not None:
-                self._ranks.start(shared_settings(self.settings))
             self.audio.prepare(self._progress)
             self._builder.begin(reserved=self.encoders.prepare(self._progress))
+            if self._ranks is not None:  # last, for the others wait from then on
+                self._ranks.start(shared_settings(self.settings))
             card = self.pool.start_loading()
         except Exception as error:  # also what a library says of the files that the settings name
             if not isinstance(error, StartLLMError):

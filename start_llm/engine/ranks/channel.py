@@ -57,9 +57,9 @@ class Channel:
         """From now on sends a sign of life often enough for a limit of so many seconds."""
 
         def show() -> None:
-            over = threading.Event()
             try:
-                while not over.wait(seconds / SIGNS_A_LIMIT):
+                while True:
+                    time.sleep(seconds / SIGNS_A_LIMIT)
                     self.send(_LIFE)
             except OSError:
                 return  # who receives here notices it, too
