@@ -67,7 +67,7 @@ class RankGroup:
         if not hasattr(model, "shard"):
             raise NotSupported(f"{name} cannot be divided: mlx-lm has no shard for model_type {config['model_type']}.")
         inner = config.get("text_config") or config
-        uneven = [f"{head}={inner[head]}" for head in HEADS if inner.get(head, self.size) % self.size]
+        uneven = [f"{head}={inner[head]}" for head in HEADS if (inner.get(head) or self.size) % self.size]
         if uneven:
             raise NotSupported(f"{name} cannot be divided by {self.size} hosts: {', '.join(uneven)}.")
         model.shard(self._group)
