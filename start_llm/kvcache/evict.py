@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable
 
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
-from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.sessions import Sessions, Strength
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
 
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
 _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
-_UNPROTECTED = (0, 0.0)
+_UNPROTECTED = (-1, 0.0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000
 _SPARSE = 8  # states of so many checkpoints are as large as the KV between two of them that are kept to the last
 
-Strengths = dict[int, tuple[int, float]]
-"""Protected ends, by `id`: see `Sessions.protection`."""
-Rank = tuple[int, tuple[int, float], float]
+Strengths = dict[int, Strength]
+"""Protected segments, by `id`: see `Sessions.protection`."""
+Rank = tuple[int, Strength, float]
 """Order in which things go, smallest first: level, strength of protection, value."""
 
 
@@ -70,14 +70,16 @@ class Eviction:
         if not more():
             return
         resident = self._resident
-        strengths = self._sessions.protection(now, self.budget_bytes)
-        below = checkpoints_to_end(resident.tree, strengths) if thin else {}
+        ends = self._sessions.protection(now, self.budget_bytes)
+        below = checkpoints_to_end(resident.tree, ends) if thin else {}
+        strengths = whole_paths(resident.tree, ends)
         sparse = int(_SPARSE * resident.estimate(0) / max(resident.token_bytes, 1))
 
         def order(segment: Segment) -> Rank:
             if segment.is_leaf:
                 return rank(segment, strengths, self._kit.cuttable, now)
-            return checkpoint_rank(segment, below[id(segment)], now, max(sparse, self._config.checkpoint_grid))
+            grid = max(sparse, self._config.checkpoint_grid)
+            return checkpoint_rank(segment, strengths, below[id(segment)], now, grid)
 
         queue = [(order(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
@@ -102,22 +104,35 @@ def value(segment: Segment, now: float) -> float:
     return seconds * max(segment.uses, 1) / (max(segment.nbytes, 1) * (now - segment.used + 1.0))
 
 
+def whole_paths(segments: Iterable[Segment], ends: Strengths) -> Strengths:
+    """Of all segments on the paths to protected ends: as strong as the strongest end that stands on them.
+
+    So a conversation that has lost its end goes on losing KV from the end, and no other one begins to.
+    """
+    strengths = dict(ends)
+    for segment in reversed(list(segments)):  # children before their parents
+        if (strength := strengths.get(id(segment))) is not None and segment.parent is not None:
+            above = id(segment.parent)
+            strengths[above] = max(strengths.get(above, strength), strength)
+    return strengths
+
+
 def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> Rank:
-    """Of a leaf. Levels: 0 useless, 1 of side requests only, 2 unprotected, 3 ends of conversations.
+    """Of a leaf. Levels: 0 useless, 1 of side requests only, 2 unprotected, 3 of conversations in progress.
 
     A leaf without a checkpoint restores nothing in a model that needs one (not `cuttable`).
     """
     strength = strengths.get(id(segment), _UNPROTECTED)
-    if strength != _UNPROTECTED:
+    if not cuttable and segment.checkpoint is None and segment.checkpoint_file is None:
+        level, strength = 0, _UNPROTECTED
+    elif strength != _UNPROTECTED:
         level = 3
-    elif not cuttable and segment.checkpoint is None:
-        level = 0
     else:
         level = 1 if segment.one_shot else 2
     return level, strength, value(segment, now)
 
 
-def checkpoint_rank(segment: Segment, below: int, now: float, sparse: int) -> Rank:
+def checkpoint_rank(segment: Segment, strengths: Strengths, below: int, now: float, sparse: int) -> Rank:
     """Of a checkpoint that is not a leaf's, beside the leaves' ranks.
 
     What losing it costs: the tokens back to the next one above, for each time that a request lands here.
@@ -131,10 +146,11 @@ def checkpoint_rank(segment: Segment, below: int, now: float, sparse: int) -> Ra
     likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
     seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * (segment.end - next_above)
     worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
+    strength = strengths.get(id(segment), _UNPROTECTED)
     if segment.head:
-        return 3, (1, segment.used), worth
+        return 3, strength, worth
     if segment.end // sparse > next_above // sparse:
-        return 3, (1, segment.used), math.inf
+        return 3, strength, math.inf
     return 3 if below < _TAIL else 1, _UNPROTECTED, worth
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 from start_llm.files.lru import Lru
+from start_llm.kvcache.pauses import Pauses, rate_of_return
 from start_llm.kvcache.tree import Segment
 
 _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
+_PAUSES = 4096  # of all conversations
+_OWN_PAUSES = 128
+
+Strength = tuple[int, float, float]
+"""Of a protected end, the weakest first. (0, 0, last use): its conversation left it behind. (1, how likely the
+conversation comes back soon, last use). (2, minus its first use, 0): it waits for conversations that it began."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +29,7 @@ class Session:
     caller: str = ""  # name of the conversation that is taken to have begun this one, as an agent begins sub-agents
     called: float = -math.inf  # when one that it began was used last
     alternates: bool = False  # it once went on from an end that was not its newest one
+    pauses: Pauses = field(default_factory=partial(Pauses, _OWN_PAUSES))
 
 
 class Sessions:
@@ -38,16 +47,21 @@ class Sessions:
         self._lately = (idle or _USUAL_IDLE) / 6
         self._between = (idle or _USUAL_IDLE) / 30  # two requests of a sub-agent are seldom further apart
         self._known: Lru[str, Session] = Lru(most)
+        self._pauses = Pauses(_PAUSES)
 
     def add_end(self, name: str, end: Segment, now: float) -> None:
         """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more."""
-        session = self._known.get(name) or Session(now, now, caller=self._caller_of(end, now))
+        if (session := self._known.get(name)) is None:
+            session = Session(now, now, caller=self._caller_of(end, now))
+        elif now > session.used:
+            session.pauses.add(now - session.used)
+            self._pauses.add(now - session.used)
         session.used = now
         if (caller := self._known.get(session.caller)) is not None and caller.used < session.created:
             caller.called = now  # it has not come back since it began this one
         above = set(map(id, end.ancestors()))
         session.alternates = session.alternates or any(id(e) in above for e in session.ends[:-1])
-        kept = [e for e in session.ends if e is not end and e.rows is not None and id(e) not in above]
+        kept = [e for e in session.ends if e is not end and _held(e) is not None and id(e) not in above]
         session.ends = [*kept, end][-self._keep :] if self._keep else []
         self._known.put(name, session)
 
@@ -66,36 +80,48 @@ class Sessions:
         caller = self._known.get(session.caller) if session is not None else None
         return session.caller if session and caller and caller.used < session.created else latest
 
-    def protection(self, now: float, budget_bytes: int) -> dict[int, tuple[int, float]]:
-        """For each protected end (by `id`): how strongly, greater is stronger.
+    def protection(self, now: float, budget_bytes: int) -> dict[int, Strength]:
+        """For the deepest segment of each protected end that holds KV (by `id`): how strongly, greater is stronger.
 
-        The longer a conversation is silent, the later it is likely to come back, so the longest unused is the
-        weakest. One that waits for conversations that it began will come back for sure: up to half of the budget is
-        reserved for such ones, the eldest first, so that a dozen sub-agents do not push out the one that called them.
-        (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
+        The weakest is the conversation that is least likely to come back soon (`pauses`); of two that are equally
+        likely, the longest unused. One that waits for conversations that it began will come back for sure: up to half
+        of the budget is reserved for such ones, the eldest first, so that a dozen sub-agents do not push out the one
+        that called them. (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
 
         A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
         back to where it was: such an end is weaker than the newest end of any other. One that was seen to go back may
         be several that share a name: then each end counts by its own silence.
         """
-        strengths: dict[int, tuple[int, float]] = {}
-        left, seen = budget_bytes // 2, set[int]()
+        strengths: dict[int, Strength] = {}
+        silences = sorted(now - session.used for _, session in self._known.items())
+        reserved = self._reserved(now, budget_bytes // 2)
+        for session in self._live(now):
+            for end in session.ends:
+                if (held := _held(end)) is None:
+                    continue
+                newest = end is session.ends[-1]
+                if newest and id(session) in reserved:
+                    strength = 2, -session.created, 0.0
+                elif newest or session.alternates:
+                    used = session.used if newest else end.used
+                    rate = rate_of_return(now - used, session.pauses, self._pauses, silences)
+                    strength = 1, rate, used
+                else:
+                    strength = 0, 0.0, end.used
+                strengths[id(held)] = max(strengths.get(id(held), strength), strength)
+        return strengths
+
+    def _reserved(self, now: float, room: int) -> set[int]:
+        """The conversations (by `id`) that wait for those that they began, as many as fit into `room` bytes."""
+        seen, reserved = set[int](), set[int]()
         waiting = [s for s in self._live(now) if s.called > s.used and now - s.called <= self._between]
         waiting = [s for s in waiting if now - s.used <= 2 * self._lately]
-        reserved = set[int]()
         for session in sorted(waiting, key=lambda s: s.created):
-            left -= sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
-            if left < 0 and reserved:
+            room -= sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
+            if room < 0 and reserved:
                 break
             reserved.add(id(session))
-        for session in self._live(now):
-            strength = (2, -session.created) if id(session) in reserved else (1, session.used)
-            for end in session.ends:
-                if end.rows is not None:
-                    newest = end is session.ends[-1]
-                    here = strength if newest else (int(session.alternates), end.used)
-                    strengths[id(end)] = max(strengths.get(id(end), here), here)
-        return strengths
+        return reserved
 
     def protected_bytes(self, now: float) -> int:
         """KV that the protected ends stand on, themselves included."""
@@ -115,6 +141,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _held(end: Segment) -> Segment | None:
+    """The deepest segment of the path to `end` that holds KV: the end itself until it is evicted."""
+    return next((segment for segment in (end, *end.ancestors()) if segment.rows is not None), None)
 
 
 def _path_bytes(end: Segment, seen: set[int]) -> int:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from start_llm.kvcache.evict import checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
+from start_llm.kvcache.evict import checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value, whole_paths
 from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
@@ -23,11 +23,24 @@ def test_rank_goes_from_useless_to_protected() -> None:
     tree = fake_tree()
     useless, side, plain, young, old = (grow(tree, [n, n + 1], checkpoint=n > 0) for n in range(0, 50, 10))
     side.one_shot = True
-    strengths = {id(young): (1, 5.0), id(old): (2, -3.0)}
+    strengths = {id(young): (1, 0.1, 5.0), id(old): (2, -3.0, 0.0)}
     leaves = [old, plain, young, side, useless]
     ordered = sorted(leaves, key=lambda s: rank(s, strengths, False, 10.0))
     assert ordered == [useless, side, plain, young, old]
     assert rank(useless, {}, True, 10.0)[0] == 2  # where all can be cut, no checkpoint is missed
+    assert rank(useless, {id(useless): (1, 0.1, 5.0)}, False, 10.0)[0] == 0  # whoever it belongs to
+
+
+def test_a_path_is_as_strong_as_the_strongest_end_that_stands_on_it() -> None:
+    tree = fake_tree(longest=5)
+    weak, strong = grow(tree, list(range(20))), grow(tree, [*range(10), *range(50, 60)])
+    other = grow(tree, [99])
+    ends = {id(weak): (1, 0.1, 9.0), id(strong): (1, 0.2, 3.0)}
+    strengths = whole_paths(tree, ends)
+    assert id(other) not in strengths
+    for end, above in ((weak, weak.parent), (strong, strong.parent)):
+        assert above is not None and strengths[id(end)] == strengths[id(above)] == ends[id(end)]
+    assert all(strengths[id(segment)] == ends[id(strong)] for segment in weak.ancestors() if segment.end <= 10)
 
 
 def test_a_grown_conversation_keeps_recent_checkpoints_and_the_grid() -> None:
@@ -68,13 +81,14 @@ def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
         end = grow(tree, list(range(stop)), checkpoint=True)
         end.head = stop == 40
     grow(tree, [*range(40), 500], checkpoint=True)  # another conversation, unprotected
-    below = checkpoints_to_end(tree, {id(end): (1, 0.0)})
+    strengths = whole_paths(tree, {id(end): (1, 0.1, 5.0)})
+    below = checkpoints_to_end(tree, {id(end): (1, 0.1, 5.0)})
     inside = [s for s in tree if s.checkpoint is not None and not s.is_leaf]
-    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, below[id(s)], 10.0, 1000))]
+    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, strengths, below[id(s)], 10.0, 1000))]
     assert ordered[-1] == 40
     assert set(ordered[-3:-1]) == {80, 90}  # the next request may well land here
     leaf = next(s for s in tree if s.is_leaf and s is not end)
-    levels = {s.end: checkpoint_rank(s, below[id(s)], 10.0, 1000)[0] for s in inside}
+    levels = {s.end: checkpoint_rank(s, strengths, below[id(s)], 10.0, 1000)[0] for s in inside}
     assert levels[40] > rank(leaf, {}, False, 10.0)[0] > levels[50]
 
 
@@ -82,9 +96,9 @@ def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
     tree = fake_tree()
     for stop in range(10, 101, 10):
         end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
-    strengths = {id(end): (1, 5.0)}
-    below = checkpoints_to_end(tree, strengths)
-    ranks = {s.end: checkpoint_rank(s, below[id(s)], 9.0, 25) for s in tree if not s.is_leaf}
+    ends = {id(end): (1, 0.1, 5.0)}
+    strengths, below = whole_paths(tree, ends), checkpoints_to_end(tree, ends)
+    ranks = {s.end: checkpoint_rank(s, strengths, below[id(s)], 9.0, 25) for s in tree if not s.is_leaf}
     first = rank(end, strengths, False, 9.0)
     assert [place for place, its in ranks.items() if its > first] == [30, 50, 80]
     assert ranks[10] < rank(grow(tree, [7]), {}, True, 9.0)
@@ -94,13 +108,13 @@ def test_checkpoints_are_worth_what_their_loss_costs() -> None:
     tree = fake_tree()
     near, far = (grow(tree, list(range(stop)), checkpoint=True) for stop in (10, 90))
     grow(tree, list(range(100)), checkpoint=True)
-    assert checkpoint_rank(near, 9, 0.0, 1000) < checkpoint_rank(far, 9, 0.0, 1000)  # 10 tokens back, or 80
+    assert checkpoint_rank(near, {}, 9, 0.0, 1000) < checkpoint_rank(far, {}, 9, 0.0, 1000)  # 10 tokens back, or 80
     near.landed = 9
-    assert checkpoint_rank(near, 9, 0.0, 1000) > checkpoint_rank(far, 9, 0.0, 1000)
+    assert checkpoint_rank(near, {}, 9, 0.0, 1000) > checkpoint_rank(far, {}, 9, 0.0, 1000)
     far.checkpoint = None
-    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), 9, 0.0, 1000)
+    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), {}, 9, 0.0, 1000)
     far.checkpoint = near.checkpoint
-    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], 9, 0.0, 1000)
+    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], {}, 9, 0.0, 1000)
 
 
 def test_near_end() -> None:

@@ -54,7 +54,30 @@ def test_the_longest_unused_are_the_weakest() -> None:
     for number, end in enumerate(ends):
         sessions.add_end(str(number), end, float(number))
     sessions.add_end("0", ends[0], 5.0)
-    assert [sessions.protection(10.0, BUDGET)[id(end)] for end in ends] == [(1, 5.0), (1, 1.0), (1, 2.0)]
+    strengths = sessions.protection(60.0, BUDGET)  # nobody was ever silent for so long: all may return as soon
+    assert [strengths[id(end)] for end in ends] == [(1, 0.0, 5.0), (1, 0.0, 1.0), (1, 0.0, 2.0)]
+
+
+def test_who_comes_back_soon_is_stronger_than_who_was_used_last() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=6000, keep=2)
+    regular, once = grow(tree, run(0, 20)), grow(tree, run(1000, 20))
+    for turn in range(6):
+        sessions.add_end("each 100 s", regular, 100.0 * turn)
+    sessions.add_end("once", once, 530.0)
+    sessions.add_end("once", once, 531.0)
+    assert sessions.protection(590.0, BUDGET)[id(regular)] > sessions.protection(590.0, BUDGET)[id(once)]
+    assert sessions.protection(900.0, BUDGET)[id(regular)] < sessions.protection(900.0, BUDGET)[id(once)]  # it is late
+
+
+def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() -> None:
+    tree, sessions = fake_tree(longest=5), Sessions(idle=60, keep=2)
+    end = grow(tree, run(0, 20))
+    sessions.add_end("a", end, 0.0)
+    end.rows = None
+    assert end.parent is not None and sessions.protection(1.0, BUDGET).keys() == {id(end.parent)}
+    for segment in tree:
+        segment.rows = None
+    assert sessions.protection(1.0, BUDGET) == {}
 
 
 def test_who_waits_for_those_it_called_is_reserved() -> None:
@@ -65,11 +88,12 @@ def test_who_waits_for_those_it_called_is_reserved() -> None:
     sessions.add_end("main", main, 1.0)
     sessions.add_end("agent", agent, 50.0)
     strengths = sessions.protection(60.0, BUDGET)
-    assert (strengths[id(main)], strengths[id(agent)], strengths[id(other)]) == ((2, -1.0), (1, 50.0), (1, 0.0))
+    assert strengths[id(main)] == (2, -1.0, 0.0) and strengths[id(agent)] > strengths[id(other)]
+    assert strengths[id(agent)][0] == strengths[id(other)][0] == 1
     sessions.add_end("main", main, 61.0)  # it has come back
-    assert sessions.protection(61.0, BUDGET)[id(main)] == (1, 61.0)
+    assert sessions.protection(61.0, BUDGET)[id(main)][0] == 1
     sessions.add_end("agent", agent, 100.0)  # goes on by itself: nobody waits for it
-    assert sessions.protection(100.0, BUDGET)[id(main)] == (1, 61.0)
+    assert sessions.protection(100.0, BUDGET)[id(main)][0] == 1
     sessions.add_end("main", main, 101.0)
     for number in (7, 8):  # two at once
         sessions.add_end(f"agent {number}", grow(tree, [*tools, 1000 + number]), 101.0 + number)
@@ -97,7 +121,7 @@ def test_a_conversation_of_long_ago_called_nobody() -> None:
     first, second = grow(tree, [1, 2]), grow(tree, [1, 3])
     sessions.add_end("first", first, 0.0)
     sessions.add_end("second", second, 101.0)
-    assert sessions.protection(102.0, BUDGET)[id(first)] == (1, 0.0)
+    assert sessions.protection(102.0, BUDGET)[id(first)][0] == 1
 
 
 def test_half_of_the_budget_is_reserved_and_the_eldest_in_any_case() -> None:

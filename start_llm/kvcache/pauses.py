@@ -1,0 +1,51 @@
+"""How soon a silent conversation is likely to come back, judged by earlier pauses. Pure; knows no tree and no bytes.
+
+The idea: the longer a pause has lasted, the longer it will still last. A coding agent comes back within seconds while
+its tools run, a person within minutes or not at all. So the question is: of all pauses that lasted as long as this
+one, how many ended soon after? Each conversation has habits of its own, and those of all others tell what is usual.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+
+_SOON = 40.0  # seconds
+_SOON_SHARE = 0.25  # of a long silence, for pauses of an hour are too few to tell what happens within 40 seconds
+_OTHERS_COUNT = 10  # what all conversations do counts as much as so many pauses of this one
+
+
+class Pauses:
+    """The last `most` pauses between two turns of a conversation, in seconds."""
+
+    def __init__(self, most: int) -> None:
+        self._recent: deque[float] = deque(maxlen=most)
+        self._sorted: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        if len(self._recent) == self._recent.maxlen:
+            del self._sorted[bisect_left(self._sorted, self._recent[0])]
+        self._recent.append(seconds)
+        insort(self._sorted, seconds)
+
+    def ended(self, silence: float, soon: float) -> tuple[int, int]:
+        """Of the pauses of at least `silence` seconds: how many ended within `soon` more, and how many there are."""
+        first = bisect_left(self._sorted, silence)
+        return bisect_left(self._sorted, silence + soon) - first, len(self._sorted) - first
+
+
+def rate_of_return(silence: float, own: Pauses, everyone: Pauses, silences: Sequence[float]) -> float:
+    """How likely a conversation that is silent for `silence` seconds comes back soon: chance a second.
+
+    Args:
+        own: the conversation's pauses.
+        everyone: those of all conversations.
+        silences: how long each conversation is silent now, ascending: pauses that have not ended yet.
+    """
+    soon = max(_SOON, silence * _SOON_SHARE)
+    ended, lasted = everyone.ended(silence, soon)
+    lasted += len(silences) - bisect_left(silences, silence)
+    usual = ended / max(lasted, 1)
+    own_ended, own_lasted = own.ended(silence, soon)
+    return (own_ended + _OTHERS_COUNT * usual) / (own_lasted + 1 + _OTHERS_COUNT) / soon
