@@ -28,7 +28,7 @@ NPM = {
 }
 PYPI = {
     "aider": "aider-chat==0.86.2",
-    "langchain": "langchain-openai==1.7.3 langchain-anthropic==1.7.7",
+    "langchain": "langchain-openai==1.7.3 langchain-anthropic==1.7.7 langchain-ollama==1.1.0",
     "llamaindex": "llama-index-llms-openai-like==0.8.1",
     "openai-agents": "openai-agents==0.24.0",
     "llm": "llm==0.36",
