@@ -12,12 +12,14 @@ from mlx_lm.models.cache import KVCache
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.draft import HEAD_MATCH, Acceptance
+from start_llm.engine.decode.draft import HEAD_MATCH, Acceptance, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel, SmallModel
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import make_sampler
 from start_llm.engine.decode.verify import SingleRow
+from tests.engine.headed import sentences, trained
+from tests.engine.lookups import learnt, lookups
 
 WORDS = 6
 A_RUN = 2000  # tokens; a new row, and so new noise, after each
@@ -87,6 +89,75 @@ def check(temperature: float, count: int) -> None:
     print(f"temperature {temperature}: chi-square {chi_square:.1f} over {tokens} tokens, {tokens / passes:.2f} a pass")
     assert chi_square < WORST
     assert tokens / passes > 1.7
+
+
+class Copies(DraftGate):
+    """Takes seven tokens of every copy, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(Published({1: 1.0}))
+
+    def choose(self, acceptance: Acceptance, options: Any, *, carried: int, context: int) -> tuple[int, int]:
+        return 0, min(7, options[0].most)
+
+    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+        return True
+
+
+GREEDY, MAKERS = Sampling(temperature=0.0), Sampling(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0)
+
+
+def tokens_a_pass(model: Any, gate: DraftGate, prompts: list[list[int]], said: int, sampling: Sampling) -> float:
+    """Of so many tokens behind each of these prompts."""
+    forwards = 0
+    for prompt in prompts:
+        cache = model.make_cache()
+        if prompt[:-1]:
+            model(mx.array([prompt[:-1]]), cache=cache)
+        sampler = make_sampler(sampling, own_noise=gate.head is not None)
+        state = RowState(cache, prompt[:-1], prompt[-1], said, sampler)
+        row = SingleRow(1, model, state, eos=frozenset(), gate=gate)
+        if gate.head is None:
+            row.offer(SuffixIndex(prompt[:-1]))
+        while not any(one.finish for one in row.step()):
+            pass
+        forwards += state.drafts.counts.forwards
+    return said * len(prompts) / forwards
+
+
+def kept(model: Any, gate: DraftGate, prompts: list[list[int]], said: int) -> float:
+    """Tokens a pass with what makers recommend, as a share of what they are without chance."""
+    mx.random.seed(9)
+    greedy, makers = (tokens_a_pass(model, gate, prompts, said, one) for one in (GREEDY, MAKERS))
+    print(f"{greedy:.3f} tokens a pass without chance, {makers:.3f} at 0.6 / 0.95 / 20: {makers / greedy:.3f}")
+    assert greedy > 1.3, "nothing to keep"
+    return makers / greedy
+
+
+@pytest.mark.thorough
+def test_a_head_that_has_learnt_keeps_most_of_its_gain_at_the_makers_temperature() -> None:
+    prompts = sentences(mx.random.key(77), 40, 10).tolist()
+    assert kept(trained(), Always(), prompts, 16) > 0.85
+
+
+@pytest.mark.thorough
+def test_a_head_keeps_most_of_its_gain_where_many_tokens_are_likely() -> None:
+    """Freer than most text: the likeliest token has a third of the chances. The head is wrong by half a nat."""
+    words = 200
+    mx.random.seed(4)
+    logits = mx.random.normal((words, words)) * 2.4
+    model = HeadedModel(Table(logits), SmallModel(Table(logits + mx.random.normal(logits.shape) * 0.5), words), None)
+    chances = mx.softmax(logits, axis=-1)
+    entropy = float(-(chances * mx.log(chances)).sum(axis=-1).mean())
+    print(f"{float(chances.max(axis=-1).mean()):.2f} for the likeliest token, {entropy:.2f} nats")
+    assert kept(model, Always(), [[first] for first in range(0, words, 2)], 10) > 0.85
+
+
+@pytest.mark.thorough
+def test_copies_keep_most_of_their_gain_at_the_makers_temperature() -> None:
+    """A copy is as likely to be right as the model is to say it, so the model must be sure: this one is, mostly."""
+    prompts = lookups(mx.random.key(78), 30, 24).tolist()
+    assert kept(learnt(), Copies(), prompts, 16) > 0.85
 
 
 @pytest.mark.thorough
