@@ -31,7 +31,7 @@ from start_llm.core.settings import load_settings
 from start_llm.engine.decode.draft import Acceptance
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 from tests.oracle import log as oracle_log
-from tests.oracle.build import SPECIAL
+from tests.oracle.build import CONTEXT, SPECIAL
 
 Json = dict[str, Any]
 WAIT = 600.0
@@ -179,6 +179,7 @@ def serving(
         "reanchor": "off",
         "log_json": True,
         "default_temperature": 0.0,
+        "max_kv_size": CONTEXT,
         "drafts": "auto",
     }
     app = App(load_settings(None, **settings), say=lambda line: None)
