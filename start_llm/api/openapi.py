@@ -39,6 +39,7 @@ from start_llm.core.protocol import (
     AGENT_HEADER,
     HEAD_HEADER,
     REFUSAL_HEADER,
+    RETRY_HEADER,
     SESSION_FIELDS,
     SESSION_HEADERS,
     WHEN_PLANNED,
@@ -198,6 +199,7 @@ _ANSWER_HEADERS = {
 _ERROR_HEADERS = {
     "Retry-After": {"description": "Seconds, where another try makes sense", "schema": {"type": "integer"}},
     REFUSAL_HEADER: {"description": "The word for why a sound request is not answered now", **_TEXT},
+    RETRY_HEADER: {"description": "false: another try brings the same answer", **_TEXT},
 }
 _ASKED_HEADERS = {
     **dict.fromkeys(SESSION_HEADERS, "Names the conversation"),

@@ -14,6 +14,8 @@ from start_llm.core.errors import ContextLengthExceeded, StartLLMError
 
 REFUSAL_HEADER = "x-start-llm-refusal"
 """The server's word for why it cannot answer a sound request, see `StartLLMError.refusal`."""
+RETRY_HEADER = "x-should-retry"
+"""Read by the SDKs of OpenAI and Anthropic, see `error_headers`."""
 HEAD_HEADER = "x-start-llm-head"
 WHEN_PLANNED = "when-planned"
 """With this value of `HEAD_HEADER` a stream's headers wait for the cache report however long that takes: what refuses
@@ -115,7 +117,7 @@ def error_headers(error: StartLLMError) -> dict[str, str]:
     """
     headers = {}
     if error.status == HTTPStatus.NOT_IMPLEMENTED:
-        headers["x-should-retry"] = "false"
+        headers[RETRY_HEADER] = "false"
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.refusal is not None:
