@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
@@ -81,7 +82,10 @@ class Eviction:
             grid = max(sparse, self._config.checkpoint_grid)
             return checkpoint_rank(segment, strengths, below[id(segment)], now, grid)
 
-        queue = [(order(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
+        turns = (
+            itertools.count()
+        )  # of what ranks alike the first goes; not `id`, which is another one on each rank of a model
+        queue = [(order(s), next(turns), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
@@ -89,13 +93,13 @@ class Eviction:
                 continue
             here = order(segment)
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
-                heapq.heappush(queue, (here, id(segment), segment))
+                heapq.heappush(queue, (here, next(turns), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
             elif resident.is_lent(segment):
                 continue
             elif (above := resident.drop(segment)) is not None:
-                heapq.heappush(queue, (order(above), id(above), above))
+                heapq.heappush(queue, (order(above), next(turns), above))
 
 
 def value(segment: Segment, now: float) -> float:

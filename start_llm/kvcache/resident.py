@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -96,7 +97,8 @@ class ResidentKV:
 
     def forget_ghosts(self, down_to: int) -> None:
         """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""
-        queue = [(s.used, id(s), s) for s in self.tree if _forgettable(s)]
+        turns = itertools.count()  # of those used at the same time the first goes
+        queue = [(s.used, next(turns), s) for s in self.tree if _forgettable(s)]
         heapq.heapify(queue)
         while queue and self.ghosts > down_to:
             _, _, segment = heapq.heappop(queue)
@@ -104,7 +106,7 @@ class ResidentKV:
             self.ghosts -= segment.length
             self.tree.remove(segment)
             if above is not None and above.parent is not None and _forgettable(above):
-                heapq.heappush(queue, (above.used, id(above), above))
+                heapq.heappush(queue, (above.used, next(turns), above))
 
     def use(self, path: Sequence[Segment], now: float) -> None:
         """A request went along `path`."""
