@@ -83,7 +83,8 @@ class Member:
         return self.state in {"unknown", "ready", "busy"} and now >= self.out_until
 
     def is_in_doubt(self, now: float) -> bool:
-        """It was late once. It may be this process that was busy, so it is offered where nobody else is."""
+        """It was late. It, or this process, may be busy: it keeps its conversations, and is offered where nobody else
+        is."""
         return 0 < self.silent_seconds < SILENT_SECONDS and now >= self.out_until
 
     def leave_out(self, now: float) -> None:
@@ -225,20 +226,23 @@ class NodeFleet:
         offered = {name: member for name, member in untried.items() if member.is_offered(began)}
         if len(self.members) == 1 and untried:
             return Choice(next(iter(untried.values())).node, "alone", 0.0)
-        offered = offered or {name: member for name, member in untried.items() if member.is_in_doubt(began)}
+        in_doubt = {name: member for name, member in untried.items() if member.is_in_doubt(began)}
+        offered = offered or in_doubt
         # One request that all nodes refuse, as with 507, must not leave the others without a node.
         offered = offered or {name: member for name, member in untried.items() if member.state in {"ready", "busy"}}
         if not offered:
             raise self._none_left(serving, tried)
         loads = {name: member.load for name, member in offered.items()}
-        home, how, prefill = self._picker.home(key, loads), "conversation", 0
+        # A node that is late may be busy. Computing a conversation elsewhere takes longer than waiting until it is known.
+        at_home = loads | {name: member.load for name, member in in_doubt.items()}
+        home, how, prefill = self._picker.home(key, at_home), "conversation", 0
         if home is None and len(offered) == 1:
             home, how = next(iter(offered)), "response" if holder else "only"
         if home is None:
             stored, prompt = await self._stored(list(offered.values()), key, explain, anthropic)
             home, how = self._picker.choose(key, loads, stored, prompt), "stored"
             prefill = max(0, prompt - stored.get(home, 0))
-        self._picker.remember(key, home, loads)
+        self._picker.remember(key, home, at_home)
         return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
 
     def _serves(self, member: Member, model: str) -> bool:

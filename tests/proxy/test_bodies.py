@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from start_llm.core.jsontext import LARGE
+from start_llm.proxy.asgi import off_the_loop
 from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
 from tests.proxy.test_gate import Behind
 
@@ -145,3 +148,9 @@ def test_a_body_may_not_be_too_long() -> None:
     long = json.dumps({"a": "x" * (1 << 20)}).encode()
     assert refused(CHAT, long)[0] == 413
     assert refused("/v1/messages", long)[1]["type"] == "request_too_large"
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
+def test_a_large_body_does_not_hold_the_event_loop(size: int) -> None:
+    reader = asyncio.run(off_the_loop(size, threading.get_ident))
+    assert (reader == threading.get_ident()) == (size == LARGE)

@@ -88,6 +88,37 @@ def test_nobody_waits_for_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None
     run(test)
 
 
+def test_a_conversation_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another proxy has begun it. What a new one may wait is over at once here."""
+    monkeypatch.setattr(module, "EXPLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "EXPLAIN_AGAIN_SECONDS", 20.0)
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].stored, stubs[1].stored, stubs[2].stored = 900, 950, 900
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            for number in range(6):
+                given = body(f"begun elsewhere {number}")
+                given["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+                assert await pick(fleet, given) == stubs[1].name
+
+    run(test)
+
+
+def test_a_conversation_stays_at_a_node_that_is_late_and_leaves_one_that_is_frozen() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        fleet = NodeFleet([ServerNode(stub.url, "key") for stub in stubs], {})
+        home = fleet.members[await pick(fleet, body("begun"))]
+        home.state, home.silent_seconds = "silent", 3.0
+        assert await pick(fleet, body("begun")) == home.name
+        assert {await pick(fleet, body(f"new {number}")) for number in range(6)}.isdisjoint({home.name})
+        home.silent_seconds = module.SILENT_SECONDS + 1
+        assert await pick(fleet, body("begun")) != home.name
+        await fleet.client.aclose()
+
+    run(test)
+
+
 def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:
