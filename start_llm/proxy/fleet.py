@@ -233,7 +233,7 @@ class NodeFleet:
         if not offered:
             raise self._none_left(serving, tried)
         loads = {name: member.load for name, member in offered.items()}
-        # A node that is late may be busy. Computing a conversation elsewhere takes longer than waiting until it is known.
+        # A node that is late may be busy. Computing a conversation elsewhere takes longer than waiting.
         at_home = loads | {name: member.load for name, member in in_doubt.items()}
         home, how, prefill = self._picker.home(key, at_home), "conversation", 0
         if home is None and len(offered) == 1:
