@@ -82,9 +82,8 @@ class Eviction:
             grid = max(sparse, self._config.checkpoint_grid)
             return checkpoint_rank(segment, strengths, below[id(segment)], now, grid)
 
-        turns = (
-            itertools.count()
-        )  # of what ranks alike the first goes; not `id`, which is another one on each rank of a model
+        # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
+        turns = itertools.count()
         queue = [(order(s), next(turns), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
         while more() and queue:
