@@ -19,7 +19,7 @@ _UNPROTECTED = (-1, 0.0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000
-_SPARSE = 8  # states of so many checkpoints are as large as the KV between two of them that are kept to the last
+_SPARSE = 16  # states of so many checkpoints are as large as the KV between two of them that are kept to the last
 
 Strengths = dict[int, Strength]
 """Protected segments, by `id`: see `Sessions.protection`."""
