@@ -95,6 +95,7 @@ class App:
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
         self._ranks = LeaderGroup(hosts, settings.rank_seconds, self._rank_lost) if hosts else None
+        self._rank_is_lost = False
         self._builder = ModelBuilder(registry, self._say, self._progress, self._ranks)
         self.engine = EngineThread(
             max_queue=settings.max_queue,
@@ -225,8 +226,9 @@ class App:
             self._keeper.stop()
         if self.proxy is not None:
             self.proxy.stop()
-        # Requests of a model thread that died have been told so, but their workers may not have said it yet.
-        died = self.engine.status().state == "failed"
+        # Requests of a model thread that died, or a rank that is lost, have been told so, but their workers may not
+        # have said it yet.
+        died = self.engine.status().state == "failed" or self._rank_is_lost
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
         ended = self.engine.stop() and idle
         if self._ranks is not None:
@@ -263,6 +265,7 @@ class App:
         late = threading.Timer(LOST_SECONDS, os._exit, (ExitCode.WEDGED,))
         late.daemon = True
         late.start()
+        self._rank_is_lost = True
         self.engine.lose(why)
         self._ends.put(ExitCode.WEDGED)
 
