@@ -92,7 +92,7 @@ def response_format_of(value: Any, path: str = "response_format") -> ResponseFor
         return ResponseFormat()
     if kind == "json_object" and value.get("schema") is None:
         return ResponseFormat("json_object")
-    if kind not in {"json_schema", "json_object"}:
+    if kind not in ("json_schema", "json_object"):
         raise bad(f"{path}.type", "text, json_object or json_schema", kind if isinstance(value, dict) else value)
     nested = value.get("json_schema")
     place = nested if isinstance(nested, dict) else value
