@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Collection
+from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError, Unauthorized
 from start_llm.core.hosts import check_host, check_origin
+from start_llm.core.protocol import RETRY_HEADER
 from start_llm.proxy.asgi import JSON, START, error_answer
 
 READY_BODY = b'{"status":"healthy","proxy_of":"start_llm"}'
@@ -32,6 +34,7 @@ _ROUTES = {
     "DELETE": re.compile(r"(/v1)?/responses/[^/]+"),
 }
 _VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
+_RETRY = RETRY_HEADER.encode()
 _KEY_HEADERS = {b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key"}
 
 
@@ -73,7 +76,7 @@ class ProxyGate:
             return
         known = [header for header in scope["headers"] if header[0] not in _KEY_HEADERS]
         scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key)]}
-        await self._app(scope, receive, _with_cors(send, origin))
+        await self._app(scope, receive, _with_own_headers(send, origin))
 
     def _check_host(self, values: list[str]) -> None:
         if len(values) > 1:
@@ -117,10 +120,11 @@ def _headers_of(error: StartLLMError, path: str) -> dict[str, str]:
     return {"allow": ", ".join(_methods(path))} if error.status == 405 else {}
 
 
-def _with_cors(send: Send, origin: str | None) -> Send:
+def _with_own_headers(send: Send, origin: str | None) -> Send:
     """LiteLLM lets every page read its answers; here only the page that asked may, and only if it is a local one.
 
-    It also puts words of the client into headers (the model's name). A line break there would end the connection.
+    It also puts words of the client into headers (the model's name). A line break there would end the connection. It
+    renames `RETRY_HEADER`, which tells SDKs not to send again what is not supported: SDKs do not know it by that name.
     """
     added = Headers(_cors(origin)).raw
 
@@ -129,8 +133,10 @@ def _with_cors(send: Send, origin: str | None) -> Send:
             kept = [
                 (name, value)
                 for name, value in message.get("headers", [])
-                if not name.startswith(b"access-control-") and _VALUE.fullmatch(value)
+                if not name.startswith(b"access-control-") and name != _RETRY and _VALUE.fullmatch(value)
             ]
+            if message["status"] == HTTPStatus.NOT_IMPLEMENTED:
+                kept.append((_RETRY, b"false"))
             message = dict(message) | {"headers": [*kept, *added]}
         await send(message)
 

@@ -21,6 +21,7 @@ class Behind:
         self.scopes: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
         self.more: list[tuple[bytes, bytes]] = []
+        self.status = 200
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(dict(scope))
@@ -34,7 +35,7 @@ class Behind:
             more = message.get("more_body", False)
         self.bodies.append(body)
         headers = [(b"content-type", b"text/plain"), (b"access-control-allow-origin", b"*"), *self.more]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"through"})
 
 
@@ -94,6 +95,16 @@ def test_no_key_or_a_wrong_one(name: bytes, value: bytes) -> None:
     status, answer, body = ask(behind, headers=[GOOD[0], (name, value)])
     assert status == 401 and answer[b"www-authenticate"] == b"Bearer" and not behind.scopes
     assert b"A valid API key is needed" in body
+
+
+@pytest.mark.parametrize("more", [[], [(b"x-should-retry", b"false")], [(b"llm_provider-x-should-retry", b"false")]])
+def test_sdks_are_told_not_to_send_again_what_is_not_supported(more: list[tuple[bytes, bytes]]) -> None:
+    """Whether the server's own header has come through or LiteLLM has renamed it."""
+    behind = Behind()
+    behind.status, behind.more = 501, more
+    assert ask(behind)[1][b"x-should-retry"] == b"false"
+    behind.status, behind.more = 503, []
+    assert b"x-should-retry" not in ask(behind)[1]
 
 
 @pytest.mark.parametrize(

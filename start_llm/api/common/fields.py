@@ -25,6 +25,8 @@ MOST_SHOWN = 80
 """Characters of a value in an error message."""
 _BIG = 2**53
 """The largest whole number that every JSON library reads alike."""
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+"""Values by which a field asks for nothing. Some clients send all the fields that they know."""
 
 ModelName = Annotated[str, AfterValidator(plain_name)]
 Tokens = Annotated[int, Field(ge=1, le=_BIG)]
@@ -80,10 +82,10 @@ def refuse(data: Mapping[str, Any], why: Mapping[str, str]) -> None:
     """Raises NotSupported for a field that would change the answer and cannot be followed here.
 
     Args:
-        why: by field, what to do instead. A field that asks for nothing (``null``, ``false``, an empty list) may stay.
+        why: by field, what to do instead. A field that asks for nothing (`_NOTHING`) may stay.
     """
     for name, reason in why.items():
-        if data.get(name) not in (None, False, "", []):
+        if data.get(name) not in _NOTHING:
             raise NotSupported(f"{name}: {reason}", param=name)
 
 

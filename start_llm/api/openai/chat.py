@@ -35,7 +35,6 @@ FORMS = {
 }
 """Fields of other servers that give an answer another form."""
 REFUSED = FORMS | {
-    "web_search_options": "this server searches nothing; send a tool that does.",
     "continue_final_message": "is not supported; send the text to /v1/completions.",
 }
 
@@ -97,6 +96,9 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExc
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(ChatBody, inbound.body)
     fields.refuse(data, REFUSED)
+    if data.get("web_search_options") not in (None, False):  # an empty object asks for a search, too
+        why = "this server searches nothing; send a tool that does."
+        raise NotSupported(f"web_search_options: {why}", param="web_search_options")
     if body.modalities and set(body.modalities) != {"text"}:
         raise NotSupported("modalities: only text can be generated.", param="modalities")
     choices = body.choices()

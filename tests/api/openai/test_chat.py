@@ -107,6 +107,12 @@ def test_logprobs_and_choices(client: openai.OpenAI, service: FakeService) -> No
     assert service.requests[0].logprobs == 2
 
 
+def _asks_for_nothing(field: str) -> tuple[Any, ...]:
+    if field == "response_format":
+        return (None, {"type": "text"})
+    return (None, False) if field == "web_search_options" else (None, False, "", [], {})
+
+
 @pytest.mark.parametrize(
     ("route", "field", "value"),
     [
@@ -120,16 +126,19 @@ def test_logprobs_and_choices(client: openai.OpenAI, service: FakeService) -> No
         ("completions", "response_format", {"type": "json_object"}),
         ("messages", "mcp_servers", [{"type": "url", "url": "http://x", "name": "x"}]),
         ("messages", "container", {"skills": []}),
+        ("responses", "prompt", {"id": "p"}),
+        ("responses", "background", True),
     ],
 )
 def test_a_field_that_would_change_the_answer_is_not_passed_over(
     server: ApiServer, service: FakeService, route: str, field: str, value: Any
 ) -> None:
     body = {"model": "m", "messages": USER, "prompt": "p", "max_tokens": 5}
+    body = {"model": "m", "input": "p"} if route == "responses" else body
     refused = httpx.post(f"{server.url}/v1/{route}", json=body | {field: value})
     assert refused.status_code == 501 and refused.headers["x-should-retry"] == "false", "an SDK would send it again"
     assert refused.json()["error"]["message"].startswith(f"{field}: ") and not service.requests
-    for nothing in (None, {"type": "text"}) if field == "response_format" else (None, False, []):
+    for nothing in _asks_for_nothing(field):
         assert httpx.post(f"{server.url}/v1/{route}", json=body | {field: nothing}).status_code == 200
 
 

@@ -165,6 +165,7 @@ def test_allowed_tools_leave_the_named_ones() -> None:
         ({}, {"prompt_cache_key": "d"}, None),
         ({"x-session-affinity": "f"}, {"safety_identifier": "g"}, None),
         ({"x-session-id": "e"}, {"user": "u"}, "e"),
+        ({"x-openwebui-chat-id": "h"}, {"user": "u"}, "h"),
         ({}, {"user": "u"}, None),
         ({}, {}, None),
     ],
