@@ -29,6 +29,7 @@ from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
+from start_llm.host.home import command
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.events import KVListener
 from start_llm.modelpool.registry import ModelRegistry
@@ -256,7 +257,7 @@ class ModelBuilder:
         files = yield from in_background(find)
         if files is None:
             if settings.draft_model == "auto" and (published := published_head(name_of(loaded.folder))):
-                self._say(f"drafts    a head that drafts for {loaded.name} is published: start-llm pull {published}")
+                self._say(f"drafts    a head that drafts for {loaded.name} is published: {command()} pull {published}")
             return loaded
         try:
             self._check_drafter(files)

@@ -14,6 +14,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
+from start_llm.host.home import COMMAND_VARIABLE
 from start_llm.modelpool.builder import ModelBuilder, _check_vocabulary
 from start_llm.models.background import at_once
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
@@ -105,9 +106,10 @@ def test_a_small_model_whose_tokenizer_is_broken_drafts_not(tmp_path: Path) -> N
             _check_vocabulary(cast(Any, SimpleNamespace(tokenizer=None)), small)
 
 
-def test_a_published_head_that_is_not_here_is_named(tmp_path: Path) -> None:
+def test_a_published_head_that_is_not_here_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3.12 install_and_run.py")
     model = write_checkpoint(tmp_path / "Qwen3.5-4B-MLX-8bit", with_head=False)
     found, lines = load(model, tmp_path, about)
     assert found[:2] == (False, False)
-    pull = "start-llm pull mlx-community/Qwen3.5-4B-MTP-4bit"
+    pull = "python3.12 install_and_run.py pull mlx-community/Qwen3.5-4B-MTP-4bit"
     assert lines == [f"drafts    a head that drafts for Qwen3.5-4B-MLX-8bit is published: {pull}"]

@@ -42,6 +42,7 @@ from start_llm.dashboard.history import History
 from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor, change_level, current_level
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
+from start_llm.host.home import command
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, is_embedded, stored_models
 from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path, read_config
 from start_llm.models.device import PREFILL_BYTES
@@ -77,9 +78,9 @@ _SAFE = {
 }
 
 FIRST_COMMANDS = (
-    ("Ask the model in a terminal", "start-llm chat"),
-    ("Start a coding agent in the folder of your project", "start-llm launch pi"),
-    ("Find a larger model for this machine", "start-llm recommend"),
+    ("Ask the model in a terminal", "chat"),
+    ("Start a coding agent in the folder of your project", "launch pi"),
+    ("Find a larger model for this machine", "recommend"),
 )
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_CHARS = 200  # of a model's name
@@ -128,6 +129,7 @@ class Page:
             version=__version__,
             agents=tuple(CLIENTS.values()),
             first_commands=FIRST_COMMANDS,
+            program=command(),
             needs_key=settings.api_key is not None,
             style=Markup(_STYLE),
         )
@@ -317,9 +319,9 @@ def _reply(body: Any, status: int = 200) -> Reply:
 def _model(model: StoredModel) -> dict[str, Any]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
     shown = {name: getattr(model, name) for name in ("name", "context", "can", "problem")}
-    shown["command"] = f"start-llm serve {shlex.quote(short or model.name)}"
+    shown["command"] = f"{command()} serve {shlex.quote(short or model.name)}"
     if is_path(model.name) and is_embedded(model.name):  # however its weights are stored here
-        shown |= {"name": EMBEDDED_NAME, "command": "start-llm serve"}
+        shown |= {"name": EMBEDDED_NAME, "command": f"{command()} serve"}
     return shown | {"short": short, "bytes": model.size}
 
 
@@ -364,7 +366,7 @@ class Pulls:
             )
         repository = full_name(name) or name
         try:
-            check_source(repository, command="start-llm", known=SHORT_NAMES)
+            check_source(repository, command=command(), known=SHORT_NAMES)
         except CheckpointError as error:
             raise BadRequest(str(error).replace("MODEL_PATH=", "name="), param="name") from None
         with self._lock:

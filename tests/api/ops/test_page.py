@@ -16,6 +16,7 @@ import pytest
 from start_llm.api import server as serving
 from start_llm.api.server import ApiServer
 from start_llm.clients import CLIENTS
+from start_llm.host.home import COMMAND_VARIABLE
 from tests.api.fakes import FakeService
 
 Serve = Callable[..., ApiServer]
@@ -58,6 +59,13 @@ def test_the_shell_has_no_data_and_lets_nothing_in(server: ApiServer) -> None:
     assert '<link rel="stylesheet' not in shell and shell.count("<script") == 1, "nothing is fetched before the paint"
     assert "<script>" not in shell and " style=" not in shell and " onclick=" not in shell  # the policy forbids them
     assert all(f"start-llm launch {name}" in shell for name in CLIENTS)
+
+
+def test_commands_are_as_the_user_types_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3.12 install_and_run.py")
+    shell = httpx.get(serve().url).text
+    assert all(f"python3.12 install_and_run.py {words}" in shell for words in ("chat", "launch pi", "launch claude"))
+    assert "start-llm " not in shell
 
 
 def test_a_feed_tells_what_runs_and_what_has_ended(server: ApiServer, service: FakeService) -> None:
