@@ -6,6 +6,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from start_llm.api.direct import ChatFields
@@ -76,6 +77,17 @@ def test_what_it_made_is_seen_again_by_who_may(serve: Callable[..., ApiServer], 
     server = serve(api_key="secret")
     made = server.direct.ask("Hi", {}, stream=False).answer()
     assert service.requests[0].id == made.id and 'dialect="chat"' in server.metrics.text().decode()
+    listed = f"{server.url}/v1/cache/requests"
+    assert httpx.get(listed).status_code == 401
+    seen = httpx.get(listed, headers={"x-api-key": "secret"}).json()["requests"]
+    assert [entry["id"] for entry in seen] == [made.id] and seen[0]["client"] == "library"
+
+
+def test_without_a_key_who_sends_one_does_not_see_it(server: ApiServer) -> None:
+    made = server.direct.ask("Hi", {}, stream=False).answer()
+    listed = f"{server.url}/v1/cache/requests"
+    assert httpx.get(listed, headers={"x-api-key": "other"}).json()["requests"] == []
+    assert [entry["id"] for entry in httpx.get(listed).json()["requests"]] == [made.id]
 
 
 def test_its_fields_are_those_of_the_route() -> None:
