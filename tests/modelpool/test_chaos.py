@@ -76,6 +76,7 @@ class Builder:
     """
 
     usable = 0
+    ranks = None
 
     def __init__(self) -> None:
         self.shared = SimpleNamespace(running=0, weight_bytes=0)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from start_llm.proxy.passthrough import _abilities_of
+Abilities = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture
+def abilities_of(monkeypatch: pytest.MonkeyPatch) -> Abilities:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
+    found: Abilities = import_module("start_llm.proxy.passthrough")._abilities_of
+    return found
 
 
 @pytest.mark.parametrize(
@@ -18,11 +27,11 @@ from start_llm.proxy.passthrough import _abilities_of
         {"capabilities": {}, "context_length": "many"},
     ],
 )
-def test_a_node_that_says_too_little_of_a_model_breaks_nothing(card: dict[str, Any]) -> None:
-    assert _abilities_of(card) == {}
+def test_a_node_that_says_too_little_of_a_model_breaks_nothing(abilities_of: Abilities, card: dict[str, Any]) -> None:
+    assert abilities_of(card) == {}
 
 
-def test_what_a_card_says_is_told_in_litellms_words() -> None:
-    told = _abilities_of({"capabilities": {"tools": True}, "context_length": 4096})
+def test_what_a_card_says_is_told_in_litellms_words(abilities_of: Abilities) -> None:
+    told = abilities_of({"capabilities": {"tools": True}, "context_length": 4096})
     assert told["mode"] == "chat" and 4096 in told.values()
-    assert _abilities_of({"details": {"task": "speech"}}) == {"mode": "audio_speech"}
+    assert abilities_of({"details": {"task": "speech"}}) == {"mode": "audio_speech"}
