@@ -83,14 +83,14 @@ def _allowed(choice: dict[str, Any], tools: tuple[Tool, ...], path: str) -> tupl
 def response_format_of(value: Any, path: str = "response_format") -> ResponseFormat:
     """``text``, ``json_object``, ``json_schema`` (nested or flat, as in Responses' ``text.format``).
 
-    A ``json_object`` may have a schema, as clients of llama.cpp's server send it.
+    A ``json_object`` may have a schema, as clients of llama.cpp's server send it; an empty one says nothing.
     """
     if value is None:
         return ResponseFormat()
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return ResponseFormat()
-    if kind == "json_object" and value.get("schema") is None:
+    if kind == "json_object" and not value.get("schema"):
         return ResponseFormat("json_object")
     if kind not in ("json_schema", "json_object"):
         raise bad(f"{path}.type", "text, json_object or json_schema", kind if isinstance(value, dict) else value)

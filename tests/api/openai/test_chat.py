@@ -148,6 +148,9 @@ def test_a_json_object_may_have_a_schema(client: openai.OpenAI, service: FakeSer
     client.chat.completions.create(model="m", messages=USER, response_format=form, top_logprobs=0)
     assert service.requests[0].response_format.kind == "json_schema"
     assert service.requests[0].response_format.schema == schema
+    for empty in ({}, None):  # any JSON value would do for an empty schema, and an object was asked for
+        client.chat.completions.create(model="m", messages=USER, response_format=form | {"schema": empty})
+        assert service.requests[-1].response_format.kind == "json_object"
 
 
 def test_tool_call_answer(client: openai.OpenAI, service: FakeService) -> None:
