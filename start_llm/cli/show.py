@@ -19,7 +19,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.capabilities import Fact, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, name_of, stored_models
-from start_llm.models.drafters import own_drafter
+from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.probe_table import FILE, probe_key, read_probe
 from start_llm.models.recommended import full_name, published_head
@@ -65,15 +65,20 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
     elif options.all:
         print(f"{_sentence(probe.trial.report(capabilities.tool_parser))}.")
-    if head is not None and head.refused:
-        print(f"{_sentence(head.detail)} does not draft: {head.refused}.")
-    elif head is None and (published := published_head(name_of(folder))):
-        print(f"A head that drafts for it is published: {program()} pull {published}")
+    _print_head(head, folder)
     for line in capabilities.decoding.report():
         print(f"{_sentence(line)}.")
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def _print_head(head: DrafterFiles | None, folder: Path) -> None:
+    """Why a model's own head does not draft, or which one could be fetched."""
+    if head is not None and head.refused:
+        print(f"{_sentence(head.detail)} does not draft: {head.refused}.")
+    elif head is None and (published := published_head(name_of(folder))):
+        print(f"A head that drafts for it is published: {program()} pull {published}")
 
 
 def _print_facts(facts: Mapping[str, Fact], folder: Path, every: bool) -> None:
