@@ -40,6 +40,7 @@ class LayerKit:
     Attributes:
         new: `make_cache`.
         cuttable: every layer can be cut at any token.
+        cut_places: where the layers that can be cut stand among all layers.
     """
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
@@ -50,6 +51,7 @@ class LayerKit:
             not cut and not getattr(leaf, "transient", False) for cut, leaf in zip(self._is_cut, empty, strict=True)
         )
         self.cuttable = not any(self._is_state)
+        self.cut_places = tuple(place for place, cut in enumerate(self._is_cut) if cut)
 
     def free_buffers(self) -> None:
         """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
@@ -174,6 +176,10 @@ class LayerKit:
         """The arrays of each cut layer as they are, and their form. Raises Unstorable, like `slice`."""
         return [_rows(leaf, 0) for leaf in self._leaves_of(cache, cut=True)]
 
+    def buffer(self, layer: Any) -> tuple[Any, ...]:
+        """The arrays of one cut layer as they are. Raises Unstorable: it has become another class."""
+        return _rows(_cut_layer(layer), 0)[0]
+
     def take_buffers(self, cache: Sequence[Any], length: int) -> list[tuple[tuple[Any, ...], Form]]:
         """`buffers`, evaluated, of caches that nobody writes into any more, and that are emptied.
 
@@ -236,9 +242,16 @@ class LayerKit:
         if len(found) != len(self._is_cut):
             raise Unstorable(f"{len(found)} cache layers, but the model makes {len(self._is_cut)}")
         for leaf, is_cut in zip(found, self._is_cut, strict=True):
-            if is_cut and type(leaf) not in (KVCache, QuantizedKVCache):
-                raise Unstorable(f"a layer became {type(leaf).__name__}")
+            if is_cut:
+                _cut_layer(leaf)
         return [leaf for leaf, wanted in zip(found, self._is_cut if cut else self._is_state, strict=True) if wanted]
+
+
+def _cut_layer(leaf: Any) -> Any:
+    """The same, if it can be cut. Raises Unstorable."""
+    if type(leaf) not in (KVCache, QuantizedKVCache):
+        raise Unstorable(f"a layer became {type(leaf).__name__}")
+    return leaf
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -46,7 +46,11 @@ class RowKV:
 
     def layer(self, index: int) -> tuple[Any, ...]:
         """The buffers of one cut layer, from token 0 on; they may be longer than the row."""
-        return self._layers[index] if self.lent_to is None else self._lent_buffers()[index][0]
+        if self.lent_to is None:
+            return self._layers[index]
+        if self.reader is None:
+            return self._lent_buffers()[index][0]
+        return self._kit.buffer(self.reader(self._kit.cut_places[index])[0])
 
     def measure(self) -> None:
         """Learns `token_bytes`: a row may have become quantised."""
@@ -80,7 +84,7 @@ class RowKV:
 
     def _lent_buffers(self) -> list[tuple[tuple[Any, ...], Form]]:
         assert self.lent_to is not None
-        return self._kit.buffers(self.lent_to if self.reader is None else self.reader())
+        return self._kit.buffers(self.lent_to if self.reader is None else self.reader(None))
 
 
 @dataclass(frozen=True, slots=True)

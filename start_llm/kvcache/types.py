@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-KVReader = Callable[[], Sequence[Any]]
-"""Gives a row's layers as they are now, in the shape of its caches; not to be written into, nor to be kept."""
+KVReader = Callable[[int | None], Sequence[Any]]
+"""Gives a row's layers as they are now, or the one in that place; not to be written into, nor to be kept."""
 Form = tuple[int, ...]
 """How a layer's rows are held: () plain, (group_size, bits) quantised."""
 

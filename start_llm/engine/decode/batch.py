@@ -92,12 +92,12 @@ class BatchRunner:
         row.on_move(partial(self._read, uid))
         return int(uid)
 
-    def _read(self, uid: int) -> Cache:
+    def _read(self, uid: int, place: int | None = None) -> Cache:
         """A row's layers, wherever they are: see `KVReader`."""
         running = self._batch._generation_batch
-        if uid not in running.uids:
-            return self._rows[uid].cache
-        return layerwise.read_row(running.prompt_cache, running.uids.index(uid))
+        if uid in running.uids:
+            return layerwise.read_row(running.prompt_cache, running.uids.index(uid), place)
+        return layerwise.read_row(self._rows[uid].cache, 0, place)
 
     def _out(self, row: RowState, cache: Cache) -> Cache:
         """The row has left the batch with these layers: they are put where its KV was before."""

@@ -90,10 +90,11 @@ class Layerwise:
         return row
 
     def read(self, index: int) -> Any:
-        """`extract` of a row that stays."""
-        leaving = len(self._extracted())
-        row = self.extract(index)
-        del self._extracted()[leaving:]
+        """The layer of a row that stays: views of the batch, no copies."""
+        row, first = self._row(), self._padding()[index]
+        if self.keys is not None:
+            row.keys, row.values = _paired([a[index : index + 1, :, first : self._idx, :] for a in self._arrays()])
+            row.offset = self._idx - first
         return row
 
     def make_room(self, tokens: int) -> None:
@@ -119,8 +120,7 @@ class Layerwise:
         return _arrays_of(self)
 
     def _replace(self, arrays: Sequence[mx.array]) -> None:
-        half = len(arrays) // 2
-        self.keys, self.values = arrays if half == 1 else (tuple(arrays[:half]), tuple(arrays[half:]))
+        self.keys, self.values = _paired(arrays)
         mx.clear_cache()
 
     def _extracted(self) -> list[Any]:
@@ -163,9 +163,11 @@ def make_room(batch: Sequence[Any], tokens: int) -> None:
             layer.make_room(tokens)
 
 
-def read_row(batch: Sequence[Any], index: int) -> list[Any]:
-    """One row of a batch: its layers that can be cut; the others as they are."""
-    return [layer.read(index) if isinstance(layer, Layerwise) else layer for layer in leaves(batch)]
+def read_row(batch: Sequence[Any], index: int, place: int | None = None) -> list[Any]:
+    """One row of a batch: its layers that can be cut; the others as they are. `place`: this layer only."""
+    found = list(leaves(batch))
+    wanted = found if place is None else found[place : place + 1]
+    return [layer.read(index) if isinstance(layer, Layerwise) else layer for layer in wanted]
 
 
 def eval_rows(caches: Sequence[Sequence[Any]]) -> None:
@@ -177,6 +179,12 @@ def eval_rows(caches: Sequence[Sequence[Any]]) -> None:
 
 def _with_room(tokens: int) -> int:
     return tokens + max(_LEAST_ROOM, tokens // ROOM_SHARE)
+
+
+def _paired(arrays: Sequence[mx.array]) -> tuple[Any, Any]:
+    """Keys and values, of the arrays that `_arrays_of` gives."""
+    half = len(arrays) // 2
+    return (arrays[0], arrays[1]) if half == 1 else (tuple(arrays[:half]), tuple(arrays[half:]))
 
 
 def _arrays_of(layer: Any) -> tuple[mx.array, ...]:
