@@ -18,7 +18,8 @@ class FollowerGroup(RankGroup):
     """Ends the process when it is out of step, or rank 0 gives no sign of life: a pass of the model may hang then.
 
     Args:
-        silent_seconds: without a sign of life from rank 0 it is lost.
+        silent_seconds: without a sign of life from rank 0 it is lost. When rank 0 has said that all end, the process is
+            ended after so long: the pass that it is in may wait for another rank for ever.
 
     Attributes:
         sequence: of the entry that was read last.
@@ -29,6 +30,7 @@ class FollowerGroup(RankGroup):
         self.addresses = addresses
         self._channel, self._silent_seconds = channel, silent_seconds
         self._entries: SimpleQueue[list[Any]] = SimpleQueue()
+        self._ended = threading.Event()  # the model thread is in no pass any more
         self.sequence = 1  # the first entry was read to make this
         channel.show_life(silent_seconds)
         threading.Thread(target=self._read, name="rank-log", daemon=True).start()
@@ -48,10 +50,13 @@ class FollowerGroup(RankGroup):
         if sequence != self.sequence + 1:
             self.end(f"entry {sequence} follows {self.sequence}.")
         self.sequence = sequence
+        if entry[0] == "stop":
+            self._ended.set()
         return entry
 
     def end(self, why: str) -> NoReturn:
         """Ends the process, whatever it is in. Any thread."""
+        self._ended.set()
         with suppress(OSError):
             self._channel.send([why])
         self._leave(why)
@@ -71,3 +76,5 @@ class FollowerGroup(RankGroup):
             except (OSError, EOFError):
                 self._leave("rank 0 has ended.")
             self._entries.put(entry)
+        if not self._ended.wait(self._silent_seconds):
+            self._leave("rank 0 has ended, and a pass has not.")

@@ -98,13 +98,13 @@ class LeaderGroup(RankGroup):
     def _accept(self, listener: Listener) -> list[tuple[Channel, dict[str, Any]]]:
         """Channels with what each rank said of itself. Raises Unavailable."""
         found: list[tuple[Channel, dict[str, Any]]] = []
+        given_up = threading.Event()
 
         def accept() -> None:
-            with suppress(OSError):  # the listener is closed
-                while len(found) < self.size - 1:
-                    with suppress(AuthenticationError, EOFError, ConnectionError):
-                        channel = Channel(listener.accept())
-                        found.append((channel, channel.receive()[0]))
+            while len(found) < self.size - 1 and not given_up.is_set():
+                with suppress(AuthenticationError, EOFError, OSError):  # a stranger's connection may hold anything
+                    channel = Channel(listener.accept())
+                    found.append((channel, channel.receive()[0]))
 
         accepting, until = threading.Thread(target=accept, name="ranks", daemon=True), time.monotonic() + START_SECONDS
         accepting.start()
@@ -112,6 +112,7 @@ class LeaderGroup(RankGroup):
             accepting.join(0.1)
             ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
             if ended or time.monotonic() > until:
+                given_up.set()
                 self._kill()
                 which = ended or sorted({*range(1, self.size)} - {hello["rank"] for _, hello in found})
                 names = ", ".join(f"rank {rank} on {self._hosts[rank].name}" for rank in which)

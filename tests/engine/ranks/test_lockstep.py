@@ -127,7 +127,7 @@ def test_a_follower_does_the_same(
     oracle: Oracle, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(ends[0])
-    ranks = FollowerGroup(1, ends[1], ["", ""], 60)
+    ranks = FollowerGroup(1, ends[1], ["", ""], 600)
     ranks._thread = threading.get_ident()
     leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
     play(leader, 30)
@@ -149,13 +149,23 @@ def test_a_follower_that_goes_another_way_ends(
         raise OutOfStep(code)
 
     monkeypatch.setattr(follower.os, "_exit", leave)
-    log, ranks = Log(ends[0]), FollowerGroup(1, ends[1], ["", ""], 60)
+    log, ranks = Log(ends[0]), FollowerGroup(1, ends[1], ["", ""], 600)
     ranks._thread = threading.get_ident()
     play(make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET), 12)
     log.write("stop")
     with pytest.raises(OutOfStep, match="75"):
         follow(make(oracle, Scheduler, ranks, BUDGET // 2), ranks)
     assert "rank 0's" in ends[0].receive()[0]
+
+
+def test_a_follower_whose_pass_never_ends_ends_when_it_is_told_to_stop(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(follower.os, "_exit", codes.put)
+    FollowerGroup(1, ends[1], ["", ""], 0.5)
+    Log(ends[0]).write("stop")  # nobody asks for the next entry
+    assert codes.get(timeout=60) == 75
 
 
 def test_who_does_not_know_the_key_is_refused() -> None:
