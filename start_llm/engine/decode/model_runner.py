@@ -235,7 +235,7 @@ class ModelRunner:
         return results
 
     def _verify_together(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow] | None:
-        if self._gate is None or self._gate.head is not None or self._quantisation is not None:
+        if self._gate is None or self._quantisation is not None:
             return None
         return verify_together(self._gate, batch, {uid: row.drafts for uid, (row, _) in there.items()})
 

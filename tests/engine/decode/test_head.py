@@ -278,6 +278,39 @@ def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
         assert_same(Said([], None, *removed), model)
 
 
+class TakesAll(Anything):
+    """Of rows that decode together the whole of each draft."""
+
+    def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
+        return 1 + max(option.most for option in options)
+
+
+@pytest.mark.parametrize("name", ["llama", "small"])
+def test_the_runner_has_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
+    model = headed(name)
+    runner = ModelRunner(model, eos=[], max_rows=2, gate=TakesAll())
+    expected, heard, counts = greedy_answer(model, PROMPT, 30), dict[int, list[int]](), []
+    for most in (24, 30):  # one ends before the other, which goes on alone
+        prophet = Prophet([*PROMPT, *expected], len(PROMPT), liar(most))
+        drafts = RowDrafts(lambda prophet=prophet: prophet)  # type: ignore[misc]
+        counts.append(drafts.counts)
+        sampler, processors = drawing(SAMPLINGS["greedy"])
+        heard[runner.insert(new_row(PROMPT, prefilled(model), most, sampler, processors, drafts=drafts))] = []
+    ended = 0
+    while ended < 2:
+        both = ended == 0
+        for row in runner.decode():
+            heard[row.uid].append(row.token)
+            if row.finish is not None:
+                ended += 1
+                assert_same(Said([], None, row.cache, row.tokens), model)  # type: ignore[arg-type]
+        if both:
+            right_together = sum(each.accepted for each in counts)
+    assert [len(tokens) for tokens in heard.values()] == [24, 30]
+    assert all(tokens == expected[: len(tokens)] for tokens in heard.values())
+    assert right_together > 5
+
+
 def greedy_answer(model: HeadedModel, prompt: Sequence[int], count: int) -> list[int]:
     cache, said = model.make_cache(), list[int]()
     logits = model(mx.array([list(prompt)]), cache=cache)
