@@ -325,12 +325,20 @@ def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
 
 
 def test_checkpoints_thin_before_a_session_loses_tokens() -> None:
-    store = store_of(hybrid=True, budget_tokens=1150, checkpoints_recent=64, checkpoint_grid=10)
+    """But for those that are kept to the last: a sixteenth of its KV, without which its end could not go alone."""
+    store = store_of(hybrid=True, budget_tokens=1070, checkpoints_recent=64, checkpoint_grid=10)
     for end in range(20, 1001, 20):
         put(store, run(0, end), hybrid=True, session="main")
     assert store.lookup(tuple(run(0, 1000))).length == 1000
     stats = store.stats()
-    assert stats["bytes"] <= 1150 * TOKEN_BYTES and 1 <= stats["checkpoints"] <= 40
+    assert stats["bytes"] <= 1070 * TOKEN_BYTES and 1 <= stats["checkpoints"] <= 40
+
+
+def test_a_session_that_alone_takes_more_than_the_budget_loses_its_end_only() -> None:
+    store = store_of(hybrid=True, budget_tokens=1030, checkpoints_recent=64, checkpoint_grid=10)
+    for end in range(20, 1001, 20):
+        put(store, run(0, end), hybrid=True, session="main")
+    assert store.lookup(tuple(run(0, 1000))).length >= 1000 - 60
 
 
 def test_clear() -> None:
