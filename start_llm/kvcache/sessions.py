@@ -28,6 +28,7 @@ class Session:
     ends: list[Segment] = field(default_factory=list)  # the segments where its last stored turns end, oldest first
     caller: str = ""  # name of the conversation that is taken to have begun this one, as an agent begins sub-agents
     called: float = -math.inf  # when one that it began was used last
+    answered: float = math.inf  # when its last turn was over; `used` moves within a turn, too
     alternates: bool = False  # it once went on from an end that was not its newest one
     pauses: Pauses = field(default_factory=partial(Pauses, _OWN_PAUSES))
 
@@ -49,13 +50,18 @@ class Sessions:
         self._known: Lru[str, Session] = Lru(most)
         self._pauses = Pauses(_PAUSES)
 
-    def add_end(self, name: str, end: Segment, now: float) -> None:
-        """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more."""
+    def add_end(self, name: str, end: Segment, now: float, *, answered: bool = True) -> None:
+        """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more.
+
+        `answered`: the turn is over. Else this is a part of it, or a guess of the next one: no pause has ended.
+        """
         if (session := self._known.get(name)) is None:
             session = Session(now, now, caller=self._caller_of(end, now))
-        elif now > session.used:
-            session.pauses.add(now - session.used)
-            self._pauses.add(now - session.used)
+        if answered:
+            if now > session.answered:
+                session.pauses.add(now - session.answered)
+                self._pauses.add(now - session.answered)
+            session.answered = now
         session.used = now
         if (caller := self._known.get(session.caller)) is not None and caller.used < session.created:
             caller.called = now  # it has not come back since it began this one

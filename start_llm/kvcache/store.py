@@ -178,6 +178,7 @@ class KVStore:
         checkpoint: bool = True,
         head: bool = False,
         states: Sequence[tuple[int, Sequence[Any]]] = (),
+        answered: bool = True,
     ) -> None:
         """Stores what is not stored yet of `cache`, which holds exactly `tokens` (one row, not a batch).
 
@@ -188,6 +189,7 @@ class KVStore:
             checkpoint: also save the state of layers that cannot be cut.
             head: the tools+system block ends here: its checkpoint is kept longer than others.
             states: layers as they were after so many of `tokens`: checkpoints of these places are saved, too.
+            answered: a turn of that conversation is over; else this is a part of it, or a guess of the next one.
 
         Raises:
             ValueError: the cache holds another number of tokens.
@@ -208,7 +210,7 @@ class KVStore:
             return
         end.head = end.head or head
         if session is not None and not one_shot:
-            self._sessions.add_end(session, end, self._clock())
+            self._sessions.add_end(session, end, self._clock(), answered=answered)
         outgrown = [] if self._kit.cuttable else thin_after(end, self._config)
         for segment in outgrown:
             self.resident.drop_checkpoint(segment)

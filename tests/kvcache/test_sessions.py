@@ -69,6 +69,20 @@ def test_who_comes_back_soon_is_stronger_than_who_was_used_last() -> None:
     assert sessions.protection(900.0, BUDGET)[id(regular)] < sessions.protection(900.0, BUDGET)[id(once)]  # it is late
 
 
+def test_only_a_turn_that_is_over_ends_a_pause() -> None:
+    """Parts of a prompt, and prefill of a guess, are stored between two turns."""
+    tree, whole, parts = fake_tree(), Sessions(idle=6000, keep=2), Sessions(idle=6000, keep=2)
+    end = grow(tree, run(0, 20))
+    for sessions in (whole, parts):
+        for turn in range(4):
+            if sessions is parts:
+                for second in (1, 90, 95):
+                    sessions.add_end("a", end, 100.0 * turn + second - 100, answered=False)
+            sessions.add_end("a", end, 100.0 * turn)
+    assert whole.protection(370.0, BUDGET) == parts.protection(370.0, BUDGET)
+    assert whole.protection(370.0, BUDGET)[id(end)][1] > 0
+
+
 def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() -> None:
     tree, sessions = fake_tree(longest=5), Sessions(idle=60, keep=2)
     end = grow(tree, run(0, 20))

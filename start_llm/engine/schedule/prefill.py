@@ -86,7 +86,8 @@ class Prefill:
         """Stores what the job's prefill has computed so far."""
         if job.cache is not None:
             head = job.position == job.work.prompt.head
-            self.store(job, job.tokens[: job.position], job.cache, checkpoint=checkpoint, head=head)
+            computed = job.tokens[: job.position]
+            self.store(job, computed, job.cache, checkpoint=checkpoint, head=head, answered=False)
 
     def store(self, job: Job, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
         """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""

@@ -161,7 +161,7 @@ class Requests:
 
     def finish(self, job: Job, reason: EndReason, kv: tuple[Cache, Sequence[int]] | None) -> None:
         """A job ends; its row, if there was one, has left the runner with this KV."""
-        self._store(job, kv)
+        self._store(job, kv, answered=True)
         self._forget(job)
         job.end(reason)
 
@@ -235,10 +235,10 @@ class Requests:
             self.put_back(other, valid=valid)
         return None
 
-    def _store(self, job: Job, kv: tuple[Cache, Sequence[int]] | None) -> None:
+    def _store(self, job: Job, kv: tuple[Cache, Sequence[int]] | None, *, answered: bool = False) -> None:
         if kv is not None:
             cache, tokens = kv
-            self._prefill.store(job, as_tokens(tokens), cache, states=job.states)
+            self._prefill.store(job, as_tokens(tokens), cache, states=job.states, answered=answered)
 
     def _forget(self, job: Job, *, valid: bool = True) -> None:
         """Takes the job out of everything but the runner. `valid`: see `KVStore.take_back`."""

@@ -64,6 +64,21 @@ def test_a_request_is_prefilled_decoded_and_stored() -> None:
     assert sink.done.report.generated == 4
 
 
+def test_a_turn_is_over_once_and_a_guess_is_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, _, store, _ = make()
+    answered: list[bool] = []
+    monkeypatch.setattr(store, "put", lambda tokens, cache, **about: answered.append(about["answered"]))
+    work, _ = submit("a", range(1, 251))
+    scheduler.add(work)
+    drain(scheduler)
+    assert answered == [False, True]  # the prompt; the answer
+    guess, _ = submit("guess", range(1, 301))
+    scheduler.add_idle(guess)
+    while scheduler.idle_prefill.waiting:
+        scheduler.step_idle()
+    assert answered[2:] == [False]
+
+
 def test_the_next_turn_computes_what_is_new() -> None:
     scheduler, runner, _, _ = make()
     first, sink = submit("a", range(1, 251))
