@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import Unavailable
+from start_llm.core.jsontext import LARGE
+from start_llm.proxy import balancer
 from start_llm.proxy import fleet as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode, look_at
-from start_llm.proxy.routing import route_key
+from start_llm.proxy.outcome import RequestOutcome, current
+from start_llm.proxy.routing import RouteKey, route_key
 from tests.proxy.node_stub import NodeStub, nodes
 
 WAIT = 60.0
@@ -272,3 +276,35 @@ def test_what_nodes_tell_people() -> None:
         assert [node["state"] for node in found] == ["ready", "loading", "gone"]
         assert (found[0]["running"], found[0]["waiting"], found[0]["models"]) == (3, 2, ("served",))
         assert "key" not in json.dumps(found)
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """All requests of the proxy share the loop."""
+    readers = []
+
+    def read(given: dict[str, Any], headers: Any) -> RouteKey:
+        readers.append(threading.get_ident())
+        return route_key(given, headers)
+
+    monkeypatch.setattr(balancer, "route_key", read)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps(body("x" * size)).encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def test() -> None:
+        current.set(RequestOutcome())
+        fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
+        for member in fleet.members.values():
+            member.state = "gone"
+        app = balancer.Balancer(send, fleet=fleet, holders={})  # type: ignore[arg-type]  # nobody gets that far
+        await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
+        await fleet.client.aclose()
+
+    asyncio.run(test())
+    assert sent[0]["status"] == 503
+    assert [reader == threading.get_ident() for reader in readers] == [size == 0]
