@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from start_llm.core.errors import BadRequest, StartLLMError
 from start_llm.core.jsontext import parse_object
 from start_llm.proxy.asgi import JSON, error_answer, off_the_loop, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
+from start_llm.proxy.routing import conversation_name
 
+_NAMED = ("chat/completions", "responses")
 _CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
 ALLOWED = frozenset({"metadata", "disable_fallbacks", "litellm_session_id", "litellm_trace_id"})
 """A client's own data, names of its conversation, and the word that keeps a request here."""
@@ -57,6 +60,17 @@ def _refused(path: str) -> BadRequest:
     return BadRequest(message, param=path, code="proxy_parameter")
 
 
+def _named(dialect: str, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """`body` with the conversation's name that a header gives: LiteLLM does not pass such headers on.
+
+    Of messages it does not pass the field on either. Claude Code's name stands in their `metadata`, too.
+    """
+    name = conversation_name(body, headers)
+    if dialect not in _NAMED or name == conversation_name(body, {}):
+        return body
+    return body | {"session_id": name}
+
+
 class RequestBodies:
     """ASGI middleware within the gate. What it passes on has its whole body, of `most_bytes`, in one message.
 
@@ -78,14 +92,14 @@ class RequestBodies:
             if raw is None:
                 return
             if is_json:
-                raw = await off_the_loop(len(raw), self._checked, dialect, raw)
+                raw = await off_the_loop(len(raw), self._checked, dialect, raw, Headers(scope=scope))
         except StartLLMError as error:
             await error_answer(scope["path"], error)(scope, receive, send)
             return
         # Without `-H` curl says that it sends a form, and LiteLLM believes it.
         await self._app(with_body(scope, raw, JSON if is_json else None), replay(raw, receive), send)
 
-    def _checked(self, dialect: str, raw: bytes) -> bytes:
+    def _checked(self, dialect: str, raw: bytes, headers: Mapping[str, str]) -> bytes:
         """`raw` as LiteLLM gets it. Raises BadRequest, TooLarge."""
         body = parse_object(raw)
         if not isinstance(body.get("model"), str | None):  # LiteLLM looks it up before it looks at it
@@ -93,6 +107,6 @@ class RequestBodies:
         self._litellm_names.check(body)
         changed = {name: value for name, value in body.items() if name not in self._litellm_names.arguments}
         if _CONVERSATION.fullmatch(dialect):
-            changed = fold(dialect, changed, self._names)
+            changed = fold(dialect, _named(dialect, changed, headers), self._names)
         halves = b"\\ud" in raw or b"\\uD" in raw  # the parser has replaced them, LiteLLM refuses them
         return raw if changed == body and not halves else json.dumps(changed).encode()

@@ -23,7 +23,9 @@ KNOWN = LiteLLMNames(
 FORM = (b"content-type", b"application/x-www-form-urlencoded")
 
 
-def through(path: str, *pieces: bytes, gone: bool = False) -> tuple[int, bytes, dict[bytes, bytes]]:
+def through(
+    path: str, *pieces: bytes, gone: bool = False, more: tuple[bytes, bytes] = (b"x-more", b"1")
+) -> tuple[int, bytes, dict[bytes, bytes]]:
     """(status, body, headers): those that come through with status 200, or those of the refusal; 0: nothing comes."""
     behind = Behind()
     messages: list[dict[str, Any]] = [
@@ -38,7 +40,7 @@ def through(path: str, *pieces: bytes, gone: bool = False) -> tuple[int, bytes, 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    headers = [(b"content-length", str(sum(map(len, pieces))).encode()), (b"x-more", b"1"), FORM]
+    headers = [(b"content-length", str(sum(map(len, pieces))).encode()), more, FORM]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
     layer = RequestBodies(behind, litellm_names=KNOWN, names={"mine": "default"}, most_bytes=1 << 20)
     asyncio.run(layer(scope, receive, send))
@@ -154,3 +156,20 @@ def test_a_body_may_not_be_too_long() -> None:
 def test_a_large_body_does_not_hold_the_event_loop(size: int) -> None:
     reader = asyncio.run(off_the_loop(size, threading.get_ident))
     assert (reader == threading.get_ident()) == (size == LARGE)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "come_through"),
+    [
+        (CHAT, {"messages": []}, {"messages": [], "session_id": "c1"}),
+        (CHAT, {"chat_id": "mine"}, {"chat_id": "mine"}),
+        ("/v1/responses", {"input": "a"}, {"input": "a", "extra_body": {"session_id": "c1"}}),
+        (MESSAGES, {"messages": []}, {"messages": []}),
+        ("/v1/embeddings", {"input": "a"}, {"input": "a"}),
+    ],
+)
+def test_a_header_that_names_the_conversation_comes_through_in_the_body(
+    path: str, body: dict[str, Any], come_through: dict[str, Any]
+) -> None:
+    status, found, _ = through(path, json.dumps(body).encode(), more=(b"x-openwebui-chat-id", b"c1"))
+    assert (status, json.loads(found)) == (200, come_through)

@@ -301,6 +301,15 @@ def test_what_only_this_server_knows_arrives(
         assert {name: seen.get(name) for name in own} == own
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_conversation_that_a_header_names_has_its_name_here(
+    web: httpx.Client, proxy: LiteLLMProxy, back: StubServer, path: str
+) -> None:
+    headers = {"x-api-key": proxy.master_key, "X-OpenWebUI-Chat-Id": "c1"}
+    assert web.post(f"/v1/{path}", json={"model": "served", **WAITING[path]}, headers=headers).status_code == 200
+    assert back.seen[-1].body.get("session_id") == "c1"
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
 def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, proxy: LiteLLMProxy, path: str) -> None:
     body = {"model": "nobody/nothing"} | WAITING[path]
