@@ -8,17 +8,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from start_llm.core.errors import Unavailable
 from start_llm.core.jsontext import LARGE
-from start_llm.proxy import balancer
 from start_llm.proxy import fleet as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode, look_at
-from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.routing import RouteKey, route_key
 from tests.proxy.node_stub import NodeStub, nodes
 
@@ -283,6 +282,9 @@ def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
     """All requests of the proxy share the loop."""
     readers = []
 
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
+    balancer, outcome = (import_module(f"start_llm.proxy.{name}") for name in ("balancer", "outcome"))
+
     def read(given: dict[str, Any], headers: Any) -> RouteKey:
         readers.append(threading.get_ident())
         return route_key(given, headers)
@@ -297,11 +299,11 @@ def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
         sent.append(message)
 
     async def test() -> None:
-        current.set(RequestOutcome())
+        outcome.current.set(outcome.RequestOutcome())
         fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
         for member in fleet.members.values():
             member.state = "gone"
-        app = balancer.Balancer(send, fleet=fleet, holders={})  # type: ignore[arg-type]  # nobody gets that far
+        app = balancer.Balancer(send, fleet=fleet, holders={})  # nobody gets that far
         await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
         await fleet.client.aclose()
 
