@@ -50,12 +50,14 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     drafts = {} if head is None or head.refused else {"drafts_by": Fact(head.detail, "weights")}
     facts = {**capabilities.facts, **drafts}
     if options.json:
+        about = {
+            "name": source,
+            "folder": str(folder),
+            "file": capabilities.overrides.path,
+            "trial": probe and probe.trial,
+        }
         values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
-        trial = None if probe is None else asdict(probe.trial)
-        file = None if capabilities.overrides.path is None else str(capabilities.overrides.path)
-        print(
-            json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": values}, indent=1)
-        )
+        print(json.dumps(about | {"facts": values}, indent=1, default=_plain))
         return 0
     print(f"{source}  ({folder})")
     _print_facts(facts, folder, options.all)
@@ -71,6 +73,11 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def _plain(value: Any) -> Any:
+    """For JSON."""
+    return str(value) if isinstance(value, Path) else asdict(value)
 
 
 def _print_head(head: DrafterFiles | None, folder: Path) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, to_json
-from start_llm.clients.opencode import opencode_config
+from start_llm.clients.opencode import opencode_config, opencode_environment
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     path = folder / "kilo.json"
     return LaunchPlan(
         env={
-            "KILO_CONFIG": str(path),
-            "KILO_DB": str(folder / "kilo.db"),
-            "KILO_DISABLE_AUTOUPDATE": "1",
-            "KILO_DISABLE_MODELS_FETCH": "1",
-            "KILO_DISABLE_SHARE": "1",
+            **opencode_environment("KILO", path, endpoint),
             "KILO_DISABLE_SESSION_INGEST": "1",  # else sessions are sent to Kilo's servers
             "KILO_TELEMETRY_LEVEL": "off",
-            "START_LLM_KEY": endpoint.key,
         },
         files={path: to_json(opencode_config(endpoint))},
     )

@@ -36,20 +36,18 @@ def opencode_config(endpoint: Endpoint) -> dict[str, object]:
     }
 
 
+def opencode_environment(prefix: str, path: Path, endpoint: Endpoint) -> dict[str, str]:
+    """What OpenCode reads from the environment. `prefix`: of its variables; `path`: of the configuration file."""
+    database = path.with_suffix(".db")
+    off = dict.fromkeys(("DISABLE_AUTOUPDATE", "DISABLE_MODELS_FETCH", "DISABLE_SHARE"), "1")
+    names = {"CONFIG": str(path), "DB": str(database)} | off
+    return {f"{prefix}_{name}": value for name, value in names.items()} | {"START_LLM_KEY": endpoint.key}
+
+
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     config = {"$schema": "https://opencode.ai/config.json", **opencode_config(endpoint)}
     path = folder / "opencode.json"
-    return LaunchPlan(
-        env={
-            "OPENCODE_CONFIG": str(path),
-            "OPENCODE_DB": str(folder / "opencode.db"),
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
-            "OPENCODE_DISABLE_SHARE": "1",
-            "START_LLM_KEY": endpoint.key,
-        },
-        files={path: to_json(config)},
-    )
+    return LaunchPlan(env=opencode_environment("OPENCODE", path, endpoint), files={path: to_json(config)})
 
 
 OPENCODE = AgentClient(

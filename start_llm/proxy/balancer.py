@@ -88,20 +88,7 @@ class Balancer:
         self, scope: Scope, routed: _Routed, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
     ) -> bool:
         """Sends the request to one node. Whether it is to be sent to another one. Raises Unavailable."""
-        key, holder, body = routed
-        anthropic = answer.dialect == "messages"
-        choice = await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
-        outcome.node = choice.node.name
-        with self._fleet.sending(choice) as begun:
-            answer.begin(choice, begun)
-            inner = dict(scope) | {"state": dict(scope.get("state") or {})}
-            asking = asyncio.ensure_future(self._app(inner, replay(body, receive), answer))
-            try:
-                is_frozen = await self._wait(asking, choice, answer)
-            finally:
-                asking.cancel()
-        if is_frozen:
-            outcome.failed = outcome.is_lost = True
+        choice = await self._ask_node(scope, routed, receive, answer, outcome)
         if not outcome.failed:
             await answer.finish(None)
             return False
@@ -119,6 +106,26 @@ class Balancer:
             raise Unavailable(broken(choice.node, "")["message"])
         await answer.finish(outcome.error or broken(choice.node, answer.dialect))
         return False
+
+    async def _ask_node(
+        self, scope: Scope, routed: _Routed, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
+    ) -> Choice:
+        """Chooses a node and has LiteLLM ask it; `outcome` says how that ended. Raises Unavailable."""
+        key, holder, body = routed
+        anthropic = answer.dialect == "messages"
+        choice = await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
+        outcome.node = choice.node.name
+        with self._fleet.sending(choice) as begun:
+            answer.begin(choice, begun)
+            inner = dict(scope) | {"state": dict(scope.get("state") or {})}
+            asking = asyncio.ensure_future(self._app(inner, replay(body, receive), answer))
+            try:
+                is_frozen = await self._wait(asking, choice, answer)
+            finally:
+                asking.cancel()
+        if is_frozen:
+            outcome.failed = outcome.is_lost = True
+        return choice
 
     def _read(self, body: bytes, headers: Headers) -> _Routed:
         given = fields_of(body, is_json=True)

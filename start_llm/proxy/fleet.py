@@ -222,24 +222,26 @@ class NodeFleet:
         serving = serving or list(self.members.values())
         if holder in self.members:
             serving = [self.members[holder]]
-        untried = {member.name: member for member in serving if member.name not in tried}
-        offered = {name: member for name, member in untried.items() if member.is_offered(began)}
+        untried = [member for member in serving if member.name not in tried]
         if len(self.members) == 1 and untried:
-            return Choice(next(iter(untried.values())).node, "alone", 0.0)
-        in_doubt = {name: member for name, member in untried.items() if member.is_in_doubt(began)}
-        offered = offered or in_doubt
-        # One request that all nodes refuse, as with 507, must not leave the others without a node.
-        offered = offered or {name: member for name, member in untried.items() if member.state in {"ready", "busy"}}
+            return Choice(untried[0].node, "alone", 0.0)
+        in_doubt = [member for member in untried if member.is_in_doubt(began)]
+        offered = (
+            [member for member in untried if member.is_offered(began)]
+            or in_doubt
+            # One request that all nodes refuse, as with 507, must not leave the others without a node.
+            or [member for member in untried if member.state in {"ready", "busy"}]
+        )
         if not offered:
             raise self._none_left(serving, tried)
-        loads = {name: member.load for name, member in offered.items()}
+        loads = {member.name: member.load for member in offered}
         # A node that is late may be busy. Computing a conversation elsewhere takes longer than waiting.
-        at_home = loads | {name: member.load for name, member in in_doubt.items()}
+        at_home = loads | {member.name: member.load for member in in_doubt}
         home, how, prefill = self._picker.home(key, at_home), "conversation", 0
         if home is None and len(offered) == 1:
-            home, how = next(iter(offered)), "response" if holder else "only"
+            home, how = offered[0].name, "response" if holder else "only"
         if home is None:
-            stored, prompt = await self._stored(list(offered.values()), key, explain, anthropic)
+            stored, prompt = await self._stored(offered, key, explain, anthropic)
             home, how = self._picker.choose(key, loads, stored, prompt), "stored"
             prefill = max(0, prompt - stored.get(home, 0))
         self._picker.remember(key, home, at_home)

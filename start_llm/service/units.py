@@ -52,22 +52,28 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
     # A terminal keeps what it has shown, and so do the logs of a setup script.
     shown = {name: "(not shown)" if name.endswith("_key") else value for name, value in flags.items()}
-    for path, text in unit_for(sys.platform, settings, shown, os.environ, on_demand=options.on_demand).files.items():
-        print(f"{path}:\n\n{text}")
+    _print_files(unit_for(sys.platform, settings, shown, os.environ, on_demand=options.on_demand))
     if of_shell and not options.from_env:
-        names = ", ".join(of_shell)
-        print(
-            f"Not written, though this shell sets it: {names}. --from-env writes it; or put it into {home() / '.env'}."
-        )
+        where = f"--from-env writes it; or put it into {home() / '.env'}."
+        print(f"Not written, though this shell sets it: {', '.join(of_shell)}. {where}")
     asked = "Write it and start the server? [y/N] "
     if not options.yes and not (sys.stdin.isatty() and input(asked).strip().lower() in {"y", "yes"}):
         print("Nothing was written; --yes writes it without asking.")
         return 0
     made_home()
+    _write_files(unit)
+    return _tell(unit.load, "installed; `start-llm status` tells how it does")
+
+
+def _print_files(unit: ServiceUnit) -> None:
+    for path, text in unit.files.items():
+        print(f"{path}:\n\n{text}")
+
+
+def _write_files(unit: ServiceUnit) -> None:
     for path, text in unit.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path.resolve(), text)  # a link into one's dotfiles stays a link
-    return _tell(unit.load, "installed; `start-llm status` tells how it does")
 
 
 def _settings_of_shell(overrides: Mapping[str, Any]) -> dict[str, str]:
