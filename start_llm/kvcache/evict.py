@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
+from start_llm.kvcache.rows import is_lent
 from start_llm.kvcache.sessions import Sessions, Strength
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
@@ -61,7 +62,7 @@ class Eviction:
         todo = [s for s in self._resident.tree if s.is_leaf]
         while todo:
             segment = todo.pop()
-            if segment.used >= before or self._resident.is_lent(segment):
+            if segment.used >= before or is_lent(segment.rows):
                 continue
             if (above := self._resident.drop(segment)) is not None:
                 todo.append(above)
@@ -95,7 +96,7 @@ class Eviction:
                 heapq.heappush(queue, (here, next(turns), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
-            elif resident.is_lent(segment):
+            elif is_lent(segment.rows):
                 continue
             elif (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))

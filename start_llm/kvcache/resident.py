@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run, divided
 from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
-from start_llm.kvcache.types import Checkpoint, Form, KVReader, Slices, StoredRows
+from start_llm.kvcache.types import Checkpoint, Form, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
@@ -34,7 +32,6 @@ class ResidentKV:
     def __init__(self, kit: LayerKit, listener: KVListener | None = None) -> None:
         self._kit, self._listener = kit, listener
         self.tree = SegmentTree(partial(divided, kit))
-        self._lent: dict[int, RowKV] = {}  # by the `id` of the caches
         self._ragged: set[RowKV] = set()  # at rest, and segments of them have gone since; counted as if cut already
         self.nbytes = 0
         self.ghosts = 0
@@ -51,17 +48,8 @@ class ResidentKV:
     def fill(self, segment: Segment, rows: StoredRows) -> None:
         """The segment, a ghost until now, holds its rows."""
         self.learn(rows, None)
-        self._hold(segment, rows)
+        self.hold(segment, rows)
         self.ghosts -= segment.length
-
-    def fill_from(self, segment: Segment, cache: Sequence[Any]) -> None:
-        """`fill` from a request's caches: a run of them if they are lent, else a copy."""
-        row = self._lent.get(id(cache))
-        if row is None:
-            self.fill(segment, self._kit.slice(cache, segment.start, segment.end))
-        else:
-            row.measure()
-            self.fill(segment, Run(row, segment.start, segment.length))
 
     def attach(self, segment: Segment, checkpoint: Checkpoint) -> None:
         """The segment, without a checkpoint until now, has one."""
@@ -126,113 +114,37 @@ class ResidentKV:
         """
         return int(tokens * self.token_bytes) + self._state_bytes
 
-    # --- rows that are lent -----------------------------------------------------
+    # --- segments whose KV lies in a row ---------------------------------------
 
-    def lend(
-        self, path: Sequence[Segment], checkpoint: Checkpoint | None, length: int, spare: int
-    ) -> tuple[list[Any], int]:
-        """Caches of the first `length` tokens of `path`, for a request to continue until `take_back`, and what was
-        copied in bytes.
+    def runs_of(self, row: RowKV) -> list[Segment]:
+        """The segments whose KV lies in the row."""
+        return [s for s in self.tree if isinstance(s.rows, Run) and s.rows.row is row]
 
-        KV of the path that no other path has in the same buffers moves there, layer by layer; the rest is copied. What
-        is stored from these caches meanwhile are runs of them. What was moved is gone if this raises.
-        """
-        if path and path[-1].end > length:
-            path = [*path[:-1], self.tree.split(path[-1], length - path[-1].start)]
-        moved = self._movable(path)
-        row = _whole_row(moved) if len(moved) == len(path) else None
-        done = False
-        try:
-            if row is not None:
-                cache, copied = self._kit.adopt(*row.lend(), checkpoint, length)
-                row.lent_to = cache
-            else:
-                rows = [segment.rows for segment in path if segment.rows is not None]
-                cache, copied = self._kit.build(rows, checkpoint, length, spare, _freeing(moved))
-                row = RowKV(self._kit, cache)
-                row.measure()
-            for segment in moved:
-                self._hold(segment, Run(row, segment.start, segment.length))
-            self._lent[id(cache)] = row
-            self._count(row)
-            done = True
-        finally:
-            if not done:
-                self._lose(moved)
-        return cache, copied
+    def count_at_rest(self, row: RowKV) -> None:
+        """The row belongs to the tree from now on. Where it has much room that no segment fills, `tidy` cuts it."""
+        used = row.tokens * row.token_bytes
+        if (row.nbytes - used) * _SPARE_SHARE > used:
+            self._ragged.add(row)
+        self._count(row)
 
-    def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
-        """The KV of these caches lies in a batch now, where `reader` finds it; ``None``: in the caches themselves.
-
-        Others than lent ones are ignored.
-        """
-        if (row := self._lent.get(id(cache))) is not None:
-            row.reader = reader
-
-    def take_back(self, cache: Sequence[Any], *, valid: bool = True) -> None:
-        """The request of these caches has ended: their buffers are the tree's. Others than lent ones are ignored.
-
-        `valid`: they hold what was stored from them; else that is gone. So it is if they have not come out of a batch.
-        """
-        row = self._lent.get(id(cache))
-        if row is None:
-            return
-        segments, done = self._runs_of(row), False
-        del self._lent[id(cache)]
-        try:
-            if valid and segments and row.reader is None:
-                row.rest(max(segment.end for segment in segments))
-                used = row.tokens * row.token_bytes
-                if (row.nbytes - used) * _SPARE_SHARE > used:
-                    self._ragged.add(row)
-                self._count(row)
-                done = True
-        finally:
-            if not done:
-                self._lose(segments)
-                row.clear()
-        self.tidy()
-
-    @property
-    def lent_bytes(self) -> int:
-        """Of the buffers that running requests have taken over, or are going to give back."""
-        return sum(row.nbytes for row in self._lent.values())
-
-    def is_lent(self, segment: Segment) -> bool:
-        """Its KV is in a running request's row: giving it up would free nothing."""
-        return isinstance(segment.rows, Run) and segment.rows.row.lent_to is not None
+    def copy_out(self, segments: Sequence[Segment], free_layer: Callable[[int], None]) -> None:
+        """These segments get buffers of their own. `free_layer` is called for each layer that was copied."""
+        copies = self._kit.parts([s.rows for s in segments if s.rows is not None], free_layer)
+        for segment, rows in zip(segments, copies, strict=True):
+            self.hold(segment, rows)
 
     def tidy(self) -> None:
         """Frees what segments that have gone leave in rows at rest: those that stay get buffers of their own."""
         for row in list(self._ragged):
-            segments, done = self._runs_of(row), False
+            segments, done = self.runs_of(row), False
             try:
-                copies = self._kit.parts([s.rows for s in segments if s.rows is not None], row.free_layer)
-                for segment, rows in zip(segments, copies, strict=True):
-                    self._hold(segment, rows)
+                self.copy_out(segments, row.free_layer)
                 done = True
             finally:
                 if not done:
-                    self._lose(segments)
+                    self.lose(segments)
 
-    def _movable(self, path: Sequence[Segment]) -> list[Segment]:
-        """The segments of `path` whose buffers hold nothing else. A few others in the same row get their own first."""
-        tokens: Counter[RowKV] = Counter()
-        for segment in path:
-            if isinstance(segment.rows, Run) and segment.rows.row.lent_to is None:
-                tokens[segment.rows.row] += segment.length
-        for row, count in tokens.items():
-            if 0 < row.tokens - count <= count:
-                others = [segment for segment in self._runs_of(row) if segment not in path]
-                copies = self._kit.parts([s.rows for s in others if s.rows is not None], lambda layer: None)
-                for segment, rows in zip(others, copies, strict=True):
-                    self._hold(segment, rows)
-        return [s for s in path if not isinstance(s.rows, Run) or s.rows.row.tokens == tokens[s.rows.row]]
-
-    def _runs_of(self, row: RowKV) -> list[Segment]:
-        return [s for s in self.tree if isinstance(s.rows, Run) and s.rows.row is row]
-
-    def _lose(self, segments: Sequence[Segment]) -> None:
+    def lose(self, segments: Sequence[Segment]) -> None:
         """The KV of these is gone: all that stands on it goes, too."""
         todo = list(segments)
         for segment in todo:
@@ -241,7 +153,7 @@ class ResidentKV:
             if segment.rows is not None:
                 self.drop(segment)
 
-    def _hold(self, segment: Segment, rows: StoredRows | None) -> None:
+    def hold(self, segment: Segment, rows: StoredRows | None) -> None:
         """The segment holds these rows from now on, and lets go of what it held."""
         before, segment.rows = segment.rows, rows
         for held, sign in ((rows, 1), (before, -1)):
@@ -268,28 +180,8 @@ class ResidentKV:
     def _empty(self, segment: Segment) -> None:
         if segment.rows is not None:
             self.ghosts += segment.length
-            self._hold(segment, None)
+            self.hold(segment, None)
         self.drop_checkpoint(segment)
-
-
-def _whole_row(path: Sequence[Segment]) -> RowKV | None:
-    """The row that all of these are runs of."""
-    rows = {segment.rows.row if isinstance(segment.rows, Run) else None for segment in path}
-    return rows.pop() if len(rows) == 1 else None
-
-
-def _freeing(segments: Sequence[Segment]) -> Callable[[int], None]:
-    """Frees a layer of what these hold."""
-    own = [segment.rows for segment in segments if isinstance(segment.rows, Slices)]
-    shared = {segment.rows.row for segment in segments if isinstance(segment.rows, Run)}
-
-    def free(layer: int) -> None:
-        for rows in own:
-            rows.arrays[layer] = ()
-        for row in shared:
-            row.free_layer(layer)
-
-    return free
 
 
 def _forgettable(segment: Segment) -> bool:

@@ -32,6 +32,7 @@ from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.evict import Eviction, thin_after
 from start_llm.kvcache.layers import LayerKit, held_tokens
+from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
@@ -56,7 +57,8 @@ class KVStore:
         clock: seconds, never going back.
 
     Attributes:
-        resident: what is in memory, and what rows take there; only to be looked at.
+        resident: what is in memory; only to be looked at.
+        lent_rows: what running requests have taken over of it; only to be looked at.
         disk: what is on disk.
     """
 
@@ -72,6 +74,7 @@ class KVStore:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
         self.resident = ResidentKV(kit, listener)
+        self.lent_rows = LentRows(kit, self.resident)
         self.disk = Paging(kit, disk or DiskTier(None), self.resident)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self.resident, self._sessions, config)
@@ -119,7 +122,7 @@ class KVStore:
         array = whole[: plan.length]
         path = self._ready(array, plan.length)
         if not path:
-            return Restored(self.resident.lend((), None, 0, 0)[0] if lend else self._kit.new(), 0, 0)
+            return Restored(self.lent_rows.lend((), None, 0, 0)[0] if lend else self._kit.new(), 0, 0)
         length = min(path[-1].end, len(array))
         checkpoint, spare = path[-1].checkpoint, len(whole) - length + _ANSWER_ROOM
         self.resident.use(path, self._clock())
@@ -130,7 +133,7 @@ class KVStore:
             cache, copied = self._kit.build(rows, checkpoint, length, spare)
             self._restored(copied)
             return Restored(cache, length, copied)
-        cache, copied = self.resident.lend(path, checkpoint, length, spare)
+        cache, copied = self.lent_rows.lend(path, checkpoint, length, spare)
         done = False
         try:
             self._kit.make_room(cache, spare)
@@ -138,7 +141,7 @@ class KVStore:
             done = True
         finally:
             if not done:  # the caller never gets these caches
-                self.resident.take_back(cache)
+                self.lent_rows.take_back(cache)
         return Restored(cache, length, copied)
 
     def _restored(self, copied: int) -> None:
@@ -157,12 +160,12 @@ class KVStore:
             # A file was gone or damaged and is forgotten now: plan again without it.
 
     def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
-        """See `ResidentKV.moved`."""
-        self.resident.moved(cache, reader)
+        """See `LentRows.moved`."""
+        self.lent_rows.moved(cache, reader)
 
     def take_back(self, cache: Sequence[Any], *, valid: bool = True) -> None:
-        """The request of these caches has ended: see `ResidentKV.take_back`."""
-        self.resident.take_back(cache, valid=valid)
+        """The request of these caches has ended: see `LentRows.take_back`."""
+        self.lent_rows.take_back(cache, valid=valid)
         self._eviction.enforce(self._clock())
 
     # --- writing ------------------------------------------------------------
@@ -238,7 +241,7 @@ class KVStore:
         for segment in path:
             segment.one_shot = one_shot and (segment.one_shot or segment.rows is None)
             if segment.rows is None:
-                resident.fill_from(segment, cache)
+                self.lent_rows.fill_from(segment, cache)
                 resident.counters["stored_tokens"] += segment.length
                 segment.seconds_per_token = seconds_per_token
         end = path[-1]
@@ -310,7 +313,7 @@ class KVStore:
             "tokens": sum(segment.length for segment in segments),
             "leaves": sum(segment.is_leaf for segment in segments),
             "bytes": resident.nbytes,
-            "held_bytes": resident.nbytes + resident.lent_bytes,
+            "held_bytes": resident.nbytes + self.lent_rows.nbytes,
             "used_bytes": sum(segment.nbytes for segment in segments),
             "budget_bytes": self._eviction.budget_bytes,
             "checkpoints": len(checkpoints),
@@ -328,7 +331,7 @@ class KVStore:
             self._digested = resident.tree.changes
             segments = [(s.start, s.length, s.rows is None, s.checkpoint is None, s.nbytes) for s in resident.tree]
             self._tree_digest = crc32(repr(segments).encode())
-        counted = (*resident.counters.values(), resident.nbytes, resident.lent_bytes, resident.ghosts)
+        counted = (*resident.counters.values(), resident.nbytes, self.lent_rows.nbytes, resident.ghosts)
         return crc32(repr((*counted, len(self._sessions), self._eviction.budget_bytes)).encode(), self._tree_digest)
 
     def close(self) -> None:

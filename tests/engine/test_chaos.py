@@ -33,6 +33,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
@@ -170,7 +171,8 @@ METHODS = {
         *("lookup", "peek", "pauses", "restore", "put", "moved", "take_back"),
         *("idle", "has_room", "set_budget", "stats"),
     ),
-    ResidentKV: ("estimate", "lend", "take_back", "fill_from", "tidy"),
+    ResidentKV: ("estimate", "fill", "tidy"),
+    LentRows: ("lend", "take_back", "fill_from"),
     LayerKit: ("build", "make_room", "take_buffers"),
     SegmentTree: ("__iter__", "walk", "read_consistently", "extend", "split", "absorb", "remove"),
     BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
@@ -279,5 +281,5 @@ def test_a_fault_anywhere_is_nobody_elses(
             if name not in {*failed, "d", "e"}:  # two are cancelled, sooner or later
                 assert client.tokens == expected[name], (fault, name)
         assert "next" not in failed
-        assert not life.store.resident.lent_bytes, fault
+        assert not life.store.lent_rows.nbytes, fault
         assert not life.scheduler.busy and life.scheduler.running == 0

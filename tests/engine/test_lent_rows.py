@@ -163,8 +163,8 @@ class Server:
         if (idle := self.scheduler.idle_prefill._job) is not None:
             jobs.append(idle)
         lent = {id(job.lent) for job in jobs if job.lent is not None}
-        assert set(self.store.resident._lent) <= lent, "KV of the tree is lent to nobody"
-        check(self.store, running=len(self.store.resident._lent), expected=rows_of)
+        assert set(self.store.lent_rows._rows) <= lent, "KV of the tree is lent to nobody"
+        check(self.store, running=len(self.store.lent_rows._rows), expected=rows_of)
         self.calls, self.fail_at = calls, armed
 
     def check_answers(self) -> None:
@@ -240,7 +240,7 @@ class Interleaving:
         server.fail_at = None
         server.finish()
         server.check_answers()
-        assert not server.store.resident._lent
+        assert not server.store.lent_rows._rows
         server.close()
 
 
@@ -296,7 +296,7 @@ def life(server: Server, cancelled: str = "", at: int = -1) -> None:
     server.ask(history, "two", 3)
     server.finish()
     server.check_answers()
-    assert not server.store.resident._lent
+    assert not server.store.lent_rows._rows
     server.close()
 
 

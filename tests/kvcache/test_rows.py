@@ -98,8 +98,8 @@ def known_rows(segment: Segment) -> tuple[list[int], list[int]]:
 
 def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] = known_rows) -> None:
     """Every segment holds its own tokens' KV, and every byte is counted once."""
-    resident = store.resident
-    assert len(resident._lent) == running
+    resident, lent_rows = store.resident, store.lent_rows._rows.values()
+    assert len(lent_rows) == running
     at_rest, own = {}, 0
     tokens: dict[int, int] = {}
     for segment in resident.tree:
@@ -114,10 +114,10 @@ def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] =
         elif isinstance(rows, Run):
             assert rows.start == segment.start
             tokens[id(rows.row)] = tokens.get(id(rows.row), 0) + rows.length
-            assert (rows.row.lent_to is not None) == (rows.row in resident._lent.values())
+            assert (rows.row.lent_to is not None) == (rows.row in lent_rows)
             if rows.row.lent_to is None:
                 at_rest[id(rows.row)] = rows.row
-    for row in [*at_rest.values(), *resident._lent.values()]:
+    for row in [*at_rest.values(), *lent_rows]:
         assert row.tokens == tokens.get(id(row), 0)
     checkpoints = [segment.checkpoint for segment in resident.tree if segment.checkpoint is not None]
     pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
@@ -380,9 +380,9 @@ class Interleaving:
             with suppress(Fault):
                 self.random.choice(kinds)()
             self.raise_in = -1
-            lent = {id(cache) for _, cache in self.rows} & set(self.store.resident._lent)
+            lent = {id(cache) for _, cache in self.rows} & set(self.store.lent_rows._rows)
             check(self.store, running=len(lent))
-            assert set(self.store.resident._lent) == lent, "a request that has ended still has KV of the tree"
+            assert set(self.store.lent_rows._rows) == lent, "a request that has ended still has KV of the tree"
         while self.rows:
             self.end()
         check(self.store)
