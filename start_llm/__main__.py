@@ -6,8 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import cache_from_source
+from pathlib import Path
 
 from start_llm.cli.reading import HelpRequested, UsageError, read
+from start_llm.host.home import ANEW_VARIABLE
 
 INTERRUPTED = 130  # what shells say of a process that Ctrl-C ended
 USAGE = 2
@@ -37,10 +40,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return USAGE
-    if first := typed.command.begins(typed.options):
+    first = typed.command.begins(typed.options) or _first_run()
+    if first and ANEW_VARIABLE not in os.environ:  # a process that was started anew has said it
         print(first, file=sys.stderr, flush=True)
     # What reads settings takes a third of a second to import: help and refusals do without.
     return int(import_module("start_llm.cli.running").run(typed, own_process=arguments is None))
+
+
+def _first_run() -> str:
+    """What is said where Python has to compile the package first, which takes seconds; empty where it has."""
+    compiled = cache_from_source(str(Path(__file__).with_name("cli") / "running.py"))
+    return "" if sys.dont_write_bytecode or os.path.exists(compiled) else "start-llm: first run, a few seconds ..."
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,10 @@ def flag(*names: str, **how: Any) -> Flag:
 
 def launch_begins(options: argparse.Namespace) -> str:
     return "" if options.print else f"launch: {CLIENTS[options.client].title}; looking for the server ..."
+
+
+def chat_begins(options: argparse.Namespace) -> str:
+    return "chat: looking for the server ..." if sys.stderr.isatty() else ""  # in a script only what matters
 
 
 MODEL_WORDS = ("show", "load", "unload", "pin")
@@ -274,6 +279,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("chat --image a.png What is this?", "with a picture"),
                 ("chat --json Say hello.", "the answer with its usage; 0: answered, 1: not, 2: nothing asked"),
             ),
+            begins=chat_begins,
         ),
     ),
     "Models": (
@@ -328,6 +334,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             SERVER,
             (("demo", "with the embedded model"),),
             in_home=True,
+            begins=lambda options: "demo: starting a server and its proxy on free ports ...",
         ),
         Command(
             "doctor",
@@ -336,6 +343,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             SERVER,
             (("doctor", ""),),
             in_home=True,
+            begins=lambda options: "doctor: trying what this machine computes, some seconds ...",
         ),
         Command(
             "completion",

@@ -15,9 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from start_llm.host.home import ANEW_VARIABLE
+
 BRIDGE = Path("lib") / "start_llm" / "libstart_llm_blas.so"
 NOTE = Path("lib") / "start_llm" / "blas.json"
-TRIED = "START_LLM_BLAS_TRIED"
 SECONDS = 120
 
 # MLX's CPU wheel computes float32 matrix products with a reference BLAS. This stands in front of it and gives them to
@@ -92,7 +93,7 @@ def works(prefix: Path, preload: str) -> bool:
 
 def _with(preload: str) -> dict[str, str]:
     others = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
-    return {**os.environ, "LD_PRELOAD": ":".join([preload, *others]), TRIED: "yes"}
+    return {**os.environ, "LD_PRELOAD": ":".join([preload, *others]), ANEW_VARIABLE: "yes"}
 
 
 def begin_again(folder: str) -> None:
@@ -100,7 +101,7 @@ def begin_again(folder: str) -> None:
 
     The process keeps its number, its open files and its place with whoever started it.
     """
-    if sys.platform != "linux" or TRIED in os.environ or "blas" in os.environ.get("LD_PRELOAD", ""):
+    if sys.platform != "linux" or ANEW_VARIABLE in os.environ or "blas" in os.environ.get("LD_PRELOAD", ""):
         return
     prefix = Path(sys.prefix)
     if prefix == Path(sys.base_prefix):

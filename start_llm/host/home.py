@@ -11,6 +11,8 @@ from start_llm.core.paths import expanded
 SOURCES = Path(__file__).resolve().parents[2]
 """The folder that this package is imported from: a clone, or site-packages."""
 COMMAND_VARIABLE = "START_LLM_COMMAND"
+ANEW_VARIABLE = "START_LLM_BLAS_TRIED"
+"""Set in a process that `host/blas` has started anew: it has said its first line already."""
 NAME = "start-llm"
 
 

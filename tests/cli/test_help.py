@@ -15,7 +15,7 @@ from start_llm.cli.commands import GROUPS, SHOWN
 from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
 from start_llm.clients import CLIENTS
-from start_llm.host.home import COMMAND_VARIABLE
+from start_llm.host.home import ANEW_VARIABLE, COMMAND_VARIABLE
 from start_llm.service import commands as service
 
 
@@ -105,6 +105,28 @@ def test_launch_says_something_before_it_imports_what_takes_its_time(agent: str)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == f"launch: {CLIENTS[agent].title}; looking for the server ...\n"
     assert run.stdout == "start_llm.cli.running []\n"
+
+
+@pytest.mark.parametrize("name", ["demo", "doctor"])
+def test_what_takes_seconds_says_so_first_and_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys, start_llm.__main__ as m\n"
+        "def stop(name): print(sorted({'pydantic', 'rich', 'httpx', 'subprocess'} & set(sys.modules))); sys.exit()\n"
+        f"m.import_module = stop; m.main([{name!r}])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr.startswith(f"{name}: ") and run.stderr.count("\n") == 1
+    assert run.stdout == "[]\n"
+    monkeypatch.setenv(ANEW_VARIABLE, "yes")  # started anew, with the bridge for fast products
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_the_first_run_says_that_it_takes_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    command = [sys.executable, "-m", "start_llm", "completion", "bash"]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=True).stderr for _ in range(2))
+    assert "first run" in first and second == ""
 
 
 def test_launch_print_is_shell_text_alone(capsys: pytest.CaptureFixture[str]) -> None:

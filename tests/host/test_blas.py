@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.host import blas
+from start_llm.host.home import ANEW_VARIABLE
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="other systems have a fast BLAS of their own")
 
@@ -22,7 +23,7 @@ def test_a_process_begins_again_once_with_the_same_words(tmp_path: Path) -> None
         "print(os.getpid(), os.getcwd(), sys.argv[1:], os.environ.get('LD_PRELOAD'), flush=True)\n"
         "folder = os.getcwd(); os.chdir('/'); blas.begin_again(folder); print('done')\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name not in {"LD_PRELOAD", blas.TRIED}}
+    environment = {name: value for name, value in os.environ.items() if name not in {"LD_PRELOAD", ANEW_VARIABLE}}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     run = subprocess.run(
         [sys.executable, "-c", code, "two words"], cwd=tmp_path, env=environment, capture_output=True, text=True
