@@ -14,6 +14,28 @@ const SNIPPETS = [
   ["A shell", `curl ${HERE}/v1/chat/completions -H 'Content-Type: application/json' -H 'Authorization: Bearer ${KEY}' \\\n  -d '${QUESTION}'`],
 ];
 
+// Those that have to be told what the model can do. docs/clients/apps.md tells what of this was tried.
+function applications({ context_length: context = 8192, capabilities = {} }) {
+  const answer = Math.min(16384, Math.floor(context / 4)), images = Boolean(capabilities.vision);
+  const zed = {
+    language_models: { openai_compatible: { start_llm: { api_url: `${HERE}/v1`, available_models: [{
+      name: "default", max_tokens: context, capabilities: { tools: true, images, parallel_tool_calls: true, prompt_cache_key: false },
+    }] } } },
+  };
+  const code = [{
+    name: "start_llm", vendor: "customendpoint", apiKey: KEY, apiType: "chat-completions", models: [{
+      id: "default", name: "start_llm", url: `${HERE}/v1/chat/completions`, toolCalling: true, vision: images,
+      maxInputTokens: context - answer, maxOutputTokens: answer,
+    }],
+  }];
+  return [
+    ["Open WebUI", `OPENAI_API_BASE_URL=${HERE}/v1 OPENAI_API_KEY=${KEY} ENABLE_OLLAMA_API=false \\\n`
+      + "  ENABLE_FORWARD_USER_INFO_HEADERS=true open-webui serve --port 3000"],
+    [`Zed: settings.json, with START_LLM_API_KEY=${KEY} in its environment`, JSON.stringify(zed, null, 2)],
+    ["VS Code with Copilot: chatLanguageModels.json (Manage Language Models, Add, Custom Endpoint)", JSON.stringify(code, null, 2)],
+  ];
+}
+
 let asked = false;
 
 function snippet([name, text]) {
@@ -22,7 +44,11 @@ function snippet([name, text]) {
 }
 
 export async function openConnect(all) {
-  if (!byId("snippets").children.length) byId("snippets").append(...SNIPPETS.map(snippet));
+  if (!byId("snippets").children.length) {
+    byId("snippets").append(...SNIPPETS.map(snippet));
+    const models = await json("/v1/models").catch(() => ({ data: [] }));
+    byId("snippets").append(...applications(models.data[0] || {}).map(snippet));
+  }
   if (asked || !all) return;
   try {
     const { installed } = await json("/page/agents");
