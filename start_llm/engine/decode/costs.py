@@ -149,8 +149,8 @@ class PassCosts:
         self._quickest, self._slowest = min(self._quickest, seconds), max(self._slowest, seconds)
         self._longest = max(self._longest, context)
         key = round(4 * math.log2(width)), round(2 * math.log2(1 + context / 64))
-        kind = self._kinds.get(key) or _Kind(width, context)
-        self._kinds.put(key, kind)
+        if (kind := self._kinds.get(key)) is None:
+            self._kinds.put(key, kind := _Kind(width, context))
         brought = self._modelled(kind.width, kind.context) / self._modelled(width, context) / self._slowness
         was_settled = kind.usual > 0
         self.wants_narrow = self.wants_narrow and not kind.is_narrow

@@ -9,7 +9,7 @@ token. Whoever uses a proposal verifies it, so a wrong one costs time and never 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ _DECAY = 0.97
 _SEPARATOR = (1 << 31) - 1  # stands between the texts and for images; no vocabulary has this token
 _CANDIDATES = 256  # places looked at when a new match is searched, the newest ones
 _RECENT = 16  # the same among the tokens that were appended
+_BACK = np.arange(1, LONGEST_MATCH + 1)
 
 _WORD = (1 << 64) - 1
 _PLACE_BITS = 21
@@ -131,12 +132,14 @@ class SuffixIndex:
         text = np.concatenate(parts[::-1])
         self._size = len(text)
         self._text = np.concatenate([text, np.empty(4096, dtype=np.int32)])
-        self._triples = _sorted_runs(text, 3)
-        self._pairs = _sorted_runs(text, 2)
+        self._triples = memoryview(_sorted_runs(text, 3))  # single numbers are read quicker than from an array
+        self._pairs = memoryview(_sorted_runs(text, 2))
         self._newest: dict[tuple[int, ...], list[int]] = {}
         self._new_pairs: set[tuple[int, ...]] = set()
+        self._end: tuple[int, ...] = tuple(text[-LEAST_MATCH:].tolist())
         self._at = 0  # the place behind the match; the token there is proposed
         self._match = 0
+        self._is_new = False  # the last two tokens stand nowhere else: the next one ends no match
         self._search()
 
     def __len__(self) -> int:
@@ -152,22 +155,24 @@ class SuffixIndex:
         size = self._size
         if size == len(self._text):
             self._text = np.concatenate([self._text, np.empty(size, dtype=np.int32)])
-        text = self._text
+        text, end = self._text, self._end
         if size >= 3:  # only now something stands behind these
-            run = tuple(text[size - 3 : size].tolist())
-            places = self._newest.setdefault(run, [])
+            places = self._newest.setdefault(end, [])
             places.append(size)
             del places[:-_RECENT]
-            self._new_pairs.add(run[1:])
+            self._new_pairs.add(end[1:])
         text[size] = token
-        self._size = size + 1
-        if self._match and int(text[self._at]) == token:
+        self._size, self._end = size + 1, (*end[1 - LEAST_MATCH :], token)
+        is_new, self._is_new = self._is_new, False
+        if self._match and text.item(self._at) == token:
             self._at += 1
             self._match += 1
+            if text.item(self._at) == _SEPARATOR:
+                self._search()
         else:
             self._match = 0
-        if not self._match or int(text[self._at]) == _SEPARATOR:
-            self._search()
+            if not is_new:
+                self._search()
 
     def propose(self, most: int) -> Proposal | None:
         """A continuation of at most `most` tokens, at least one."""
@@ -185,33 +190,31 @@ class SuffixIndex:
         """The longest match that the next token could end; under `LEAST_MATCH`: it cannot bring a proposal."""
         if self._match >= LEAST_MATCH:
             return min(self._match, LONGEST_MATCH) + 1
-        run = tuple(self._text[max(0, self._size - 2) : self._size].tolist())
-        if len(run) == 2 and (run in self._new_pairs or len(_places(self._pairs, run))):
-            return LEAST_MATCH
-        return 0
+        if not self._is_new:
+            pair = self._end[1 - LEAST_MATCH :]
+            first, last = _range(self._pairs, pair)
+            self._is_new = first == last and pair not in self._new_pairs
+        return 0 if self._is_new else LEAST_MATCH
 
     def _search(self) -> None:
         """Finds the longest match of the end, the newest place among equals."""
         self._match = 0
-        size, text = self._size, self._text
-        if size < LEAST_MATCH:
+        size, text, end = self._size, self._text, self._end
+        if len(end) < LEAST_MATCH or _SEPARATOR in end:
             return
-        run = tuple(text[size - 3 : size].tolist())
-        if _SEPARATOR in run:
+        first, last = _range(self._triples, end)
+        places = [run & _PLACE for run in self._triples[max(first, last - _CANDIDATES) : last]]
+        places += self._newest.get(end, ())
+        if not places:
             return
-        old = _places(self._triples, run)[-_CANDIDATES:]
-        places = np.concatenate([old, np.array(self._newest.get(run, ()), dtype=np.int64)])
-        length = 0
-        while length < LONGEST_MATCH and len(places):
-            token = text[size - 1 - length]
-            if token == _SEPARATOR:  # the very first one at the latest, so nothing is read in front of it
-                break
-            same = places[text[places - 1 - length] == token]
-            if not len(same):
-                break
-            places, length = same, length + 1
-        if length >= LEAST_MATCH:  # a hash may have lied
-            self._match, self._at = length, int(places[-1])
+        ends = np.array(places)
+        tail = text[max(0, size - LONGEST_MATCH) : size][::-1]
+        # The text begins with a separator and no match reaches over one, so nothing is read in front of the text.
+        same = (text[ends[:, None] - _BACK[: len(tail)]] == tail) & (tail != _SEPARATOR)
+        lengths = np.logical_and.accumulate(same, axis=1).sum(axis=1)
+        longest = int(lengths.max())
+        if longest >= LEAST_MATCH:  # a hash may have lied
+            self._match, self._at = longest, int(ends[lengths == longest][-1])
 
 
 @dataclass(slots=True)
@@ -253,8 +256,8 @@ def _sorted_runs(text: NDArray[np.int32], length: int) -> NDArray[np.uint64]:
     return kept
 
 
-def _places(runs: NDArray[np.uint64], run: Sequence[int]) -> NDArray[np.int64]:
-    """Where this run ends, ascending."""
+def _range(runs: memoryview, run: Sequence[int]) -> tuple[int, int]:
+    """Which of the sorted runs are this one: the first of them, and the one behind the last."""
     key = _hash(run)
-    first, last = runs.searchsorted(np.array([key, key | _PLACE], dtype=np.uint64))
-    return (runs[first:last] & np.uint64(_PLACE)).astype(np.int64)
+    first = bisect_left(runs, key)
+    return first, bisect_left(runs, key + _PLACE, lo=first)
