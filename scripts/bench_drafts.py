@@ -4,7 +4,10 @@
    JSON, for models whose KV can be cut and for hybrids. No model runs; the modelled speed-ups use published costs.
 2. With `--served` only the same requests go through the whole server, on the oracle with the embedded model's
    tokenizer, plain and hybrid: what it does is printed beside what the replay says that it should do. The gate goes by
-   what it measures: the oracle's passes take as long as `--passes` says, on a clock for which nobody waits.
+   what it measures: the oracle's passes take as long as `--passes` says, on a clock for which nobody waits. A
+   device computes them beside the loop, as on Metal: a pass is launched, which takes the loop `--launching`, and what
+   the loop does until it reads the result costs no time unless it takes longer than the pass. So what drafts cost is
+   what the loop does while the device waits for it.
    `--context 1000 32000 100000 200000` puts so many tokens in front. All of a session takes minutes of computing;
    `--first`, `--turns` and `--limit` cut it into parts. Without a session the text is one that never repeats: what
    drafts cost there, in passes and in what the loop computes beside them.
@@ -18,7 +21,8 @@ usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE
        [--case NAME] [--no-wall]
        python3.12 install_and_run.py run scripts/bench_drafts.py --served [--context N ...] [--tokens N]
        python3.12 install_and_run.py run scripts/bench_drafts.py --session FILE --served [xml-plain] [json-plain] ...
-       [--context N ...] [--passes "SECONDS A_TOKEN CONTEXT BOTH"] [--first N] [--turns N] [--limit SECONDS]
+       [--context N ...] [--passes "SECONDS A_TOKEN CONTEXT BOTH"] [--launching SECONDS] [--first N] [--turns N]
+       [--limit SECONDS]
 """
 
 from __future__ import annotations
@@ -71,6 +75,7 @@ from tests.oracle.build import Kind, build_oracle
 STYLES: tuple[CallStyle, ...] = ("xml", "json")
 KINDS: tuple[Kind, ...] = ("plain", "hybrid")
 PASSES = "0.01 0.0001 0 0"  # seconds of the oracle's passes, see `ORACLE_PASS`: 10 ms x (1 + width / 100)
+LAUNCHING = 0.001  # seconds; Python builds the graph of SmolLM2's 30 layers in 4 ms on a slow core
 TELL_EVERY = 10  # answers
 MEASURING = 8.0  # seconds; a server takes one
 NEVER = 10**9  # no end token: the recording's length ends an answer
@@ -119,6 +124,7 @@ class Part:
     Attributes:
         front: tokens that are put in front of all of it.
         passes: how long the oracle's passes take.
+        launching: seconds of the model thread that a pass takes beside that.
     """
 
     first: int
@@ -126,6 +132,7 @@ class Part:
     limit: float
     front: int
     passes: str
+    launching: float
 
 
 def served(
@@ -148,7 +155,7 @@ def served(
         checkpoint = build_oracle(
             work / "oracle", kind, template=template, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"]
         )
-        clock = VirtualClock()
+        clock = VirtualClock(launching=part.launching)
         with drafted.serving(checkpoint, work, fixed=fixed, passes=part.passes, clock=clock) as url:
             answers, totals = drafted.replay(
                 url,
@@ -186,7 +193,7 @@ def served_unlike(tokenizer_folder: Path, kind: Kind, part: Part, tokens: int, c
         work = Path(folder)
         stack.enter_context(patch.dict(os.environ, {"ORACLE_LOG": str(work / "log.jsonl")}))
         checkpoint = build_oracle(work / "oracle", kind, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"])
-        clock = VirtualClock(noise=0.0)
+        clock = VirtualClock(noise=0.0, launching=part.launching)
         url = stack.enter_context(drafted.serving(checkpoint, work, passes=part.passes, clock=clock))
         ask = partial(drafted.paced, url, work, work / "log.jsonl", front)
         ask(texts[0], drafts=True)  # what is done once is done here
@@ -370,6 +377,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--context", nargs="*", type=int, default=[0], help="with --served: tokens put in front")
     parser.add_argument("--passes", default=PASSES, help="with --served: what the oracle's passes take (ORACLE_PASS)")
+    parser.add_argument("--launching", type=float, default=LAUNCHING, help="with --served: seconds of a launch")
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that a case of 3. says")
     parser.add_argument(
@@ -387,14 +395,15 @@ def main() -> int:
     folder = ensure_embedded_model(cache, quantised=accelerator().backend != "cpu", progress=lambda *_: None)
     if options.served is not None and options.session is None:
         for kind, front in product(KINDS, options.context):
-            part = Part(0, None, math.inf, front, options.passes)
+            part = Part(0, None, math.inf, front, options.passes, options.launching)
             served_unlike(folder, kind, part, options.tokens, console)
         return 0
     if options.served is not None:
         for style, kind in product(STYLES, KINDS):
             if not options.served or f"{style}-{kind}" in options.served:
                 for front in options.context:
-                    part = Part(options.first, options.turns, options.limit, front, options.passes)
+                    limits = options.first, options.turns, options.limit
+                    part = Part(*limits, front, options.passes, options.launching)
                     served(options.session, folder, style, kind, part, options.fixed, console)
         return 0
     model, tokenizer, *_ = load(str(folder))

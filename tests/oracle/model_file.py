@@ -8,7 +8,7 @@ the cues.
 Environment, read at every pass: `ORACLE_LOG` (a JSON line per pass is appended), `ORACLE_SLEEP_PER_TOKEN` and
 `ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_PASS` (four numbers: the seconds that a
 pass takes in all, plus those for each token in it, each token in the KV, and each pair of both), `ORACLE_CLOCK`
-(`virtual`: `time.sleep` is somebody's own, and is told what a pass computed too long, as less than nothing),
+(`virtual`: `time.sleep` is somebody's own, and is told first what a pass computed, as less than nothing),
 `ORACLE_REPLIES` (a file whose text, if any, is the next answer, whatever the cues say), `ORACLE_FAULT` (a file whose
 text says what goes wrong in the next pass: `hang`, `exit` or `raise`), `ORACLE_HOLD_LOADING` (loading goes on once
 this file is gone; another with `.reached` behind its name says that it has come so far).
@@ -114,14 +114,17 @@ def go_wrong(file: Path) -> None:
 
 
 def take_time(entry: Pass, width: int, began: float) -> None:
-    """Sleeps until the pass has taken as long as `ORACLE_PASS` says; on a virtual clock back as well as on."""
+    """Sleeps until the pass has taken as long as `ORACLE_PASS` says; on a virtual clock first back to its beginning."""
     if costs := os.environ.get("ORACLE_PASS"):
         first, token, held, pair = map(float, costs.split())
         context = max(entry.offsets, default=0)
         seconds = first + token * width + held * context + pair * context * width
-        left = began + seconds - time.perf_counter()
-        if left > 0 or os.environ.get("ORACLE_CLOCK") == "virtual":
-            time.sleep(left)
+        computed = time.perf_counter() - began
+        if os.environ.get("ORACLE_CLOCK") == "virtual":
+            time.sleep(-computed)
+            time.sleep(seconds)
+        elif computed < seconds:
+            time.sleep(seconds - computed)
 
 
 @dataclass

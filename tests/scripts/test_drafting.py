@@ -130,6 +130,24 @@ def test_text_that_never_repeats_is_not_slower_for_a_gate_that_measures(tmp_path
 
 
 @pytest.mark.thorough
+def test_the_device_does_not_wait_for_launches_where_pairs_of_tokens_are_known_but_nothing_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORACLE_LOG", str(tmp_path / "log.jsonl"))
+    chance = random.Random(2)
+    front, *texts = (" ".join("".join(chance.choices("abcdefgh", k=4)) for _ in range(n)) for n in (800, 150, 150))
+    checkpoint, clock = build_oracle(tmp_path / "oracle", "plain", layers=["K"]), VirtualClock(launching=0.004)
+    with drafted.serving(checkpoint, tmp_path, passes="0.02 0.0002 0 0", clock=clock) as url:
+        paces = [
+            drafted.paced(url, tmp_path, tmp_path / "log.jsonl", front, text, drafts=drafts)
+            for text, drafts in zip(texts, (False, True), strict=True)
+        ]
+    without, found = (one.seconds / one.tokens for one in paces)
+    assert without == pytest.approx(0.0202, rel=0.05), "it launches a pass while the device computes the one before"
+    assert found < without / 0.95
+
+
+@pytest.mark.thorough
 def test_what_is_copied_is_drafted_by_a_gate_that_measures(tmp_path: Path) -> None:
     line = "def value(read, field, index): return read(field, index * index)\n"
     assert measured_by_the_gate(tmp_path, line * 20).per_forward > 5

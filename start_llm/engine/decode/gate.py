@@ -11,6 +11,9 @@ where wide ones have changed.
 Where several sources have something to propose (a copy, a grammar, a head), that one is taken which gains most. Behind
 a copy that ends, or behind what a grammar leaves no choice about, a head may go on in the same draft. The time that a
 head takes to propose counts.
+
+A loop that waits for each token before it launches the next pass leaves the device without work meanwhile. So it waits
+only where a draft is likely enough (`hopeful`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ TRIED_SHARE = 0.008  # of the seconds that decoding takes: what passes may take 
 _FIRST_TRY = 250  # narrow passes before it
 _TRIED_LENGTHS = (7, 31, 15)
 _WIDE_AT_MOST = 128  # passes in a row that may be wide: what a narrow one takes has to be known, too
+_NEWEST = 0.05  # weight of one launch in what launches take
 _HOPELESS = 0.02  # a token that is right less often ends a draft
 MOST_HEADED = 8  # tokens that a head proposes at once; the further it goes the less it knows
 
@@ -75,6 +79,7 @@ class DraftGate:
         self._seconds = self._seconds_tried = self._narrow = 0.0
         self._tries, self._is_trying = 0, False
         self._wide = _WIDE_AT_MOST  # passes in a row
+        self._launching = 0.0  # seconds that the launch of a pass takes, usually
 
     def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
         """Tokens to draft; 0 if none pays.
@@ -114,12 +119,23 @@ class DraftGate:
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         """Whether a head, or a match of at most this length, could be worth a draft, or a try."""
         options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
-        if outlook >= LEAST_MATCH:
+        seconds = self.costs.by_width(context)
+        if outlook >= LEAST_MATCH and self._is_worth_waiting(acceptance, outlook, seconds[1]):
             options.append(DraftOption(outlook, MOST_DRAFTED))
         if not options or self._may_try():
             return bool(options)
-        seconds, head = self.costs.by_width(context), self._head_seconds(context)
+        head = self._head_seconds(context)
         return any(self._best(acceptance, option, 0, seconds, head)[1] > 0 for option in options)
+
+    def _is_worth_waiting(self, acceptance: Acceptance, outlook: int, narrow: float) -> bool:
+        """Whether a match of this length, which the next token may end, is worth that its draft follows at once.
+
+        For that the loop has to wait for the token, and the device for the launch of the next pass. Without the wait
+        the draft begins one token later: so what is won is a narrow pass, if there is a match and it goes on.
+        """
+        right = acceptance.chance(outlook - 1) * acceptance.chance(outlook)
+        # Where a launch takes as long as its pass, the model computes at once, and no device waits.
+        return right * narrow > min(self._launching, narrow - self._launching)
 
     def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
         """The width of a pass over a block of each row, by which each row's draft is cut; 1: none pays.
@@ -142,9 +158,12 @@ class DraftGate:
                 best, best_gain = width, gain
         return best
 
-    def observe(self, width: int, context: int, seconds: float) -> None:
-        """A pass of a row that decodes took so long."""
+    def observe(self, width: int, context: int, seconds: float, launching: float = 0.0) -> None:
+        """A pass of a row that decodes took so long, and its launch so much of that."""
         self.costs.observe(width, context, seconds)
+        if launching:
+            usual = self._launching or launching
+            self._launching = usual + _NEWEST * (min(launching, 2 * usual) - usual)
         self._seconds += seconds
         self._wide = 0 if width == 1 else self._wide + 1
         self._narrow = seconds if width == 1 else self._narrow

@@ -34,7 +34,7 @@ import numpy as np
 
 from start_llm.engine.decode.constraint import GrammarProcessor
 from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
-from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, Proposal, SuffixIndex
+from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, LEAST_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import MOST_HEADED, DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.rewind import Rewinder
@@ -54,6 +54,7 @@ class _NextPass:
     waits: bool = True  # for the newest token: the state is `Block`, else `Plain`
     carried: tuple[int, ...] = ()  # tokens that were reported and must be computed again
     guess: Proposal | None = None  # of the token that is being drawn; what is right of it is learnt when it is read
+    outlook: int = 0  # the longest match that that token could end, where that is known
     ahead: mx.array | None = None  # the hidden states behind the carried tokens, for a head
 
 
@@ -131,12 +132,12 @@ class SingleRow:
     def _plain(self, now: _NextPass) -> list[DecodeRow]:
         fed = self.state.newest
         self._draw_next(fed)
-        token = self._read(fed, now.guess)
+        token = self._read(fed, now)
         self._commit([token])
         return self._report([token])
 
     def _block(self, now: _NextPass) -> list[DecodeRow]:
-        token = self._read(self.state.newest, now.guess)
+        token = self._read(self.state.newest, now)
         draft = self._draft(token, now)
         if draft is not None:
             return self._report(self._verify(now.carried, token, draft))
@@ -210,7 +211,7 @@ class SingleRow:
             return _NextPass(guess=guess)
         outlook = 0 if self._drafter is None else self._drafter.outlook()
         hopeful = self._gate.hopeful(self.state.drafts.acceptance, outlook, context=len(self.state.tokens))
-        return _NextPass(hopeful, guess=guess)
+        return _NextPass(hopeful, guess=guess, outlook=outlook)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
         state, rows = self.state, list[DecodeRow]()
@@ -227,13 +228,15 @@ class SingleRow:
 
     # --- drawing ----------------------------------------------------------------
 
-    def _read(self, drawn: mx.array, guess: Proposal | None) -> int:
-        token = cast(int, drawn.item())
+    def _read(self, drawn: mx.array, now: _NextPass) -> int:
+        token, acceptance = cast(int, drawn.item()), self.state.drafts.acceptance
         self._timer.result(len(self.state.tokens))
-        if guess is not None:
-            self.state.drafts.acceptance.observe(guess.match, guess.tokens[0] == token)
+        if now.guess is not None:
+            acceptance.observe(now.guess.match, now.guess.tokens[0] == token)
         if self._drafter is not None:
             self._drafter.append([token])
+            if now.outlook == LEAST_MATCH:
+                acceptance.observe(LEAST_MATCH - 1, self._drafter.propose(1) is not None)
         return token
 
     # --- drafting ---------------------------------------------------------------
@@ -336,7 +339,7 @@ class _PassTimer:
         now = self._clock()
         started, width, least = self._launched.popleft()
         if self._gate is not None and not (self._disturbed and started < self._left_at):
-            self._gate.observe(width, held, max(least, now - max(started, self._last_result)))
+            self._gate.observe(width, held, max(least, now - max(started, self._last_result)), least)
         self._last_result = now
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.bench.drafting import Published, cost_at
 from start_llm.engine.decode.costs import MOST_WIDE, WIDTHS, PassCosts
-from start_llm.engine.decode.draft import HEAD_MATCH, Acceptance
+from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH, Acceptance
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 
 FLAT = {1: 1.0, 32: 1.0}
@@ -61,6 +61,26 @@ def test_proposals_that_keep_failing_are_not_drafted_until_they_are_right_again(
 def test_no_more_than_proposed_and_no_match_too_short_gives_hope() -> None:
     assert ask(gate(FLAT), 32, most=4) == 4
     assert not gate(FLAT).hopeful(Acceptance(), 2, context=0)
+
+
+def test_the_loop_waits_only_where_a_draft_is_likely_to_be_worth_the_launch_of_a_pass() -> None:
+    one, acceptance = gate(FLAT), Acceptance()
+    one.observe(1, 100, 1.0, launching=0.2)
+    assert one.hopeful(acceptance, LEAST_MATCH, context=100)
+    for _ in range(60):
+        acceptance.observe(LEAST_MATCH - 1, False)
+    assert not one.hopeful(acceptance, LEAST_MATCH, context=100)
+    assert one.hopeful(acceptance, 32, context=100), "a match that is there already goes on"
+    at_once = gate(FLAT)
+    at_once.observe(1, 100, 1.0, launching=1.0)
+    assert at_once.hopeful(acceptance, LEAST_MATCH, context=100), "it computes while it is launched"
+
+
+def test_one_slow_launch_changes_little() -> None:
+    one = gate(FLAT)
+    for launching in (*[0.1] * 20, 0.9):
+        one.observe(1, 100, 1.0, launching)
+    assert 0.1 < one._launching < 0.11
 
 
 def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:

@@ -25,7 +25,7 @@ from mlx_lm.models.cache import (
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.draft import Acceptance, Proposal, SuffixIndex
+from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
@@ -359,6 +359,22 @@ def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> N
     row.offer(SuffixIndex(PROMPT))
     assert said(row).tokens == [3] * 60
     assert row.state.drafts.counts.forwards < 20
+
+
+def test_how_often_a_known_pair_becomes_a_match_is_learnt_from_every_token() -> None:
+    class Pairs(Prophet):
+        def outlook(self) -> int:
+            return LEAST_MATCH
+
+    model = make("llama")
+    truth = reference(model, SAMPLINGS["greedy"], 30).tokens
+    chances = []
+    for length in (0, 4):
+        row = single(model, SAMPLINGS["greedy"], 30, truth=truth, lies=partial(eight, 0))
+        row.offer(Pairs([*PROMPT, *truth], len(PROMPT), lambda most, length=length: (length, None)))
+        said(row)
+        chances.append(row.state.drafts.acceptance.chance(LEAST_MATCH - 1))
+    assert chances[0] < 0.2 < 0.6 < chances[1]
 
 
 def test_a_drafter_may_come_late() -> None:
