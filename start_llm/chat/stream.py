@@ -145,6 +145,7 @@ class ChatStream:
                 thinking=self._thinking_limit(),
                 views=None if self._model.views is None else partial(self._model.views, self._request.messages),
                 session=self._prepared.session,
+                owner=self._request.owner,
                 conversation=self._request.conversation,
                 one_shot=self._prepared.one_shot and len(self._prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
                 model=self._model.model,

@@ -139,8 +139,9 @@ class StoredSegment(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StoredTree:
     segments: tuple[StoredSegment, ...] = ()  # parents first
-    # (name, index of the segment that one of its turns ends in), the last used one first
-    conversations: tuple[tuple[str, int], ...] = ()
+    # (name, index of the segment that one of its turns ends in, number), the last used one first: the number tells
+    # apart conversations that several clients gave one name
+    conversations: tuple[tuple[str, int, int], ...] = ()
     left_out: int = 0  # segments beyond `MOST_SEGMENTS`
     token_bytes: float = 0.0  # of KV for one token, as far as it is known: what a segment on disk takes is told by it
 

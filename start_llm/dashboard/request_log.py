@@ -74,7 +74,7 @@ class RequestLog(Observer):
         with self._lock:
             self._count += 1
             self._recent.append((self._count, entry))
-        self._file(now, f"session-{session_name(entry['session'])}.jsonl", entry)
+        self._file(now, f"session-{session_name(entry['session'], request.owner)}.jsonl", entry)
 
     def _file(self, now: datetime, name: str, entry: dict[str, Any]) -> None:
         if self._files is None:
@@ -123,12 +123,12 @@ def _moment(now: datetime) -> str:
     return now.isoformat(timespec="milliseconds")
 
 
-def session_name(session: str | None) -> str:
-    """A file name for a session id: readable, safe, and different for different ids."""
+def session_name(session: str | None, owner: str | None = None) -> str:
+    """A file name for an owner's session id: readable, safe, and different for different ids and owners."""
     if session is None:
         return "none"
     safe = re.sub(r"[^A-Za-z0-9-]+", "-", session).strip("-")[:40]
-    return f"{safe}-{hashlib.sha256(session.encode('utf-8', 'replace')).hexdigest()[:8]}"
+    return f"{safe}-{hashlib.sha256(f'{owner or ""}{session}'.encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 
 # --- prompt and answer of each request as a file of its own, to look into what went wrong ---

@@ -151,11 +151,11 @@ class EngineThread:
                 if limit and self.status().state == "wedged":
                     raise TimedOut(_hangs(limit)) from None
 
-    def prefill_idle(self, prompt: Prompt, session: str | None, model: str = "") -> None:
+    def prefill_idle(self, prompt: Prompt, session: str | None, owner: str | None = None, *, model: str = "") -> None:
         """Computes `prompt` when there is nothing else to do; dropped as soon as there is."""
         self._idle_prefills += 1
         name, nobody = f"idle-{self._idle_prefills}", SimpleQueue[Any]()
-        work = Submit(name, prompt, Sampling(), max_tokens=1, sink=nobody, session=session, model=model)
+        work = Submit(name, prompt, Sampling(), max_tokens=1, sink=nobody, session=session, owner=owner, model=model)
         self._commands.put(partial(self._loop.prefill_idle, work))
 
     def status(self) -> EngineStatus:

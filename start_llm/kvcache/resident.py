@@ -216,5 +216,5 @@ def snapshot(
         cost = round(segment.seconds_per_token * segment.length, 3)
         on_disk = segment.file is not None
         segments.append(StoredSegment(parent, segment.length, memory, on_disk, age, segment.uses, cost))
-    named = [(name, places[id(end)]) for name, at in ends for end in at if id(end) in places]
+    named = [(name, places[id(end)], n) for n, (name, at) in enumerate(ends) for end in at if id(end) in places]
     return StoredTree(tuple(segments), tuple(named), left_out, token_bytes)

@@ -14,6 +14,8 @@ _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
 _PAUSES = 4096  # of all conversations
 _OWN_PAUSES = 128
 
+Key = tuple[str | None, str]
+"""Owner and name of a conversation: two owners may have chosen the same name."""
 Strength = tuple[int, float, float]
 """Of a protected end, the weakest first. (0, 0, last use): its conversation left it behind. (1, how likely the
 conversation comes back soon, last use). (2, minus its first use, 0): it waits for conversations that it began."""
@@ -26,7 +28,7 @@ class Session:
     created: float
     used: float
     ends: list[Segment] = field(default_factory=list)  # the segments where its last stored turns end, oldest first
-    caller: str = ""  # name of the conversation that is taken to have begun this one, as an agent begins sub-agents
+    caller: Key | None = None  # the conversation that is taken to have begun this one, as an agent begins sub-agents
     called: float = -math.inf  # when one that it began was used last
     answered: float = math.inf  # when its last turn was over; `used` moves within a turn, too
     alternates: bool = False  # it once went on from an end that was not its newest one
@@ -47,43 +49,51 @@ class Sessions:
         self._keep = keep
         self._lately = (idle or _USUAL_IDLE) / 6
         self._between = (idle or _USUAL_IDLE) / 30  # two requests of a sub-agent are seldom further apart
-        self._known: Lru[str, Session] = Lru(most)
+        self._known: Lru[Key, Session] = Lru(most)
         self._pauses = Pauses(_PAUSES)
 
-    def add_end(self, name: str, end: Segment, now: float, *, answered: bool = True) -> None:
-        """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more.
+    def add_end(self, name: str, end: Segment, now: float, *, owner: str | None = None, answered: bool = True) -> None:
+        """A turn of the owner's conversation `name` was stored up to `end`; ends that it grew out of are no ends any
+        more.
 
         `answered`: the turn is over. Else this is a part of it, or a guess of the next one: no pause has ended.
         """
-        if (session := self._known.get(name)) is None:
-            session = Session(now, now, caller=self._caller_of(end, now))
+        key = owner, name
+        if (session := self._known.get(key)) is None:
+            session = Session(now, now, caller=self._likely_caller(owner, end, now))
         if answered:
             if now > session.answered:
                 session.pauses.add(now - session.answered)
                 self._pauses.add(now - session.answered)
             session.answered = now
         session.used = now
-        if (caller := self._known.get(session.caller)) is not None and caller.used < session.created:
+        if (caller := self._caller(session)) is not None and caller.used < session.created:
             caller.called = now  # it has not come back since it began this one
         above = set(map(id, end.ancestors()))
         session.alternates = session.alternates or any(id(e) in above for e in session.ends[:-1])
         kept = [e for e in session.ends if e is not end and _held(e) is not None and id(e) not in above]
         session.ends = [*kept, end][-self._keep :] if self._keep else []
-        self._known.put(name, session)
+        self._known.put(key, session)
 
-    def _caller_of(self, end: Segment, now: float) -> str:
-        """Of a new conversation: who was active last and begins with the same segment, or ``""``. If that one was begun
-        by somebody who has not come back since, the same one has begun this, too."""
+    def _caller(self, session: Session | None) -> Session | None:
+        return self._known.get(session.caller) if session is not None and session.caller is not None else None
+
+    def _likely_caller(self, owner: str | None, end: Segment, now: float) -> Key | None:
+        """Of a new conversation: the owner's conversation that was active last and begins with the same segment. If
+        that one was begun by another that has not come back since, the same one has begun this, too."""
         first = _first(end)
         alike = [
-            (session.used, name)
-            for name, session in self._known.items()
-            if now - max(session.used, session.called) <= self._lately
+            (session.used, key)
+            for key, session in self._known.items()
+            if key[0] == owner
+            and now - max(session.used, session.called) <= self._lately
             and any(_first(known) is first for known in session.ends[-1:])
         ]
-        _, latest = max(alike, default=(0.0, ""))
+        if not alike:
+            return None
+        _, latest = max(alike)
         session = self._known.get(latest)
-        caller = self._known.get(session.caller) if session is not None else None
+        caller = self._caller(session)
         return session.caller if session and caller and caller.used < session.created else latest
 
     def protection(self, now: float, budget_bytes: int) -> dict[int, Strength]:
@@ -138,9 +148,10 @@ class Sessions:
         return [s for _, s in self._known.items() if not self._idle or now - s.used <= self._idle]
 
     def ends(self) -> list[tuple[str, list[Segment]]]:
-        """The conversations, the last used one first, with their ends. May be called from any thread."""
+        """Names of the conversations, the last used one first, with their ends. Two owners may have the same name. May
+        be called from any thread."""
         known = sorted(self._known.items(), key=lambda item: -item[1].used)
-        return [(name, list(session.ends)) for name, session in known]
+        return [(name, list(session.ends)) for (_, name), session in known]
 
     def clear(self) -> None:
         self._known.clear()

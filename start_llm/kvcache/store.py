@@ -176,6 +176,7 @@ class KVStore:
         cache: Sequence[Any],
         *,
         session: str | None = None,
+        owner: str | None = None,
         one_shot: bool = False,
         seconds_per_token: float = 0.0,
         checkpoint: bool = True,
@@ -186,7 +187,8 @@ class KVStore:
         """Stores what is not stored yet of `cache`, which holds exactly `tokens` (one row, not a batch).
 
         Args:
-            session: the conversation this is an end of.
+            session: the conversation this is an end of, as its owner calls it.
+            owner: who asks; two owners may call a conversation the same.
             one_shot: a side request; goes before anything else when bytes are short.
             seconds_per_token: measured cost of computing the new tokens (0: unknown).
             checkpoint: also save the state of layers that cannot be cut.
@@ -213,7 +215,7 @@ class KVStore:
             return
         end.head = end.head or head
         if session is not None and not one_shot:
-            self._sessions.add_end(session, end, self._clock(), answered=answered)
+            self._sessions.add_end(session, end, self._clock(), owner=owner, answered=answered)
         outgrown = [] if self._kit.cuttable else thin_after(end, self._config)
         for segment in outgrown:
             self.resident.drop_checkpoint(segment)

@@ -35,13 +35,13 @@ def make_handle(
     clients: Clients,
     runtime: TextRuntime,
     model: str,
-    anchor: Callable[[Prompt, str], None],
+    anchor: Callable[[Prompt, str, str | None], None],
     publish: Publish | None = None,
 ) -> ModelHandle:
     """Raises NotSupported if the model's chat template cannot be used.
 
-    `model`: its name on the model thread. `anchor`: takes a guess of a conversation's next request, and its session.
-    `publish`: tells routers what is held.
+    `model`: its name on the model thread. `anchor`: takes a guess of a conversation's next request, its session
+    and its owner. `publish`: tells routers what is held.
     """
     loaded, capabilities = runtime.loaded, runtime.loaded.capabilities
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.

@@ -30,11 +30,11 @@ class Recorder:
     def __init__(
         self,
         pipeline: Pipeline,
-        anchor: Callable[[Prompt, str], None] | None = None,
+        anchor: Callable[[Prompt, str, str | None], None] | None = None,
         publish: Publish | None = None,
     ) -> None:
-        """`anchor` takes a guess and its session, to prefill it in an idle gap; None: nothing is guessed. `publish`:
-        tells routers what is held of a conversation."""
+        """`anchor` takes a guess, its session and its owner, to prefill it in an idle gap; None: nothing is guessed.
+        `publish`: tells routers what is held of a conversation."""
         self._pipeline = pipeline
         self._anchor, self._publish = anchor, publish
         self._jobs: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
@@ -78,7 +78,7 @@ class Recorder:
         guess = self._pipeline.predict(prepared, answer, tokens) if self._anchor is not None else None
         anchor = self._anchor  # closed meanwhile: nobody takes the guess any more
         if guess is not None and anchor is not None:
-            anchor(guess, prepared.session)
+            anchor(guess, prepared.session, prepared.request.owner)
 
     def _tell_routers(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
         publish = self._publish

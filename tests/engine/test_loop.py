@@ -236,7 +236,7 @@ def test_a_request_for_a_model_that_is_not_loaded_fails_and_the_thread_goes_on(e
         engine.plan(lost.prompt, "nobody")
     with pytest.raises(Unavailable, match="nobody"):
         engine.call(lambda scheduler: scheduler.running, model="nobody")
-    engine.prefill_idle(lost.prompt, None, "nobody")
+    engine.prefill_idle(lost.prompt, None, model="nobody")
     assert engine.call(lambda scheduler: scheduler.running) == 0
 
 

@@ -113,7 +113,7 @@ class ScriptedEngine:
         found: StoredTree = self._runtime(model).scheduler.store.show()
         return found
 
-    def prefill_idle(self, prompt: Prompt, session: str | None, model: str = "") -> None:
+    def prefill_idle(self, prompt: Prompt, *whose: str | None, model: str = "") -> None:
         """Nothing is computed."""
 
     def status(self) -> EngineStatus:

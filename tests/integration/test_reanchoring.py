@@ -28,9 +28,9 @@ def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[
     guesses: list[int] = []
     prefill_idle = EngineThread.prefill_idle
 
-    def seen(engine: EngineThread, prompt: Any, session: str, model: str = "") -> None:
+    def seen(engine: EngineThread, prompt: Any, *whose: Any, model: str = "") -> None:
         guesses.append(len(prompt.tokens))
-        prefill_idle(engine, prompt, session, model)
+        prefill_idle(engine, prompt, *whose, model=model)
 
     with patch.object(EngineThread, "prefill_idle", seen), live(path, cache, reanchor=reanchor) as running:
         yield running, guesses
@@ -128,3 +128,19 @@ def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
             messages += [back, {"role": "user", "content": f"go on, {step}"}]
         # The third request shows the second guess wrong, the seventh the first one right.
         assert made == [1, 2, 2, 2, 2, 2, 3, 4]
+
+
+def test_answers_and_guesses_of_two_owners_with_one_session_name_stay_two_conversations(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    with server(oracle_path("plain", "qwen3"), tmp_path, "on") as (running, guesses):
+        for user in ("ann", "bob"):
+            raw = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+            messages = [{"role": "user", "content": f"{script(raw)} I am {unique()}"}]
+            turn(running, messages, tools=TOOLS, user=user, session_id="main")
+        settled(running)
+        assert guesses
+        assert {name for name, *_ in running.app.engine.stored().conversations} == {"main"}
+        assert len({number for *_, number in running.app.engine.stored().conversations}) == 2
+    logs = [path.name for path in (tmp_path / "logs").glob("*/session-main-*")]
+    assert len(logs) == 2, "each has a log of its own"

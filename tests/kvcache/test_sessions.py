@@ -170,3 +170,32 @@ def test_the_longest_unused_name_is_forgotten() -> None:
     for number in range(3):
         sessions.add_end(str(number), grow(tree, [number]), float(number))
     assert len(sessions) == 2 and [name for name, _ in sessions.ends()] == ["2", "1"]
+
+
+def test_two_owners_may_give_their_conversations_one_name() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    first = grow(tree, run(0, 20), used=1.0)
+    sessions.add_end("main", first, 1.0, owner="ann")
+    other = grow(tree, run(1000, 20), used=2.0)
+    sessions.add_end("other", other, 2.0, owner="ann")
+    second = grow(tree, run(2000, 20), used=3.0)
+    sessions.add_end("main", second, 3.0, owner="bob")
+    third = grow(tree, run(3000, 20), used=4.0)
+    sessions.add_end("main", third, 4.0, owner="bob")
+    strengths = sessions.protection(5.0, BUDGET)
+    assert len(sessions) == 3
+    assert strengths[id(first)][0] == 1, "the one of ann's: bob has not left it behind"
+    assert strengths[id(second)][0] == 0, "bob has left this one behind"
+    assert strengths[id(first)][2] == 1.0, "and it was used when ann used it"
+    assert [name for name, _ in sessions.ends()] == ["main", "other", "main"]
+
+
+def test_nobody_waits_for_the_conversation_of_another_owner() -> None:
+    for owner, level in (("ann", 2), ("bob", 1)):
+        tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+        tools = run(0, 50)
+        main = grow(tree, [*tools, 1])
+        sessions.add_end("main", main, 0.0, owner="ann")
+        sessions.add_end("new", grow(tree, [*tools, 2]), 1.0, owner=owner)
+        sessions.add_end("new", grow(tree, [*tools, 2, 3]), 2.0, owner=owner)
+        assert sessions.protection(3.0, BUDGET)[id(main)][0] == level

@@ -31,7 +31,7 @@ def test_every_segment_is_told_with_its_parent_its_state_and_its_use() -> None:
     assert (head.parent, head.tokens, head.memory, head.disk) == (-1, 2, 2 * A_TOKEN, False)
     assert StoredSegment(0, 2, 2 * A_TOKEN, False, 10.0, 3, 1.0) in rest
     assert StoredSegment(0, 1, 0, True, -1.0, 0, 0.0) in rest
-    names = [(name, told.segments[at].tokens) for name, at in told.conversations]
+    names = [(name, told.segments[at].tokens) for name, at, _ in told.conversations]
     assert names == [("newer", 1), ("older", 2)] and told.left_out == 0
 
 

@@ -200,6 +200,19 @@ def test_an_idle_session_loses_its_protection() -> None:
     assert store.lookup(tuple(run(5000, 600))).length == 0
 
 
+def test_one_owner_does_not_shift_what_another_ones_session_of_the_same_name_keeps() -> None:
+    clock = Clock()
+    store = store_of(budget_tokens=1000, clock=clock)
+    put(store, run(0, 400), session="main", owner="ann")
+    for start in (2000, 4000, 6000):  # more ends than are kept of one conversation
+        clock.now += 1
+        put(store, run(start, 200), session="main", owner="bob")
+    put(store, run(9000, 300))  # of no conversation
+    assert store.lookup(tuple(run(0, 400))).length == 400
+    assert store.lookup(tuple(run(2000, 200))).length == 0, "bob's oldest end, which he has left behind"
+    assert store.stats()["sessions"] == 2
+
+
 def test_costly_and_often_used_leaves_stay() -> None:
     clock = Clock()
     store = store_of(budget_tokens=250, clock=clock)

@@ -26,7 +26,7 @@ class Pipeline:
 
 def test_a_recorder_that_is_closed_while_it_guesses() -> None:
     pipeline, taken = Pipeline(), []
-    recorder = Recorder(pipeline, lambda guess, session: taken.append(guess))  # type: ignore[arg-type]
+    recorder = Recorder(pipeline, lambda guess, *whose: taken.append(guess))  # type: ignore[arg-type]
     recorder.finish(SimpleNamespace(session="s"), None, ())  # type: ignore[arg-type]
     assert pipeline.guessing.wait(WAIT)
     closing = threading.Thread(target=recorder.close)

@@ -175,8 +175,9 @@ def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     for place in (data, data.get("metadata"), data.get("extra_body"), inner):
         if isinstance(place, dict):
             for name in SESSION_FIELDS:
-                if isinstance(place.get(name), str | int) and place[name]:
-                    return str(place[name])
+                value = place.get(name)
+                if isinstance(value, str | int) and not isinstance(value, bool) and value:
+                    return str(value)
     return next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
 
 

@@ -193,11 +193,11 @@ function conversation([name, end]) {
 
 function showConversations() {
   const deepest = new Map();
-  for (const [name, end] of tree.conversations) {
-    const known = deepest.get(name);
-    if (known === undefined || plan.end[end] > plan.end[known]) deepest.set(name, end);
+  for (const [name, end, which] of tree.conversations) {
+    const known = deepest.get(which);
+    if (known === undefined || plan.end[end] > plan.end[known[1]]) deepest.set(which, [name, end]);
   }
-  const rows = [...deepest].slice(0, CONVERSATIONS);
+  const rows = [...deepest.values()].slice(0, CONVERSATIONS);
   byId("conversations").replaceChildren(...rows.map(conversation));
   byId("conversations").parentElement.hidden = !rows.length;
   setText(byId("conversations-more"), deepest.size > rows.length ? `and ${deepest.size - rows.length} more` : "");

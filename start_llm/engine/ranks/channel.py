@@ -83,7 +83,7 @@ def described(work: Submit) -> dict[str, Any]:
     }
 
 
-_PLAIN = ("max_tokens", "logprobs", "session", "conversation", "one_shot", "model")
+_PLAIN = ("max_tokens", "logprobs", "session", "owner", "conversation", "one_shot", "model")
 
 
 class _Nobody:

@@ -92,7 +92,8 @@ class Prefill:
     def store(self, job: Job, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
         """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""
         work, cost = job.work, self.seconds_per_token
-        self._store.put(tokens, cache, session=work.session, one_shot=work.one_shot, seconds_per_token=cost, **about)
+        about |= {"session": work.session, "owner": work.owner, "one_shot": work.one_shot}
+        self._store.put(tokens, cache, seconds_per_token=cost, **about)
 
 
 def trusted(error: BaseException | None) -> bool:

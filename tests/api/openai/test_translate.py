@@ -167,6 +167,8 @@ def test_allowed_tools_leave_the_named_ones() -> None:
         ({"x-session-id": "e"}, {"user": "u"}, "e"),
         ({"x-openwebui-chat-id": "h"}, {"user": "u"}, "h"),
         ({}, {"user": "u"}, None),
+        ({}, {"session_id": 7, "user": "u"}, "7"),
+        ({}, {"session_id": True}, None),
         ({}, {}, None),
     ],
 )

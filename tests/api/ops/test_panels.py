@@ -209,9 +209,9 @@ def test_a_running_request_is_cancelled_and_its_client_is_told(
 
 def test_the_tree_comes_in_columns(server: ApiServer, service: FakeService) -> None:
     segment = StoredSegment(-1, 7, 100, True, 2.0, 3, 0.5)
-    service.tree = StoredTree((segment,), (("talk", 0),), 5, 10.0)
+    service.tree = StoredTree((segment,), (("talk", 0, 0),), 5, 10.0)
     told = httpx.get(server.url + "/page/stored").json()
-    assert told["tokens"] == [7] and told["disk"] == [1] and told["conversations"] == [["talk", 0]]
+    assert told["tokens"] == [7] and told["disk"] == [1] and told["conversations"] == [["talk", 0, 0]]
     assert told["left_out"] == 5 and told["parent"] == [-1]
 
     def changing() -> StoredTree:

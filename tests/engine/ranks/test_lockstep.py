@@ -211,7 +211,7 @@ numbers = st.integers(0, 2**31)
 def test_a_request_arrives_as_it_was_sent(tokens: Any, bias: Any, constraint: Any, thinking: Any, session: Any) -> None:
     prompt, sampling = Prompt(tokens, tokens, len(tokens), None, 3), Sampling(logit_bias=bias, seed=7)
     sink: SimpleQueue[Any] = SimpleQueue()
-    work = Submit("a", prompt, sampling, 5, sink, 2, constraint, thinking, session, one_shot=True, model="m")
+    work = Submit("a", prompt, sampling, 5, sink, 2, constraint, thinking, session, session, one_shot=True, model="m")
     assert submit_of(json.loads(json.dumps(described(work)))) == work
 
 
