@@ -27,8 +27,9 @@ from start_llm.kvcache.types import Checkpoint, Form, Slices, StoredRows, Unstor
 
 _NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
-ROOM_SHARE = 32  # a row that grows gets room for this part of its length
-_LEAST_ROOM = 256  # and for at least so many tokens
+_ROOM_SHARE = 32  # a row that grows gets room for this part of its length
+_LEAST_ROOM = 128  # and for at least so many tokens
+_AT_ONCE = 16  # while rows grow, at most this part of them is there twice, or one array
 
 
 class LayerKit:
@@ -91,16 +92,21 @@ class LayerKit:
         return _slices(arrays, rows.forms, stop - start)
 
     def parts(self, rows: Sequence[StoredRows], free: Callable[[int], None]) -> list[Slices]:
-        """Each of these with buffers of its own; copied layer by layer. `free` is called after each layer."""
+        """Each of these with buffers of its own; one array of one layer is copied at a time. `free`: see `build`."""
         forms = rows[0].forms
         copies: list[list[tuple[Any, ...]]] = [[] for _ in rows]
         for index in range(len(forms)):
-            for one, made in zip(rows, copies, strict=True):
-                made.append(tuple(mx.contiguous(a) for a in one.layer(index)))
-            mx.eval([made[index] for made in copies])
+            sources = [list(one.layer(index)) for one in rows]
             free(index)
-            mx.clear_cache()
-        return [_slices(made, forms, one.length) for one, made in zip(rows, copies, strict=True)]
+            made: list[list[Any]] = [[] for _ in rows]
+            for column in range(len(sources[0])):
+                for source, copied in zip(sources, made, strict=True):
+                    copied.append(mx.contiguous(source[column]))
+                    source[column] = None
+                eval_and_free([copied[column] for copied in made])
+            for copy, copied in zip(copies, made, strict=True):
+                copy.append(tuple(copied))
+        return [_slices(copy, forms, one.length) for one, copy in zip(rows, copies, strict=True)]
 
     def check_joins(self, before: StoredRows, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain and quantised ones may follow each other:
@@ -123,7 +129,8 @@ class LayerKit:
         Args:
             runs: consecutive, from token 0; together at least `length` tokens.
             spare: room for this many more tokens, so that the next prefill chunk does not copy all rows again.
-            free: is called after each cut layer, with its number: what it lets go of is freed before the next one.
+            free: is called with the number of each cut layer once its arrays were read. If their owner lets go of them
+                there, each of them is freed before the next one is copied.
 
         Returns:
             The caches, evaluated and shared with nobody, and the bytes copied.
@@ -133,14 +140,11 @@ class LayerKit:
         copied, filled, empty = 0, list[Any](), self.new()
         for index, leaf in enumerate(self._leaves_of(empty, cut=True)):
             if length:
-                parts = [(run.layer(index), form[index]) for run, form in zip(runs, forms, strict=True)]
-                leaf, size = _join(parts, length, capacity, leaf)
-                del parts
-                mx.eval(_arrays(_state(leaf)))
-                copied += size
+                parts = [(list(run.layer(index)), form[index]) for run, form in zip(runs, forms, strict=True)]
                 if free is not None:
                     free(index)
-                    mx.clear_cache()
+                leaf, size = _join(parts, length, capacity, leaf)
+                copied += size
             filled.append(leaf)
         cache, restored = self._assembled(empty, filled, checkpoint)
         return cache, copied + restored
@@ -280,9 +284,7 @@ def _rows(leaf: Any, stop: int) -> tuple[tuple[Any, ...], Form]:
         return (), _NO_ROWS
     if leaf.offset < stop:
         raise Unstorable(f"a layer holds {leaf.offset} tokens where {stop} were said to be")
-    if isinstance(leaf, QuantizedKVCache):
-        return (*leaf.keys, *leaf.values), (leaf.group_size, leaf.bits)
-    return (leaf.keys, leaf.values), ()
+    return arrays_of(leaf), (leaf.group_size, leaf.bits) if isinstance(leaf, QuantizedKVCache) else ()
 
 
 def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], length: int) -> Slices:
@@ -291,23 +293,28 @@ def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], length: in
     return Slices(list(arrays), tuple(forms), length, sum(a.nbytes for a in flat))
 
 
-def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: int, empty: Any) -> tuple[Any, int]:
-    """One cut layer from its runs; plain runs beside quantised ones are quantised as mlx-lm would have done."""
+def _join(runs: Sequence[tuple[list[Any], Form]], length: int, capacity: int, empty: Any) -> tuple[Any, int]:
+    """One cut layer from its runs, evaluated array by array, and the bytes copied. The runs' lists are emptied.
+
+    Plain runs beside quantised ones are quantised as mlx-lm would have done.
+    """
     form = max((form for _, form in runs), key=len)
     if form == _NO_ROWS:
         return empty, 0
     if form:
         quantised = partial(mx.quantize, group_size=form[0], bits=form[1])
-        runs = [(rows if f else tuple(part for a in rows for part in quantised(a)), form) for rows, f in runs]
-    joined = []
-    for column in range(len(runs[0][0])):
-        parts = [rows[column] for rows, _ in runs]
+        runs = [(rows if f else [part for a in rows for part in quantised(a)], form) for rows, f in runs]
+    joined = list[Any]()
+    while runs[0][0]:
+        parts = [rows.pop(0) for rows, _ in runs]
         excess = sum(p.shape[-2] for p in parts) - length
         if excess:
             parts[-1] = parts[-1][..., : parts[-1].shape[-2] - excess, :]
         *outer, _, width = parts[0].shape
         room = mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype)
         joined.append(mx.concatenate([*parts, room], axis=-2))
+        del parts
+        eval_and_free(joined[-1])
     copied = sum(a.nbytes // capacity * length for a in joined)
     return _filled(joined, form, length, empty), copied
 
@@ -317,31 +324,75 @@ def _filled(arrays: Sequence[Any], form: Form, length: int, empty: Any) -> Any:
     if form == _NO_ROWS or not arrays:
         return empty
     layer = QuantizedKVCache(group_size=form[0], bits=form[1]) if form else KVCache()
-    layer.keys, layer.values = (tuple(arrays[:3]), tuple(arrays[3:])) if form else arrays
+    set_arrays(layer, arrays)
     layer.offset = length
     return layer
 
 
 def make_room(cache: Sequence[Any], tokens: int) -> None:
-    """Makes sure that a pass over so many tokens finds room in each cut layer, and copies one layer at a time for it.
+    """Makes sure that a pass over so many tokens finds room in each cut layer, and copies few arrays at a time for it.
 
     mlx-lm's own growth copies all layers in the pass. Room grows with the row, so that a long one is rarely copied.
     """
-    for leaf in leaves(cache):
-        if type(leaf) not in (KVCache, QuantizedKVCache) or leaf.keys is None:
-            continue
-        arrays, form = _rows(leaf, 0)
-        if leaf.offset + tokens <= arrays[0].shape[-2]:
-            continue
-        spare = -(-(tokens + max(_LEAST_ROOM, leaf.offset // ROOM_SHARE)) // _ROUND) * _ROUND
-        grown = []
-        for a in arrays:
-            *outer, _, width = a.shape
-            grown.append(mx.concatenate([a[..., : leaf.offset, :], mx.zeros((*outer, spare, width), a.dtype)], axis=-2))
-        mx.eval(grown)
-        leaf.keys, leaf.values = (tuple(grown[:3]), tuple(grown[3:])) if form else grown
-        del arrays, a
-        mx.clear_cache()
+    cut = [leaf for leaf in leaves(cache) if type(leaf) in (KVCache, QuantizedKVCache)]
+    grow_for([(leaf, leaf.offset) for leaf in cut], tokens)
+
+
+def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
+    """Gives each of these layers room for so many tokens behind those that it holds, and for some more.
+
+    Few arrays at a time are there twice: they are freed before the next ones are copied.
+    """
+    growing = [(layer, held) for layer, held in layers if layer.keys is not None and _room(layer) < held + tokens]
+    most = sum(a.nbytes for layer, _ in growing for a in arrays_of(layer)) // _AT_ONCE
+    copies, nbytes = list[Any](), 0
+    for layer, held in growing:
+        arrays = list(arrays_of(layer))
+        layer.keys = layer.values = None
+        try:
+            for place, a in enumerate(arrays):
+                *outer, _, width = a.shape
+                room = mx.zeros((*outer, room_behind(held, tokens), width), a.dtype)
+                arrays[place] = mx.concatenate([a[..., :held, :], room], axis=-2)
+                copies.append(arrays[place])
+                nbytes += a.nbytes
+                del a, room
+                if nbytes >= most:
+                    eval_and_free(copies)
+                    copies, nbytes = [], 0
+        finally:
+            set_arrays(layer, arrays)
+    if copies:
+        eval_and_free(copies)
+
+
+def room_behind(held: int, tokens: int) -> int:
+    """Room that a layer of `held` tokens gets for a pass over `tokens` more, and for what follows."""
+    return -(-(tokens + max(_LEAST_ROOM, held // _ROOM_SHARE)) // _ROUND) * _ROUND
+
+
+def _room(layer: Any) -> int:
+    """Of the array that grows last."""
+    return int(arrays_of(layer)[-1].shape[-2])
+
+
+def eval_and_free(*arrays: Any) -> None:
+    """Evaluates these, and gives back the memory of what they were made of."""
+    mx.eval(*arrays)
+    mx.clear_cache()
+
+
+def arrays_of(layer: Any) -> tuple[Any, ...]:
+    """The arrays of a cut layer, or of a batch of such layers; none if it is empty."""
+    if layer.keys is None:
+        return ()
+    return (*layer.keys, *layer.values) if isinstance(layer.keys, tuple | list) else (layer.keys, layer.values)
+
+
+def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:
+    """Gives a layer the arrays that `arrays_of` returns."""
+    half = len(arrays) // 2
+    layer.keys, layer.values = arrays if half == 1 else (tuple(arrays[:half]), tuple(arrays[half:]))
 
 
 def _state(leaf: Any) -> Any:

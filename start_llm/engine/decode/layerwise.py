@@ -1,8 +1,8 @@
-"""Batches whose rows come and go one layer at a time. Model thread only.
+"""Batches whose rows come and go half a layer at a time. Model thread only.
 
 mlx-lm copies all layers of a batch at once when a row joins, leaves, or finds no room: the batch is then there several
-times. Here each layer is copied and evaluated, and what it replaces is freed, before the next layer is touched. Uses of
-mlx-lm's internals: `BatchKVCache._idx`.
+times. Here the keys of a layer are copied and evaluated, and what they replace is freed, before its values are touched,
+and so on layer by layer. Uses of mlx-lm's internals: `BatchKVCache._idx`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from start_llm.kvcache.layers import ROOM_SHARE, leaves
-
-_LEAST_ROOM = 256  # tokens
+from start_llm.kvcache.layers import arrays_of, eval_and_free, grow_for, leaves, room_behind, set_arrays
 
 
 class Layerwise:
@@ -43,18 +41,20 @@ class Layerwise:
             return
         count, end = self.offset.shape[0], max(self._idx, other._idx)
         first, its_first = end - self._idx, end - other._idx
-        made = []
-        for mine, its in zip(self._arrays(), other._arrays(), strict=True):
+        arrays, its_arrays = self._taken(), other._taken()
+        for place, mine in enumerate(arrays):
+            its, its_arrays[place] = its_arrays[place], None
             _, heads, _, width = mine.shape
-            joined = mx.zeros((count + its.shape[0], heads, _with_room(end), width), mine.dtype)
+            joined = mx.zeros((count + its.shape[0], heads, end + room_behind(end, 0), width), mine.dtype)
             joined[:count, :, first:end, :] = mine[..., : self._idx, :]
             joined[count:, :, its_first:end, :] = its[..., : other._idx, :]
-            made.append(joined)
-        mx.eval(made)
+            arrays[place] = joined
+            del mine, its, joined
+            eval_and_free(arrays[place])
+        set_arrays(self, arrays)
         self.offset = mx.concatenate([self.offset, other.offset])
         self.left_padding = mx.concatenate([self.left_padding + first, other.left_padding + its_first])
-        self._idx, other.keys, other.values = end, None, None
-        self._replace(made)
+        self._idx = end
 
     def filter(self, batch_indices: Iterable[int]) -> None:
         """Keeps these rows. Rows that were extracted before are evaluated with them, and nobody needs the rest then."""
@@ -66,18 +66,19 @@ class Layerwise:
             super().filter(keep)  # type: ignore[misc]
             return
         end = self._idx - cut
-        made = []
-        for a in self._arrays():
+        arrays, leaving = self._taken(), [arrays_of(row) for row in self._extracted()]
+        for place, a in enumerate(arrays):
             _, heads, _, width = a.shape
-            kept = mx.zeros((len(keep), heads, _with_room(end), width), a.dtype)
-            for place, index in enumerate(keep):
-                kept[place : place + 1, :, :end, :] = a[index : index + 1, :, cut : self._idx, :]
-            made.append(kept)
-        mx.eval(made, [_arrays_of(row) for row in self._extracted()])
+            kept = mx.zeros((len(keep), heads, end + room_behind(end, 0), width), a.dtype)
+            for to, index in enumerate(keep):
+                kept[to : to + 1, :, :end, :] = a[index : index + 1, :, cut : self._idx, :]
+            arrays[place] = kept
+            del a, kept
+            eval_and_free(arrays[place], [row[place] for row in leaving])
+        set_arrays(self, arrays)
         self._extracted().clear()
         self.offset, self.left_padding = self.offset[mx.array(keep)], self.left_padding[mx.array(keep)] - cut
         self._idx = end
-        self._replace(made)
 
     def extract(self, index: int) -> Any:
         """One row's layer, not evaluated. The only row of a batch has the arrays themselves."""
@@ -93,21 +94,9 @@ class Layerwise:
         """The layer of a row that stays: views of the batch, no copies."""
         row, first = self._row(), self._padding()[index]
         if self.keys is not None:
-            row.keys, row.values = _paired([a[index : index + 1, :, first : self._idx, :] for a in self._arrays()])
+            set_arrays(row, [a[index : index + 1, :, first : self._idx, :] for a in arrays_of(self)])
             row.offset = self._idx - first
         return row
-
-    def make_room(self, tokens: int) -> None:
-        """Makes sure that a pass over so many tokens finds room."""
-        if self.keys is None or self._idx + tokens <= self._arrays()[0].shape[-2]:
-            return
-        made = []
-        for a in self._arrays():
-            rows, heads, _, width = a.shape
-            room = mx.zeros((rows, heads, _with_room(self._idx + tokens) - self._idx, width), a.dtype)
-            made.append(mx.concatenate([a[..., : self._idx, :], room], axis=-2))
-        mx.eval(made)
-        self._replace(made)
 
     def _row(self) -> Any:
         """An empty layer of one row."""
@@ -116,12 +105,11 @@ class Layerwise:
     def _padding(self) -> list[int]:
         return cast(list[int], self.left_padding.tolist())
 
-    def _arrays(self) -> tuple[mx.array, ...]:
-        return _arrays_of(self)
-
-    def _replace(self, arrays: Sequence[mx.array]) -> None:
-        self.keys, self.values = _paired(arrays)
-        mx.clear_cache()
+    def _taken(self) -> list[Any]:
+        """Its arrays. The layer is empty until it is given others."""
+        arrays = list(arrays_of(self))
+        self.keys = self.values = None
+        return arrays
 
     def _extracted(self) -> list[Any]:
         """Rows that `extract` has returned and nobody has evaluated yet."""
@@ -158,9 +146,7 @@ def batchable(cache: Sequence[Any]) -> Sequence[Any]:
 
 def make_room(batch: Sequence[Any], tokens: int) -> None:
     """Makes sure that a pass over so many tokens finds room in each layer of a batch."""
-    for layer in leaves(batch):
-        if isinstance(layer, Layerwise):
-            layer.make_room(tokens)
+    grow_for([(layer, layer._idx) for layer in leaves(batch) if isinstance(layer, Layerwise)], tokens)
 
 
 def read_row(batch: Sequence[Any], index: int, place: int | None = None) -> list[Any]:
@@ -175,19 +161,3 @@ def eval_rows(caches: Sequence[Sequence[Any]]) -> None:
     for layers in zip(*caches, strict=True):
         mx.eval([layer.state for layer in layers])
         mx.clear_cache()
-
-
-def _with_room(tokens: int) -> int:
-    return tokens + max(_LEAST_ROOM, tokens // ROOM_SHARE)
-
-
-def _paired(arrays: Sequence[mx.array]) -> tuple[Any, Any]:
-    """Keys and values, of the arrays that `_arrays_of` gives."""
-    half = len(arrays) // 2
-    return (arrays[0], arrays[1]) if half == 1 else (tuple(arrays[:half]), tuple(arrays[half:]))
-
-
-def _arrays_of(layer: Any) -> tuple[mx.array, ...]:
-    if layer.keys is None:
-        return ()
-    return (layer.keys, layer.values) if isinstance(layer.keys, mx.array) else (*layer.keys, *layer.values)
