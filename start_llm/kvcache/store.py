@@ -194,7 +194,8 @@ class KVStore:
             checkpoint: also save the state of layers that cannot be cut.
             head: the tools+system block ends here: its checkpoint is kept longer than others.
             states: layers as they were after so many of `tokens`: checkpoints of these places are saved, too.
-            answered: a turn of that conversation is over; else this is a part of it, or a guess of the next one.
+            answered: a turn of that conversation is over, so checkpoints that it has outgrown are given up. Else this
+                is a part of it, or a guess of the next one.
 
         Raises:
             ValueError: the cache holds another number of tokens.
@@ -216,8 +217,8 @@ class KVStore:
         end.head = end.head or head
         if session is not None and not one_shot:
             self._sessions.add_end(session, end, self._clock(), owner=owner, answered=answered)
-        outgrown = [] if self._kit.cuttable else thin_after(end, self._config)
-        for segment in outgrown:
+        # Not while the prompt is computed: where its system text ends is not known yet.
+        for segment in thin_after(end, self._config) if answered and not self._kit.cuttable else ():
             self.resident.drop_checkpoint(segment)
             self.disk.thinned(segment)
         self.disk.forget_lost()

@@ -337,6 +337,19 @@ def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
         put(store, list(tokens), hybrid=True, session=str(n))
 
 
+def test_another_agent_of_the_same_client_computes_its_difference() -> None:
+    """Its tools part from the first one's somewhere in the system text, far in front of that text's end."""
+    head, parting = random_tokens(4000), 1000
+    store = store_of(hybrid=True)
+    put(store, random_tokens(2, seed=1), hybrid=True)  # what a token takes is known
+    prompt = Prompt(tuple(head + random_tokens(200, seed=2)), boundaries=(4000,), head=4000, generation=4195)
+    for stop in store.pauses(prompt, 0):
+        put(store, list(prompt.tokens[:stop]), hybrid=True, session="main", head=stop == 4000, answered=False)
+    put(store, list(prompt.tokens), hybrid=True, session="main")
+    other = tuple(head[:parting] + random_tokens(500, seed=3))
+    assert parting - 128 <= store.lookup(other).length <= parting
+
+
 def test_checkpoints_thin_before_a_session_loses_tokens() -> None:
     """But for those that are kept to the last: a sixteenth of its KV, without which its end could not go alone."""
     store = store_of(hybrid=True, budget_tokens=1070, checkpoints_recent=64, checkpoint_grid=10)
