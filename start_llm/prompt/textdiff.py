@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from difflib import SequenceMatcher
+from itertools import groupby
 
 MAX_LINES = 3000
 _AT_ONCE = 150
@@ -16,6 +17,7 @@ _NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
 _SAME = "(as before ...)"
 GONE = "no longer valid"
+MOVED = "now only elsewhere"  # of lines that the new text has in another place: they hold
 _NAMES = 24  # characters that stand around what is left out of a line
 _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
@@ -37,7 +39,7 @@ def diff(old: str, new: str) -> list[str] | None:
     if max(len(a), len(b)) > MAX_LINES:
         return None
     lines: list[str] = []
-    places = _Places(after)
+    places, still = _Places(after), {line for line in after if len(line.strip()) >= _ALIKE}
     for a1, a2, b1, b2 in _differences(a, b):
         gone, came = a[a1:a2], b[b1:b2]
         place = places.at(head + b1)
@@ -45,12 +47,29 @@ def diff(old: str, new: str) -> list[str] | None:
             pairs = zip(gone, came, strict=True)
             lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
             continue
-        long = len(gone) >= _ELIDE or (len(gone) >= _LONG[0] and sum(map(len, gone)) > _LONG[1])
-        minus = [f"-{_name(line, before)}" for line in ((gone[0], gone[-1]) if long else gone)]
-        if long:
-            minus.insert(1, f"(-{len(gone) - 2} more lines, down to)")
-        lines += [f"{place}:" if came else f"{place}, {GONE}:", *minus, *(f"+{line}" for line in came)]
+        if came:
+            lines += [f"{place}:", *_minus(gone, before), *(f"+{line}" for line in came)]
+            continue
+        for is_moved, run in _by_whether_moved(gone, still):
+            lines += [f"{place}, {MOVED if is_moved else GONE}:", *_minus(run, before)]
     return lines
+
+
+def _by_whether_moved(gone: Sequence[str], still: Set[str]) -> Iterator[tuple[bool, list[str]]]:
+    """Runs of lines, and whether they stand in the new text; short lines say too little to be told apart."""
+    if all(line in still or len(line.strip()) < _ALIKE for line in gone) and not still.isdisjoint(gone):
+        yield True, list(gone)
+        return
+    for is_moved, run in groupby(gone, still.__contains__):
+        yield is_moved, list(run)
+
+
+def _minus(gone: Sequence[str], before: Sequence[str]) -> list[str]:
+    """How lines that are gone are told; of many the first and the last."""
+    if len(gone) < _ELIDE and (len(gone) < _LONG[0] or sum(map(len, gone)) <= _LONG[1]):
+        return [f"-{_name(line, before)}" for line in gone]
+    first, last = (f"-{_name(line, before)}" for line in (gone[0], gone[-1]))
+    return [first, f"(-{len(gone) - 2} more lines, down to)", last]
 
 
 def _begin_alike(old: str, new: str) -> bool:

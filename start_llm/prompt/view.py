@@ -87,11 +87,12 @@ def _last_places(query: MatchQuery) -> dict[tuple[str, str], int]:
 
 
 def _still_said(change: Change, last_places: Mapping[tuple[str, str], int]) -> bool:
-    """Whether a text that is gone from its place stands in a later one: telling of its going would be wrong."""
+    """Whether a text that is gone from its place stands in a later one, or in another one of the same message: telling
+    of its going would be wrong. So it is where the first of two blocks goes and the second takes its place."""
     gone = change.slot
     if change.new is not None or change.old is None or gone.rule in ("tool", "system"):
         return False
-    return last_places.get((gone.rule, change.old), gone.place) > gone.place
+    return last_places.get((gone.rule, change.old), gone.place - 1) >= gone.place
 
 
 def _with_repetition(change: Change, new: Sequence[ShownMessage]) -> Change:

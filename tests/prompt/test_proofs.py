@@ -62,6 +62,20 @@ def test_each_message_of_a_block_only_has_a_slot_of_its_own(system, before, afte
     assert not any(words in note for words in unchanged)
 
 
+def test_of_two_blocks_of_a_message_the_first_goes_and_the_second_is_not_told_as_withdrawn():
+    client = Client(FAMILY, pipeline(FAMILY))
+    client.ask(system_text(CLAUDE), Message("user", f"{REMINDER.format('Plan.')}\n{REMINDER.format('Be short.')}\nGo"))
+    spoken = client.answer(say(LONG, bash={"command": "ls"}))
+    client.messages[1] = Message("user", f"{REMINDER.format('Be short.')}\nGo")
+    prepared = client.ask(RESULT)
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    note = text_of(client).partition(NOTE_OPEN)[2]
+    assert "-Plan." in note and "withdrawn" not in note
+    client.answer(say(LONG, bash={"command": "ls"}))
+    client.messages[1] = Message("user", "Go")
+    assert "withdrawn: Be short." in "".join(client.ask(RESULT).notes)
+
+
 def test_blocks_behind_a_result_and_in_a_message_of_their_own_are_two():
     client = Client(FAMILY, pipeline(FAMILY))
     client.ask(system_text(CLAUDE), Message("user", "Go"))
@@ -72,7 +86,7 @@ def test_blocks_behind_a_result_and_in_a_message_of_their_own_are_two():
     del client.messages[4]  # the first reminder
     prepared = client.ask(RESULT)
     assert prepared.prompt.tokens[: len(spoken)] == spoken
-    assert "withdrawn: Second." in "".join(prepared.notes) or "withdrawn: First." in "".join(prepared.notes)
+    assert "-First." in prepared.notes and "withdrawn" not in "".join(prepared.notes)
     assert text_of(client).rindex("Second.") > text_of(client).rindex("First.") or "now" in "".join(prepared.notes)
 
 

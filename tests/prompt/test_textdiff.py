@@ -40,6 +40,19 @@ def test_of_a_long_run_of_lines_that_are_gone_the_ends_are_told():
     assert diff("a\nb\nc", "a") == ["line 2, no longer valid:", "-b", "-c"]
 
 
+def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
+    assert diff("Never push.\nBe kind.\nNever push.", "Never push.\nBe kind.") == [
+        *("line 3, now only elsewhere:", "-Never push.")
+    ]
+    swapped = diff("Head.\nFirst: a.\nThen: b.\nLast.", "Head.\nThen: b.\nFirst: a.\nLast.")
+    assert swapped == ["line 2:", "+Then: b.", "line 4, now only elsewhere:", "-Then: b."]
+    block = "\n".join(f"Rule {n} of this house." for n in range(20))
+    moved = diff(f"Head.\n{block}\n\nMiddle.\nOf it.", f"Head.\n\nMiddle.\nOf it.\n{block}")
+    assert moved is not None and not any("no longer valid" in line for line in moved)
+    both = diff("Never push.\nBe kind.\nNever push.\nNever merge.", "Never push.\nBe kind.")
+    assert both == [*("line 3, now only elsewhere:", "-Never push.", "line 3, no longer valid:", "-Never merge.")]
+
+
 def test_texts_too_long_to_compare_have_no_changes():
     long = "\n".join(f"line {n}" for n in range(MAX_LINES + 10))
     assert diff("head\n" + long, "head\n" + long.replace("line", "row")) is None
@@ -52,7 +65,7 @@ def applied(old: list[str], told: list[str]) -> list[str]:
     rest = list(old)
     index = 0
     while index < len(told):
-        place = re.fullmatch(r"line (\d+)(, now|, no longer valid)?:", told[index])
+        place = re.fullmatch(r"line (\d+)(, now|, no longer valid|, now only elsewhere)?:", told[index])
         assert place is not None
         index += 1
         gone, came = [], []
