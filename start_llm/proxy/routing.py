@@ -196,7 +196,7 @@ def _beginning(body: Mapping[str, Any]) -> tuple[str, str, int, bool]:
         text = _text(message.get("content", message) if isinstance(message, dict) else message)
         length += len(text)
         goes_on = goes_on or role == "assistant" or (isinstance(message, dict) and message.get("type") in _OF_A_MODEL)
-        if role in {"system", "developer"} and not user:
+        if role in ("system", "developer") and not user:  # a list that a client sends has no hash
             system.append(text)
         elif role == "user" and not user:
             user = text

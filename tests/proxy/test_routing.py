@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from start_llm.proxy.routing import CROWDED, NEAR, SWAMPED, Load, NodePicker, RouteKey, fields_of, route_key
@@ -211,6 +211,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab{"é😀', max_size=9), inner, max_size=3),
     max_leaves=9,
 )
+MESSAGES = st.lists(st.dictionaries(st.sampled_from(("role", "type", "content", "text")), JSON, max_size=4), max_size=3)
 FIELDS = (
     "model",
     "messages",
@@ -225,7 +226,9 @@ FIELDS = (
 )
 
 
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON))
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON | MESSAGES))
+@example({"messages": [{"role": [], "content": "x"}]})
+@example({"input": [{"type": {}, "role": {}}]})
 def test_whatever_stands_in_a_body(body: dict[str, Any]) -> None:
     found = route_key(body, {})
     assert 0 <= found.opening_share <= 1 and len(found.conversation) <= 2
