@@ -56,7 +56,7 @@ _NOW, _LATELY = 8, 64  # passes
 _HALF_LIFE = 300  # passes after which what a kind says has half its weight
 _LEAST_WEIGHT = 0.25
 _OFF = 0.08  # the coefficients are fitted again once a usual time is off by such a share,
-_PATIENCE = 4  # but not before so many passes
+_PATIENCE, _MOST_PATIENCE = 4, 256  # but not before so many passes; twice as many each time that this does not help
 _HUBER, _ROUNDS = 1.5, 3  # standard deviations beyond which an error counts less; rounds of weighing errors
 _MISFIT = 8.0  # standard deviations by which a new kind may spoil the fit of the others
 _MOST_SLOWNESS = 1e4
@@ -98,14 +98,15 @@ class _Kind:
     def add(self, number: int, seconds: float) -> float:
         """One more. Returns by which factor the last ones are slower than usual, 1.0 if some of them were as usual."""
         self.recent = [*self.recent[1 - _SETTLED :], (number, seconds)]
+        if self.usual / _CHANGED <= seconds <= self.usual * _CHANGED:
+            self.as_usual = number
+            self.usual *= (seconds / self.usual) ** _NEWEST_USUAL
+            return 1.0
         times = [seconds for _, seconds in self.recent]
         if not self.usual:
             if len(times) == _SETTLED:
                 self.usual = _undisturbed(times)
             return 1.0
-        if self.usual / _CHANGED <= seconds <= self.usual * _CHANGED:
-            self.as_usual = number
-            self.usual *= (seconds / self.usual) ** _NEWEST_USUAL
         if min(times) > self.usual * _CHANGED:
             return min(times) / self.usual
         quick = times[-_QUICK:]
@@ -137,7 +138,7 @@ class PassCosts:
         self._set(self._believed * UNKNOWN_SECONDS)
         self._kinds: Lru[tuple[int, int], _Kind] = Lru(_KINDS)
         self._slowness = 1.0
-        self._passes = self._fitted = 0
+        self._passes, self._fitted, self._patience = 0, 0, _PATIENCE
         self._quickest, self._slowest, self._longest = math.inf, 0.0, 1
         self._near, self._widths = (-1, -1, -1), list[float]()
 
@@ -161,8 +162,9 @@ class PassCosts:
             self._change(kind, factor)
         elif not was_settled and kind.usual:
             self._settle(kind)
-        elif self._is_off(kind):
+        elif self._is_off(kind) and (not kind.usual or self._passes - self._fitted >= self._patience):
             self._fit()
+            self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._is_off(kind) else _PATIENCE
 
     def seconds(self, width: int, context: int) -> float:
         """What a pass is expected to take.
@@ -198,9 +200,8 @@ class PassCosts:
         self._at_none: list[float] = (self._parts(widths, np.zeros_like(widths)) @ coefficients).tolist()
 
     def _is_off(self, kind: _Kind) -> bool:
-        """Whether the coefficients should be fitted again for this kind, and may be by now."""
-        off = abs(kind.seconds / self._modelled(kind.width, kind.context) - 1)
-        return off > _OFF and (not kind.usual or self._passes - self._fitted >= _PATIENCE)
+        """Whether the coefficients should be fitted again for this kind."""
+        return abs(kind.seconds / self._modelled(kind.width, kind.context) - 1) > _OFF
 
     def _change(self, kind: _Kind, factor: float) -> None:
         """Passes of this kind have become slower by a factor: is it the kind, or the machine?"""

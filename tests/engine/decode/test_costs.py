@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -218,3 +219,17 @@ def test_whatever_a_clock_says_costs_are_monotone_and_within_what_was_seen(
         longest = max(1, *(one[1] for one in real))
         for context, row in zip(CONTEXTS, rows, strict=True):
             assert quickest <= row[0] * slack and row[0] <= slowest * max(1.0, context / longest) * slack
+
+
+def test_what_no_coefficients_explain_is_not_fitted_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = PassCosts()
+    for _ in range(10):
+        costs.observe(1, 64, 0.014)  # no pass is slower where the context is shorter
+    fits = Mock(side_effect=costs._fit)
+    monkeypatch.setattr(costs, "_fit", fits)
+    for number in range(1000):
+        costs.observe(1, 1000, 0.010)
+        if number % 20 == 0:
+            costs.observe(1, 64, 0.014)
+    assert 0 < fits.call_count < 40
+    assert costs.seconds(1, 1000) == pytest.approx(0.012, rel=0.25)
