@@ -83,11 +83,7 @@ def page(results: list[dict[str, Any]]) -> str:
         "| architecture | cache layers | " + " | ".join(WAYS) + " | decoded |",
         "|---|---|" + "---|" * (len(WAYS) + 1),
     ]
-    for found in [*equal, *others]:
-        how = "row by row" if found["batches"] else "in batches"
-        how += ", nothing reused" if found["reuse"] else ""
-        cells = (str(found[way]) for way in WAYS)
-        lines.append(f"| {found['name']} | {', '.join(found['caches'])} | {' | '.join(cells)} | {how} |")
+    lines += map(_row, [*equal, *others])
     reasons = [(found["name"], found[key]) for key in ("batches", "reuse") for found in results if found.get(key)]
     lines += ["", "Why rows are not decoded together, or KV is not reused:", ""]
     lines += [f"- `{name}`: {_plain(reason)}" for name, reason in reasons]
@@ -99,6 +95,14 @@ def page(results: list[dict[str, Any]]) -> str:
     ]
     lines += [f"- `{found['name']}`: {_plain(found['refused'])}" for found in refused]
     return "\n".join(lines) + "\n"
+
+
+def _row(found: dict[str, Any]) -> str:
+    """An architecture's row of the table."""
+    how = "row by row" if found["batches"] else "in batches"
+    how += ", nothing reused" if found["reuse"] else ""
+    cells = (str(found[way]) for way in WAYS)
+    return f"| {found['name']} | {', '.join(found['caches'])} | {' | '.join(cells)} | {how} |"
 
 
 def _plain(reason: str) -> str:

@@ -86,11 +86,7 @@ class App:
             settings = one_model_only(settings)
         self.settings = settings
         self._shows_key = console is not None and console.is_terminal and not settings.log_json
-        self._say = say or (lambda line: None)
-        self._bars: ProgressBars | None = None
-        if console is not None:
-            self._say = _speaker(console, as_json=settings.log_json)
-            self._bars = ProgressBars(console, self._say if settings.log_json else None)
+        self._say, self._bars = _teller(settings, console, say)
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
@@ -350,6 +346,16 @@ def _dumps(settings: Settings) -> Dumps | None:
         [settings.api_key, settings.litellm_master_key, settings.fallback_api_key, settings.nodes_api_key]
     )
     return Dumps(settings.log_root, settings.log_max_bytes, redactor)
+
+
+def _teller(
+    settings: Settings, console: Console | None, say: Callable[[str], None] | None
+) -> tuple[Callable[[str], None], ProgressBars | None]:
+    """What is told of the start: lines, and on a console bars, too."""
+    if console is None:
+        return say or (lambda line: None), None
+    speaker = _speaker(console, as_json=settings.log_json)
+    return speaker, ProgressBars(console, speaker if settings.log_json else None)
 
 
 def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:

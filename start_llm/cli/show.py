@@ -17,7 +17,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import Fact, read_capabilities
+from start_llm.models.capabilities import Fact, ProbeResult, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, name_of, stored_models
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
@@ -37,8 +37,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         near = _similar(settings, asked)
         print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
         return 1
-    tried = home() / settings.cache_dir / FILE
-    probe = read_probe(tried, probe_key(fingerprint(folder))) if tried.exists() else None
+    probe = _probed(settings, folder)
     try:
         capabilities, makers = read_capabilities(settings, home() / expanded(settings.model_files), source, folder)
     except (NotSupported, OSError, ValueError) as error:
@@ -50,14 +49,8 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     drafts = {} if head is None or head.refused else {"drafts_by": Fact(head.detail, "weights")}
     facts = {**capabilities.facts, **drafts}
     if options.json:
-        about = {
-            "name": source,
-            "folder": str(folder),
-            "file": capabilities.overrides.path,
-            "trial": probe and probe.trial,
-        }
-        values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
-        print(json.dumps(about | {"facts": values}, indent=1, default=_plain))
+        about = {"name": source, "folder": str(folder), "file": capabilities.overrides.path}
+        _print_json(about, probe, facts)
         return 0
     print(f"{source}  ({folder})")
     _print_facts(facts, folder, options.all)
@@ -73,6 +66,18 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def _probed(settings: Settings, folder: Path) -> ProbeResult | None:
+    """What the model's last load found out, if it was ever loaded here."""
+    results = home() / settings.cache_dir / FILE
+    return read_probe(results, probe_key(fingerprint(folder))) if results.exists() else None
+
+
+def _print_json(about: dict[str, Any], probe: ProbeResult | None, facts: Mapping[str, Fact]) -> None:
+    values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
+    trial = None if probe is None else probe.trial
+    print(json.dumps({**about, "trial": trial, "facts": values}, indent=1, default=_plain))
 
 
 def _plain(value: Any) -> Any:

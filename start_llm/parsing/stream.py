@@ -205,16 +205,28 @@ class OutputParser:
 
     def _in_text(self, literal: str) -> Step[None]:
         literals = self._literals
-        opener, dropped = literals.openers.get(literal), literal in literals.reasoning.drop
+        opener = literals.openers.get(literal)
         if opener:
             yield from self._call(opener)
         elif literal in literals.stops and literal not in literals.tags and not self._content.muted:
             self._give_back(literal)
         elif literal in literals.harmony:
             yield from self._harmony(literal)
-        elif self._content.code.inside or (not dropped and (yield from self._is_mention(literal))):
+        elif (yield from self._is_quoted(literal)):
             self._give_back(literal)
-        elif literal in LEAKED:
+        else:
+            yield from self._tag_in_text(literal)
+
+    def _is_quoted(self, literal: str) -> Step[bool]:
+        """Whether it is a word of the answer here: inside code, or mentioned in a sentence."""
+        if self._content.code.inside:
+            return True
+        return literal not in self._literals.reasoning.drop and (yield from self._is_mention(literal))
+
+    def _tag_in_text(self, literal: str) -> Step[None]:
+        """A tag between words of the answer: it opens or ends something, or is left out."""
+        literals = self._literals
+        if literal in LEAKED:
             yield from self._turn_token(literal)
         elif literal == literals.reasoning.start or (literal in literals.blocks and not self._content.started):
             yield from self._open_block(literal)
@@ -222,7 +234,7 @@ class OutputParser:
             yield from self._stray_end()
         elif self._content.muted and literal in RESULTS:
             self.ended = True
-        elif not dropped and not (self._content.muted and literal in literals.closers):
+        elif literal not in literals.reasoning.drop and not (self._content.muted and literal in literals.closers):
             self._give_back(literal)
 
     def _in_reasoning(self, literal: str) -> Step[None]:

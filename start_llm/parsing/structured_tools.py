@@ -190,23 +190,33 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
     """A parameter's value and the marker that ends it."""
     schema = _resolve(schema, call.schema)
     if "const" in schema or "enum" in schema:
-        options = [schema["const"]] if "const" in schema else schema["enum"]
-        words = [option if isinstance(option, str) else json.dumps(option) for option in options]
-        return f"({' | '.join(literal(word) for word in words)}) {lark.marker(end)}"
+        return f"{_one_of(schema)} {lark.marker(end)}"
     if not _may_be_text(schema, call.schema):
-        shared: Schema = {key: call.schema[key] for key in ("$defs", "definitions") if key in call.schema}
-        targets = [sub.get("$ref") for part in (schema, shared) for _, sub in subschemas(part)]
-        if any(isinstance(to, str) and not to.startswith(("#/$defs/", "#/definitions/")) for to in targets):
-            if not call.lenient:
-                raise call.refused("$ref", path, ": it must point into '#/$defs/' or '#/definitions/'")
-            schema, shared = {}, {}
-        return f"%json {embed({**shared, **schema}, lenient=call.lenient)} {lark.marker(end)}"
+        return f"{_json(call, schema, path)} {lark.marker(end)}"
     text = _text_terminals(call, schema, path)
     name = prefix.upper() + "_TEXT"
     if lark.is_token(end):  # text cannot run over a token, so it may be taken greedily
         return f"{lark.rule(name, text)} {lark.marker(end)}"
     lark.rule(name, f"{text} & ~/{ANY_TEXT}{regex_to_lark(re.escape(end.strip()))}{ANY_TEXT}/")
     return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
+
+
+def _one_of(schema: Schema) -> str:
+    """The values of a ``const`` or an ``enum``: texts as they are, others as JSON."""
+    options = [schema["const"]] if "const" in schema else schema["enum"]
+    words = [option if isinstance(option, str) else json.dumps(option) for option in options]
+    return f"({' | '.join(literal(word) for word in words)})"
+
+
+def _json(call: CallableTool, schema: Schema, path: str) -> str:
+    """A JSON value. A reference that does not point into the schema's definitions is refused, or allows any value."""
+    shared: Schema = {key: call.schema[key] for key in ("$defs", "definitions") if key in call.schema}
+    targets = [sub.get("$ref") for part in (schema, shared) for _, sub in subschemas(part)]
+    if any(isinstance(to, str) and not to.startswith(("#/$defs/", "#/definitions/")) for to in targets):
+        if not call.lenient:
+            raise call.refused("$ref", path, ": it must point into '#/$defs/' or '#/definitions/'")
+        schema, shared = {}, {}
+    return f"%json {embed({**shared, **schema}, lenient=call.lenient)}"
 
 
 def _resolve(schema: Any, root: Schema) -> Schema:

@@ -36,27 +36,29 @@ class Fitter:
 
     def fit(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Dicts, Dicts | None]:
         """The conversation as dictionaries that this template can show, and its tools."""
-        traits = self.traits
         lead = leading_systems(messages)
-        if lead and not traits.systems:
+        if lead and not self.traits.systems:
             joined = "\n\n".join(message.content for message in messages[:lead])
             messages, lead = (Message("system", joined), *messages[lead:]), 1
         names = {call_id(call.id): call.name for message in messages for call in message.tool_calls}
-        if not traits.many_calls:
+        if not self.traits.many_calls:
             messages = interleaved(messages)
         dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
         functions: Dicts | None = [tool.as_function() for tool in tools] or None
-        if functions is not None and not traits.tools:
-            shown = (json.dumps(function, ensure_ascii=False) for function in functions)
-            _add_system(dicts, _TOOLS_INTRO + "\n".join(shown) + _TOOLS_OUTRO)
+        if functions is not None and not self.traits.tools:
+            _add_system(dicts, _tools_as_text(functions))
             functions = None
-        if not traits.system:
+        return self._in_allowed_order(dicts), functions
+
+    def _in_allowed_order(self, dicts: Dicts) -> Dicts:
+        """The same with roles only, and in an order only, that the template does not refuse. May change `dicts`."""
+        if not self.traits.system:
             _system_into_user(dicts)
-        if not traits.repeats:
+        if not self.traits.repeats:
             dicts = _merged(dicts)
-        if not traits.assistant_first:
+        if not self.traits.assistant_first:
             _user_first(dicts)
-        return dicts, functions
+        return dicts
 
     def _one(self, message: Message, behind_head: bool, names: dict[str, str]) -> dict[str, Any]:
         if message.role == "assistant":
@@ -122,6 +124,11 @@ class Fitter:
             return value
         # A model or client wrote what is no JSON object; it is shown as it is.
         return arguments if self.traits.string_too else {"arguments": arguments}
+
+
+def _tools_as_text(functions: Dicts) -> str:
+    """What a system text says of them where the template has no place for tools."""
+    return _TOOLS_INTRO + "\n".join(json.dumps(function, ensure_ascii=False) for function in functions) + _TOOLS_OUTRO
 
 
 def _call_as_text(call: ToolCall) -> str:

@@ -7,7 +7,7 @@ whose answer follows a grammar take part without a draft, and so do rows that ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.engine.decode.batch import BatchRunner
@@ -56,20 +56,8 @@ def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, Ro
     if not 2 <= len(drafts) <= MOST_ROWS or not batch.verifies:
         return None
     rows = [_row(uid, one, batch) for uid, one in drafts.items()]
-    most, context = MOST_WIDE // len(rows) - 1, sum(len(row.tokens) for row in rows)
-    acceptances = [row.drafts.acceptance for row in rows]
-    hopes = [DraftOption(0 if row.drafter is None else row.drafter.outlook(), most) for row in rows]
-    if gate.together(acceptances, hopes, context=context) == 1:
-        return None
-    pending = batch.pending()
-    if pending is None:
-        return None
-    for row in rows:
-        newest, left = pending[row.uid]
-        if row.drafter is not None:
-            row.expect(newest, min(most, left - 2))
-    options = [DraftOption(row.proposal.match, len(row.proposal.tokens)) for row in rows]
-    width = gate.together(acceptances, options, context=context)
+    context = sum(len(row.tokens) for row in rows)
+    width = _propose(rows, gate, batch, context)
     if width == 1:
         return None
     began = gate.clock()
@@ -78,6 +66,26 @@ def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, Ro
     for row in rows:
         row.learn(min(computed - 1, len(row.proposal.tokens)), len(said[row.uid]) - 1)
     return [DecodeRow(uid, token) for uid, tokens in said.items() for token in tokens]
+
+
+def _propose(rows: Sequence[_Row], gate: DraftGate, batch: BatchRunner, context: int) -> int:
+    """Has the rows propose drafts where these may pay. Returns how wide the pass is to be.
+
+    In tokens a row; 1: no draft pays, or a row is about to end. `context`: tokens of all rows.
+    """
+    most, acceptances = MOST_WIDE // len(rows) - 1, [row.drafts.acceptance for row in rows]
+    outlooks = [DraftOption(0 if row.drafter is None else row.drafter.outlook(), most) for row in rows]
+    if gate.together(acceptances, outlooks, context=context) == 1:
+        return 1
+    pending = batch.pending()
+    if pending is None:
+        return 1
+    for row in rows:
+        newest, left = pending[row.uid]
+        if row.drafter is not None:
+            row.expect(newest, min(most, left - 2))
+    options = [DraftOption(row.proposal.match, len(row.proposal.tokens)) for row in rows]
+    return gate.together(acceptances, options, context=context)
 
 
 def _row(uid: int, drafts: RowDrafts, batch: BatchRunner) -> _Row:
