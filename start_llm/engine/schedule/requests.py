@@ -1,14 +1,8 @@
-"""Every request that has not ended yet: those that decode, and how each leaves. Model thread only.
-
-A decode step computes all rows together, so an error in it names none. Each row of that step is then decoded alone
-for a few tokens: the one that fails alone is to blame and ends, the others go on together. Rows that fail together
-but not alone (there may be memory for one of them only) are decoded alone to their ends.
-"""
+"""Every request that has not ended yet: those that decode, and how each leaves. Model thread only."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +20,6 @@ from start_llm.kvcache.blocks import as_tokens
 from start_llm.kvcache.types import KVReader
 
 log = logging.getLogger(__name__)
-
-TRIAL_TOKENS = 3  # what a row must decode alone to be cleared
 
 Draw = Callable[[Submit, Sequence[int]], TextDrawing]
 """Makes a request's drawing, as it is after these tokens were drawn: a row that was interrupted goes on the same."""
@@ -97,10 +89,10 @@ class Rows:
 
 
 class Requests:
-    """A job on trial has ``alone > 0``: the tokens that it has to decode alone yet.
-
-    `decoded`: what decoding those took that have ended. `waiting`: not admitted, or put back after they had run; the
-    first one is next.
+    """
+    Attributes:
+        decoded: what decoding those took that have ended.
+        waiting: not admitted, or put back after they had run; the first one is next.
     """
 
     def __init__(
@@ -192,30 +184,6 @@ class Requests:
         """Everything that runs, without its KV, and with a fresh runner. `valid`: see `KVStore.take_back`."""
         for job in reversed([*self._rows.clear(), *self._prompts]):
             self.put_back(job, valid=valid)
-
-    def try_alone(self, jobs: Sequence[Job], *, valid: bool) -> None:
-        """A step of these jobs failed, and their rows are gone. `valid`: see `KVStore.take_back`."""
-        for job in reversed(jobs):
-            job.failures += 1
-            job.alone = TRIAL_TOKENS if job.failures == 1 else math.inf
-            self.put_back(job, valid=valid)
-
-    def may_start(self, job: Job) -> bool:
-        """Whether a waiting job may be admitted: those on trial one after the other."""
-        return not job.alone or not any(other.alone for other in self if other.stage is not Stage.WAITING)
-
-    def may_decode(self, job: Job) -> bool:
-        """Whether a job whose prompt is done may decode now: one on trial alone, the others after all trials."""
-        return not len(self._rows) if job.alone else not any(other.alone for other in self)
-
-    def tried(self, job: Job) -> None:
-        """The job has decoded a token. Once it is cleared it makes room for the next trial, if there is one."""
-        if not job.alone:
-            return
-        job.alone -= 1
-        untried = [other for other in self.waiting if other.alone]
-        if not job.alone and untried:
-            self.put_back(job, self.waiting.index(untried[-1]) + 1)
 
     def _to_waiting(self, job: Job, place: int, pending: int | None = None, *, valid: bool = True) -> None:
         self._prompts.discard(job)

@@ -8,8 +8,8 @@ rows decode together. A request can go back to waiting at any time (*preempt*): 
 its prompt, its KV lies in the store, and it goes on with the token that was next.
 
 What goes wrong with one request ends that request. The collaborators: `requests` (all of them, and how they end),
-`prompts` (those in prefill), `rows` (those that decode), `preemption` (memory is short), `idle_prefill` (work for the
-idle gap).
+`prompts` (those in prefill), `rows` (those that decode), `trials` (a step of several rows failed), `preemption` (memory
+is short), `idle_prefill` (work for the idle gap).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from start_llm.engine.schedule.preemption import Preemption
 from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, report_of, trusted
 from start_llm.engine.schedule.requests import Draw, Requests, Rows
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
+from start_llm.engine.schedule.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.models.device import PREFILL_BYTES
 
@@ -84,6 +85,7 @@ class Scheduler:
         self._prompts = Prompts(store, self._prefill, limits.join, self.idle_prefill, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
+        self._trials = Trials(self.requests, self._rows)
         self._preemption = Preemption(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
@@ -185,7 +187,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         waiting = self.requests.waiting
-        while waiting and self.running < self._room and self.requests.may_start(waiting[0]):
+        while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
             job = waiting[0]
             with self.requests.failing(job):
                 if not self._preemption.admit(job):
@@ -205,7 +207,7 @@ class Scheduler:
                 self.requests.fail(jobs[0], error)
                 return
             log.warning("a step of %d rows failed; each is tried alone", len(jobs), exc_info=True)
-            self.requests.try_alone(jobs, valid=trusted(error))
+            self._trials.begin(jobs, valid=trusted(error))
             return
         if rows:
             self._share.decoded(self._clock() - began)
@@ -223,7 +225,7 @@ class Scheduler:
         if row.finish != "stop":
             job.send(Sampled(row.token, logprob))
         if row.finish is None:
-            self.requests.tried(job)
+            self._trials.decoded(job)
             return
         if row.finish == "stop":
             self._preemption.answered(len(job.generated))
@@ -238,14 +240,14 @@ class Scheduler:
             for job in self._prompts.released():
                 with self.requests.failing(job):
                     self._prompts.take_over(job)
-            next_job = self._prompts.next(self.requests.may_decode)
+            next_job = self._prompts.next(self._trials.may_decode)
             if next_job is None:
                 break
             done = 0
             left = min(left, self._prefill.steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
-                if next_job.position >= next_job.prefix and self.requests.may_decode(next_job):
+                if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
                     self._start_decoding(next_job)
             left -= max(1, done)
         if decoding and left < math.inf:
