@@ -284,11 +284,12 @@ def kill_nodes(options: argparse.Namespace, folder: Path, say: Callable[[str], N
 
 def _afterwards(options: argparse.Namespace, nodes: Sequence[NodeProcess], made: Sequence[str]) -> float:
     """Computed prompt tokens through the proxies / one node's, now that all nodes answer."""
-    totals = []
+    found = []
     for name, place in {"alone": _in_turn([nodes[0].url]), "after": _in_turn(made)}.items():
         work = workload(name, options.conversations, options.systems, options.turns)
-        totals.append(measure(name, nodes, "chat/completions", work, place, options.at_once).total)
-    return totals[1] / totals[0]
+        found.append(measure(name, nodes, "chat/completions", work, place, options.at_once))
+    show(found)
+    return found[1].total / found[0].total
 
 
 def _hurt(node: NodeProcess, how: str, dice: random.Random) -> None:

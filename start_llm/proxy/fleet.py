@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,10 @@ from start_llm.proxy.nodes import (
     count_of,
     headers_for,
     loaded_of,
+    seconds_of,
     state_of,
 )
-from start_llm.proxy.routing import Load, NodePicker, RouteKey
+from start_llm.proxy.routing import Load, NodePicker, NodeView, RouteKey, known_home
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ EXPLAIN_SECONDS = 0.05
 """What the nodes may take to say what they have stored of a prompt. Who is later counts as one that has nothing."""
 EXPLAIN_AGAIN_SECONDS = 0.5
 """The same for a conversation that goes on and is not known here: computing all of it again takes longer."""
+VIEW_SECONDS = 1.0
+"""What the nodes may take to say which conversations live there. They answer from memory; one that is busy is late."""
+PLACE_TRIES = 3
+"""So often a new conversation is decided: again if another proxy has placed one at that node meanwhile."""
 SILENT_SECONDS = 10.0
 """A node whose `/health` was silent for so long is frozen: what it was sent, and has not begun to answer, is sent to
 another one."""
@@ -117,6 +122,19 @@ def broken(node: ServerNode, dialect: str) -> dict[str, Any]:
     if dialect == "messages":
         return {"type": "api_error", "message": message}
     return {"message": message, "type": "server_error", "param": None, "code": "node_lost"}
+
+
+async def _done_within[T](tasks: Iterable[asyncio.Task[T]], seconds: float) -> set[asyncio.Task[T]]:
+    """Those that end in that time; the others are cancelled. Where this process was too busy to read the answers, they
+    get it once more."""
+    began = time.monotonic()
+    done, late = await asyncio.wait(tasks, timeout=seconds)
+    if late and time.monotonic() - began > 2 * seconds:
+        more, late = await asyncio.wait(late, timeout=seconds)
+        done |= more
+    for task in late:
+        task.cancel()
+    return done
 
 
 class NodeFleet:
@@ -241,11 +259,75 @@ class NodeFleet:
         if home is None and len(offered) == 1:
             home, how = offered[0].name, "response" if holder else "only"
         if home is None:
-            stored, prompt = await self._stored(offered, key, explain, anthropic)
-            home, how = self._picker.choose(key, loads, stored, prompt), "stored"
-            prefill = max(0, prompt - stored.get(home, 0))
+            home, how, prefill = await self._place(offered, key, explain, anthropic)
         self._picker.remember(key, home, at_home)
         return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
+
+    async def _place(
+        self, offered: Sequence[Member], key: RouteKey, explain: bytes | None, anthropic: bool
+    ) -> tuple[str, str, int]:
+        """(node, how it was chosen, tokens that it has to compute) for a conversation that has no home here.
+
+        Another proxy may have placed it, and may place another one at the same time. So the nodes are asked, and the
+        one that is chosen is told; it refuses if it was told something else in between.
+        """
+        stored: dict[str, int] | None = None
+        prompt = 0
+        for left in reversed(range(PLACE_TRIES)):
+            views = await self._views(offered, key)
+            known = known_home(views, {member.name: member.load for member in offered})
+            if known is not None:
+                return known, "conversation", 0
+            if stored is None:
+                stored, prompt = await self._stored(offered, key, explain, anthropic)
+                views |= await self._views(offered, key)  # others were placed meanwhile
+            loads = {member.name: member.load for member in offered}
+            home = self._picker.choose(key, loads, stored, prompt, views)
+            self._picker.remember_opening(key, home)  # for requests of this proxy that come meanwhile
+            revision = views[home].revision if left and home in views else None
+            # The client's name of it may be of a conversation that lives elsewhere: that one keeps it.
+            is_elsewhere = any(view.known for view in views.values())
+            names = key.conversation[:1] if is_elsewhere else key.conversation
+            telling = asyncio.create_task(self._ask_view(self.members[home], key, names, place=True, revision=revision))
+            if not any(not told.result()[1] for told in await _done_within([telling], VIEW_SECONDS)):
+                break
+            self._picker.forget_opening(key)
+        return home, "stored", max(0, prompt - (stored or {}).get(home, 0))
+
+    async def _views(self, members: Sequence[Member], key: RouteKey) -> dict[str, NodeView]:
+        """What the nodes say of the conversation. It also tells how much each has to do now."""
+        asking = {asyncio.create_task(self._ask_view(member, key, key.conversation)): member for member in members}
+        found = {asking[task].name: task.result()[0] for task in await _done_within(asking, VIEW_SECONDS)}
+        return {name: view for name, view in found.items() if view is not None}
+
+    async def _ask_view(
+        self,
+        member: Member,
+        key: RouteKey,
+        names: Sequence[str],
+        *,
+        place: bool = False,
+        revision: int | None = None,
+    ) -> tuple[NodeView | None, bool]:
+        """(what the node says, whether it has no objection). A node that does not know the question says nothing."""
+        body = {"conversation": list(names), "opening": key.opening or None, "place": place, "revision": revision}
+        try:
+            url = f"{member.node.url}/v1/cache/placements"
+            answer = await self.client.post(url, json=body, headers=headers_for(member.node))
+            said = answer.json() if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            return None, True
+        member.running, member.waiting = count_of(said, "running"), count_of(said, "queued")
+        view = NodeView(
+            count_of(said, "known") if isinstance(said.get("known"), int) else None,
+            seconds_of(said, "known_seconds") or 0.0,
+            seconds_of(said, "opening_seconds"),
+            count_of(said, "conversations"),
+            count_of(said, "revision"),
+        )
+        return view, not place or said.get("placed") is True
 
     def _serves(self, member: Member, model: str) -> bool:
         """Whether that node lists the model. Names that nobody lists mean something to the nodes, or nothing."""
@@ -268,9 +350,7 @@ class NodeFleet:
         if body is None or not ready:
             return {}, 0
         asking = {asyncio.create_task(self._explain(member, body, anthropic)): member.name for member in ready}
-        done, late = await asyncio.wait(asking, timeout=EXPLAIN_AGAIN_SECONDS if key.goes_on else EXPLAIN_SECONDS)
-        for task in late:
-            task.cancel()
+        done = await _done_within(asking, EXPLAIN_AGAIN_SECONDS if key.goes_on else EXPLAIN_SECONDS)
         said = {asking[task]: task.result() for task in done}
         return {name: reused for name, (reused, _) in said.items()}, max((each for _, each in said.values()), default=0)
 

@@ -134,6 +134,12 @@ def count_of(answer: Any, name: str) -> int:
     return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
+def seconds_of(answer: Mapping[str, Any], name: str) -> float | None:
+    """A time in a node's answer; ``None`` for whatever is none."""
+    value = answer.get(name)
+    return max(0.0, float(value)) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()

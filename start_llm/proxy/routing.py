@@ -24,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from start_llm.core.errors import StartLLMError
@@ -37,6 +38,8 @@ CROWDED = 4
 """A node with so many more requests than the idlest one, and more than twice as many, gets no new conversation."""
 SWAMPED = 4
 """A node at which so many requests wait gives conversations away, if at another one nobody waits."""
+COMPUTING_SECONDS = 60.0
+"""A node that was given a system text so lately counts as one that has it, whatever is stored there yet."""
 MOST_CONVERSATIONS = 8192
 _OF_A_MODEL = ("reasoning", "function_call", "custom_tool_call")  # items of Responses that have no role
 _DIGITS = re.compile(r"\d+")
@@ -69,6 +72,17 @@ class Load:
         return self.running + self.waiting
 
 
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What a node says of a conversation, and of all that proxies have placed there: see `api/ops/placements`."""
+
+    known: int | None = None  # the place in `RouteKey.conversation` of the first name that lives there
+    known_seconds: float = 0.0  # since when
+    opening_seconds: float | None = None  # since a conversation with this opening was placed there
+    conversations: int = 0
+    revision: int | None = None  # of what it says; ``None``: it has not said it
+
+
 class NodePicker:
     """Decides, and remembers what was decided. Nodes are known by their names. For one thread."""
 
@@ -84,23 +98,32 @@ class NodePicker:
                 return None if _is_swamped(node, loads) else node
         return None
 
-    def choose(self, key: RouteKey, loads: Mapping[str, Load], stored: Mapping[str, int], prompt: int) -> str:
+    def choose(
+        self,
+        key: RouteKey,
+        loads: Mapping[str, Load],
+        stored: Mapping[str, int],
+        prompt: int,
+        views: Mapping[str, NodeView] = MappingProxyType({}),
+    ) -> str:
         """The node for a request that has no home.
 
         Args:
             loads: the nodes that may be asked, at least one.
             stored: tokens of the prompt that a node has stored, as far as that is known.
             prompt: tokens of the prompt; 0: nobody knows.
+            views: what the nodes say, as far as they have. This proxy's own memory stands in for the others.
         """
         known = {node: stored.get(node, 0) for node in loads}
         sent = self._openings.get(key.opening) if key.opening else None
-        if sent in known:
-            known[sent] = max(known[sent], int(key.opening_share * (prompt or 1000)))
+        for node in loads:
+            if node == sent or (node in views and _has_opening(views[node], node in stored)):
+                known[node] = max(known[node], int(key.opening_share * (prompt or 1000)))
         free = [node for node in loads if not _is_crowded(node, loads)]
         most = max(known[node] for node in free)
         margin = 0 if key.goes_on else NEAR * (prompt or 1000)
         near = [node for node in free if known[node] >= most - margin]
-        living = Counter(self._homes.values())
+        living = Counter(self._homes.values()) | Counter({node: view.conversations for node, view in views.items()})
 
         def order(node: str) -> tuple[int, int, int, str]:
             return loads[node].requests, loads[node].prefill, living[node], digest(key.opening, node)
@@ -110,14 +133,30 @@ class NodePicker:
     def remember(self, key: RouteKey, node: str, offered: Iterable[str]) -> None:
         """`node` got the request. The client's name of a conversation keeps its node as long as that is `offered`:
         sub-agents with the same name may go elsewhere."""
-        first, *others = key.conversation or ("",)
-        if first:
-            self._homes.put(first, node)
-        for name in others:
-            if self._homes.get(name) not in set(offered):
+        for place, name in enumerate(key.conversation):
+            if place == 0 or self._homes.get(name) not in set(offered):
                 self._homes.put(name, node)
+        self.remember_opening(key, node)
+
+    def remember_opening(self, key: RouteKey, node: str) -> None:
         if key.opening:
             self._openings.put(key.opening, node)
+
+    def forget_opening(self, key: RouteKey) -> None:
+        """The node has refused the conversation."""
+        self._openings.pop(key.opening)
+
+
+def known_home(views: Mapping[str, NodeView], loads: Mapping[str, Load]) -> str | None:
+    """The node at which a proxy has placed the conversation last, unless it is swamped."""
+    known = {node: (view.known, view.known_seconds) for node, view in views.items() if view.known is not None}
+    node = min(known, key=lambda each: known[each], default=None)
+    return None if node is None or _is_swamped(node, loads) else node
+
+
+def _has_opening(view: NodeView, is_explained: bool) -> bool:
+    """Whether a node counts as one that has the tools and system text, whatever it has said to be stored."""
+    return view.opening_seconds is not None and (view.opening_seconds < COMPUTING_SECONDS or not is_explained)
 
 
 def _is_crowded(node: str, loads: Mapping[str, Load]) -> bool:

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from start_llm.api.ops.placements import PlacementBody, Placements
 from tests.proxy.stub import (
     HEADER,
     chat_body,
@@ -39,6 +40,8 @@ class NodeStub:
         stored: what `explain` says, tokens of a prompt of 1,000.
         seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
         looks: how often `/health` was asked.
+        asked: what proxies asked or told of conversations. `rivals`: openings that another proxy places just before
+            this one. `is_old`: it does not know that question.
     """
 
     mode: str = "ok"
@@ -49,6 +52,10 @@ class NodeStub:
     looks: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     explained: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    placements: Placements = field(default_factory=Placements)
+    rivals: list[str] = field(default_factory=list)
+    is_old: bool = False
     keys: set[str] = field(default_factory=set)
     thaw: threading.Event = field(default_factory=threading.Event)
 
@@ -90,6 +97,9 @@ class NodeStub:
         self.mode, self.stored, self.running, self.waiting = "ok", 0, 0, 0
         self.seen.clear()
         self.explained.clear()
+        self.asked.clear()
+        self.rivals.clear()
+        self.placements, self.is_old = Placements(), False
 
     # --- answers ------------------------------------------------------------
 
@@ -121,6 +131,10 @@ class NodeStub:
         self._note_key(handler)
         if self.mode == "frozen":
             self.thaw.wait(120)
+        if path == "cache/placements":
+            found = {"known": "x", "revision": None} if self.mode == "lies" else self._place(body)
+            _json(handler, found, 404 if self.is_old else 200)
+            return
         if path == "cache/explain":
             self.explained.append(body)
             _json(handler, [{"reused": "all"}] if self.mode == "lies" else {"reused": self.stored, "prompt": 1000})  # type: ignore[arg-type]
@@ -136,6 +150,13 @@ class NodeStub:
             self._stream(handler, path, _EVENTS[path](body))  # type: ignore[operator]
         else:
             _json(handler, _BODIES[path](body) if path in _BODIES else _ELSE[path])  # type: ignore[operator]
+
+    def _place(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(body)
+        if body["place"] and self.rivals:
+            self.placements.ask(PlacementBody(conversation=["rival"], opening=self.rivals.pop(), place=True))
+        found = asdict(self.placements.ask(PlacementBody(**body)))
+        return found | {"running": self.running, "queued": self.waiting}
 
     def _stream(self, handler: BaseHTTPRequestHandler, path: str, events: Iterator[tuple[str | None, Any]]) -> None:
         handler.send_response(200)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.api.ops.placements import PlacementBody
 from start_llm.core.errors import Unavailable
 from start_llm.core.jsontext import LARGE
 from start_llm.proxy import fleet as module
@@ -118,6 +119,71 @@ def test_a_conversation_stays_at_a_node_that_is_late_and_leaves_one_that_is_froz
         home.silent_seconds = module.SILENT_SECONDS + 1
         assert await pick(fleet, body("begun")) != home.name
         await fleet.client.aclose()
+
+    run(test)
+
+
+def test_a_conversation_that_another_proxy_has_begun_is_found_without_its_prompt() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as one, watched(stubs) as other:
+            for fleet in (one, other):
+                await until(lambda fleet=fleet: all(member.loaded for member in fleet.members.values()))  # type: ignore[misc]
+            for number in range(6):
+                given = body(f"begun there {number}")
+                home = await pick(one, given)
+                before = [len(stub.explained) for stub in stubs]
+                given["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+                assert await pick(other, given) == home
+                assert [len(stub.explained) for stub in stubs] == before
+
+    run(test)
+
+
+def test_proxies_that_choose_at_the_same_time_choose_alike() -> None:
+    """One system text goes to one node, and four of them to all nodes."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as one, watched(stubs) as other:
+            for fleet in (one, other):
+                await until(lambda fleet=fleet: all(member.loaded for member in fleet.members.values()))  # type: ignore[misc]
+            homes: dict[int, set[str]] = {}
+            for system in range(3):
+                asked = [body(f"{number}") | {"system": f"{'abc'[system]} " * 200} for number in range(4)]
+                found = await asyncio.gather(
+                    *(pick(fleet, given) for fleet, given in zip((one, other) * 2, asked, strict=True))
+                )
+                homes[system] = set(found)
+            assert all(len(nodes) == 1 for nodes in homes.values()) and len(set.union(*homes.values())) == 3
+
+    run(test)
+
+
+def test_a_node_that_was_quicker_given_another_one_is_left_to_it() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            for stub in stubs:
+                stub.rivals = ["other"]
+            home = await pick(fleet, body("new"))
+            refused = [stub for stub in stubs if not stub.rivals]
+            assert len(refused) > 1 and home not in {stub.name for stub in refused[:-1]} - {home}
+            assert [len(stub.explained) for stub in stubs] == [1, 1, 1], "what is stored is asked once"
+            placed = [
+                stub.name for stub in stubs if stub.placements.ask(PlacementBody(conversation=["rival"])).revision
+            ]
+            assert home in placed
+
+    run(test)
+
+
+def test_nodes_that_do_not_know_the_question_are_chosen_as_before() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        for stub in stubs:
+            stub.is_old = True
+        stubs[2].stored = 900
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            assert await pick(fleet, body("new")) == stubs[2].name
 
     run(test)
 
