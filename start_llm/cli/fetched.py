@@ -27,7 +27,8 @@ def main_pull(settings: Settings, options: argparse.Namespace) -> int:
     repository = full_name(options.name) or options.name
     if not _pull(repository, options.revision, f" {program()} serve {options.name}"):
         return 1
-    if head := published_head(repository):
+    wanted = settings.drafts != "off" and settings.draft_model == "auto"
+    if wanted and (head := published_head(repository)):
         _pull(head, None, f" It drafts for {options.name} (DRAFT_MODEL=auto).")
     return 0
 

@@ -17,6 +17,7 @@ import start_llm
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.launch.conversation import (
     Conversation,
@@ -160,6 +161,8 @@ def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":
                     yield from _take(json.loads(data), answer)
+    except httpx.ConnectError as error:
+        raise ChatError(f"no server answers at {endpoint.url} any more; start it again: {program()} start") from error
     except httpx.HTTPError as error:
         raise ChatError(f"{endpoint.url} has broken off: {error or type(error).__name__}") from error
 

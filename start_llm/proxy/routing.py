@@ -200,7 +200,7 @@ def conversation_name(body: Mapping[str, Any], headers: Mapping[str, str]) -> st
     """The client's own name of the conversation, or nothing. Names of people are none."""
     metadata = body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    for place in (body, metadata, body.get("extra_body"), _inner(user)):
+    for place in (body, metadata, body.get("extra_body"), inner_name(user)):
         if isinstance(place, dict):
             for name in SESSION_FIELDS:
                 if isinstance(place.get(name), str | int) and place[name]:
@@ -210,7 +210,7 @@ def conversation_name(body: Mapping[str, Any], headers: Mapping[str, str]) -> st
     return f"{found}/{agent}" if found and agent else found
 
 
-def _inner(user: Any) -> dict[str, Any] | None:
+def inner_name(user: Any) -> dict[str, Any] | None:
     """Claude Code's session inside of the user's id."""
     if not isinstance(user, str):
         return None

@@ -16,7 +16,7 @@ from start_llm.models.pull import Pulled, PullError
 HEAD = "mlx-community/Qwen3.6-27B-MTP-4bit"
 
 
-def run(name: str, monkeypatch: pytest.MonkeyPatch, refused: str = "") -> tuple[int, list[str]]:
+def run(name: str, monkeypatch: pytest.MonkeyPatch, refused: str = "", **given: str) -> tuple[int, list[str]]:
     """`refused`: what the hub does not have."""
     asked: list[str] = []
 
@@ -27,7 +27,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, refused: str = "") -> tuple[
         return Pulled(Path(), 10**9, 0, "c0ffee")
 
     monkeypatch.setattr(fetched, "pull", pull)
-    return fetched.main_pull(load_settings(None), argparse.Namespace(name=name, revision="main")), asked
+    return fetched.main_pull(load_settings(None, **given), argparse.Namespace(name=name, revision="main")), asked
 
 
 def test_the_head_is_fetched_with_the_model(
@@ -37,6 +37,11 @@ def test_the_head_is_fetched_with_the_model(
     assert found == (0, ["mlx-community/Qwen3.6-27B-4bit@main", f"{HEAD}@None"])
     assert capsys.readouterr().out.splitlines()[1].endswith("It drafts for qwen3.6-27b (DRAFT_MODEL=auto).")
     assert run("owner/other", monkeypatch) == (0, ["owner/other@main"])
+
+
+@pytest.mark.parametrize("given", [{"drafts": "off"}, {"draft_model": "off"}, {"draft_model": "owner/own"}])
+def test_a_head_that_would_not_draft_is_not_fetched(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("qwen3.6-27b", monkeypatch, **given) == (0, ["mlx-community/Qwen3.6-27B-4bit@main"])
 
 
 def test_a_head_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

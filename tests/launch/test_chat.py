@@ -14,7 +14,9 @@ import pytest
 from rich.console import Console
 
 from start_llm.cli.reading import read
+from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import load_settings
+from start_llm.host.ports import free_port
 from start_llm.launch import chat
 from start_llm.launch.conversation import COMMANDS, MarkdownPrinter
 
@@ -108,6 +110,13 @@ def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: p
     with answering([{"error": {"message": "the model died"}}]) as (port, _):
         assert run(port, "hi") == 1
     assert "the model died" in capsys.readouterr().err
+
+
+def test_a_server_that_was_stopped_meanwhile_is_told_in_words() -> None:
+    stopped = Endpoint(f"http://127.0.0.1:{free_port()}", "none", "served", 4096, 256)
+    words = r"^no server answers at http://[\d.:]+ any more; start it again: .* start$"
+    with pytest.raises(chat.ChatError, match=words):
+        list(chat.ask(stopped, [{"role": "user", "content": "hi"}], chat.Answer()))
 
 
 def types(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

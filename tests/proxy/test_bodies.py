@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.jsontext import LARGE
+from start_llm.core.protocol import AGENT_HEADER
 from start_llm.proxy.asgi import off_the_loop
 from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
 from tests.proxy.test_gate import Behind
@@ -164,7 +165,8 @@ def test_a_large_body_does_not_hold_the_event_loop(size: int) -> None:
         (CHAT, {"messages": []}, {"messages": [], "session_id": "c1"}),
         (CHAT, {"chat_id": "mine"}, {"chat_id": "mine"}),
         ("/v1/responses", {"input": "a"}, {"input": "a", "extra_body": {"session_id": "c1"}}),
-        (MESSAGES, {"messages": []}, {"messages": []}),
+        (MESSAGES, {"messages": []}, {"messages": [], "metadata": {"user_id": '{"session_id": "c1"}'}}),
+        (MESSAGES, {"metadata": {"user_id": "Ann"}}, {"metadata": {"user_id": "Ann"}}),
         ("/v1/embeddings", {"input": "a"}, {"input": "a"}),
     ],
 )
@@ -173,3 +175,21 @@ def test_a_header_that_names_the_conversation_comes_through_in_the_body(
 ) -> None:
     status, found, _ = through(path, json.dumps(body).encode(), more=(b"x-openwebui-chat-id", b"c1"))
     assert (status, json.loads(found)) == (200, come_through)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "come_through"),
+    [
+        (MESSAGES, {"metadata": {"user_id": '{"a": 1, "session_id": "s"}'}}, '{"a": 1, "session_id": "s/child"}'),
+        (MESSAGES, {"metadata": {"user_id": "user_1_session_0a-1"}}, "user_1_session_0a-1"),
+        (MESSAGES, {"metadata": {"user_id": "Ann"}}, "Ann"),
+        (MESSAGES, {}, None),
+        (CHAT, {"session_id": "s"}, "s/child"),
+        ("/v1/responses", {"session_id": "s"}, "s/child"),
+    ],
+)
+def test_claude_codes_sub_agent_is_part_of_the_name(path: str, body: dict[str, Any], come_through: str | None) -> None:
+    status, found, _ = through(path, json.dumps(body).encode(), more=(AGENT_HEADER.encode(), b"child"))
+    there = json.loads(found)
+    name = there.get("metadata", {}).get("user_id") if path == MESSAGES else there.get("session_id")
+    assert status == 200 and (name or there.get("extra_body", {}).get("session_id")) == come_through

@@ -310,6 +310,16 @@ def test_a_conversation_that_a_header_names_has_its_name_here(
     assert back.seen[-1].body.get("session_id") == "c1"
 
 
+def test_a_sub_agent_of_claude_code_has_a_name_of_its_own_here(
+    web: httpx.Client, proxy: LiteLLMProxy, back: StubServer
+) -> None:
+    headers = {"x-api-key": proxy.master_key, "X-Claude-Code-Agent-Id": "child"}
+    body = {"model": "served", **WAITING["messages"], "metadata": {"user_id": '{"device_id": "d", "session_id": "s"}'}}
+    assert web.post("/v1/messages", json=body, headers=headers).status_code == 200
+    user = json.loads(back.seen[-1].body["metadata"]["user_id"])
+    assert user == {"device_id": "d", "session_id": "s/child"}
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
 def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, proxy: LiteLLMProxy, path: str) -> None:
     body = {"model": "nobody/nothing"} | WAITING[path]

@@ -161,24 +161,29 @@ def model_of(data: Mapping[str, Any]) -> str:
 
 def session_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     """The client's own id of the conversation, wherever it puts one. Raises BadRequest if it is too long."""
-    session = _session(data, headers)
-    agent = headers.get(AGENT_HEADER)
-    if session and agent:  # sub-agents share their parent's session id; they are conversations of their own
+    session, where = _session(data, headers)
+    if session is None:
+        return None
+    within(SESSION, len(session), where)
+    if agent := headers.get(AGENT_HEADER):  # sub-agents share their parent's id; they are conversations of their own
         session = f"{session}/{agent}"
-    within(SESSION, len(session or ""), "session_id")
+        within(SESSION, len(session), AGENT_HEADER)
     return session
 
 
-def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str | None, str]:
+    """The id, and the field or header that has it."""
     user_id = _nested(data, "metadata", "user_id")
     inner = inner_object(user_id) if isinstance(user_id, str) else None
-    for place in (data, data.get("metadata"), data.get("extra_body"), inner):
+    places = {"": data, "metadata.": data.get("metadata"), "extra_body.": data.get("extra_body")}
+    for path, place in {**places, "metadata.user_id.": inner}.items():
         if isinstance(place, dict):
             for name in SESSION_FIELDS:
                 value = place.get(name)
                 if isinstance(value, str | int) and not isinstance(value, bool) and value:
-                    return str(value)
-    return next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
+                    return str(value), f"{path}{name}"
+    found = next((name for name in SESSION_HEADERS if headers.get(name)), "")
+    return (headers[found], found) if found else (None, "")
 
 
 def _nested(data: Mapping[str, Any], *names: str) -> Any:

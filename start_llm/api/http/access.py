@@ -109,15 +109,19 @@ def user_of(data: Mapping[str, Any]) -> str | None:
             return str(data[name])
     metadata = data.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    return _without_session(user) if isinstance(user, str) and user else None
+    return (_without_session(user) or None) if isinstance(user, str) and user else None
 
 
 def _without_session(user: str) -> str:
-    """Claude Code puts its session into the user's id. A session that is resumed is still the same user's."""
+    """Claude Code puts its session into the user's id. A session that is resumed is still the same user's. Empty where
+    there is nothing but a session."""
     if not user.startswith("{"):
         return _SESSION_END.sub("", user)
     value = inner_object(user)
-    return user if value is None else json.dumps({name: value[name] for name in sorted(value) if name != "session_id"})
+    if value is None:
+        return user
+    others = {name: value[name] for name in sorted(value) if name != "session_id"}
+    return json.dumps(others) if others else ""
 
 
 def inner_object(text: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import pytest
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.http.routes import Request
 from start_llm.api.server import ApiServer
-from start_llm.core.errors import ContextLengthExceeded, NotSupported, OutOfMemory, StartLLMError
+from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotSupported, OutOfMemory, StartLLMError
 from start_llm.core.events import (
     Failed,
     Progress,
@@ -231,6 +231,23 @@ def test_sub_agents_have_sessions_of_their_own() -> None:
     metadata = {"user_id": json.dumps({"device_id": "d", "session_id": "s"})}
     assert read(metadata=metadata).session == "s"
     assert read({"x-claude-code-agent-id": "a"}, metadata=metadata).session == "s/a"
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "param"),
+    [
+        ({"x-session-id": "s" * 1025}, {}, "x-session-id"),
+        ({"x-session-id": "s", "x-claude-code-agent-id": "a" * 1024}, {}, "x-claude-code-agent-id"),
+        ({}, {"metadata": {"user_id": json.dumps({"session_id": "s" * 1025})}}, "metadata.user_id.session_id"),
+        ({}, {"extra_body": {"chat_id": "s" * 1025}}, "extra_body.chat_id"),
+    ],
+)
+def test_a_name_that_is_too_long_is_told_where_it_stands(
+    headers: dict[str, str], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(headers, **fields)
+    assert refused.value.param == param and str(refused.value).startswith(f"{param}: at most 1,024 characters")
 
 
 @pytest.mark.parametrize(
