@@ -25,7 +25,7 @@ GAUGES = {
     "kv_tokens": "Tokens of these segments.",
     "kv_leaves": "Conversation ends among them.",
     "kv_bytes": "KV in memory, checkpoints included, without what running requests have taken over.",
-    "kv_held_bytes": "The same with it, and with the spare room of all buffers.",
+    "kv_held_bytes": "The same with it. Its spare room counts, but not that of a batch. No states of running requests.",
     "kv_used_bytes": "What stored tokens take of that.",
     "kv_budget_bytes": "KV that may be in memory.",
     "kv_checkpoints": "Restore points of layers that cannot be cut.",

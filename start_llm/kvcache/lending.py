@@ -26,7 +26,8 @@ class LentRows:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffers that running requests have taken over, or are going to give back."""
+        """Of the buffers that running requests have taken over, or are going to give back: what is not stored yet and
+        spare room included. Of a row in a batch its tokens alone count; states of layers that cannot be cut nowhere."""
         return sum(row.nbytes for row in self._rows.values())
 
     def lend(

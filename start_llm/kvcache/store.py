@@ -306,7 +306,7 @@ class KVStore:
 
         `leaves` are ends of conversations, `checkpoints` restore points of layers that cannot be cut, `ghost_tokens`
         those that are remembered without KV. `bytes` leaves out what running requests have taken over; `held_bytes` has
-        it, with spare room and what is not stored yet; `used_bytes` is what stored tokens take of that.
+        it: see `LentRows.nbytes`; `used_bytes` is what stored tokens take of that.
         """
         resident = self.resident
         segments = [segment for segment in resident.tree if segment.rows is not None]

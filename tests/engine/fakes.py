@@ -17,6 +17,7 @@ from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.row import DecodeRow, RowState
 from start_llm.engine.schedule.guarded import KV_FIGURES
 from start_llm.engine.schedule.memory import SharedMemory
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import RestorePlan
 
@@ -245,3 +246,14 @@ def submit(name: str, tokens: Sequence[int], *, max_tokens: int = 10, **more: An
     about = {name: more.pop(name) for name in ("boundaries", "head") if name in more}
     prompt = Prompt(tuple(tokens), generation=len(tokens), **about)
     return Submit(name, prompt, Sampling(), max_tokens, sink, **more), sink
+
+
+def engine_step(scheduler: Scheduler) -> None:
+    """One step as the model thread does it."""
+    try:
+        if scheduler.busy:
+            scheduler.step()
+        else:
+            scheduler.idle_prefill.step()
+    except Exception as error:  # noqa: BLE001 - as it does
+        scheduler.recover(error)

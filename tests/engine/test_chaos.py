@@ -37,7 +37,7 @@ from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
-from tests.engine.fakes import FixedMemory
+from tests.engine.fakes import FixedMemory, engine_step
 from tests.oracle import Oracle, build_oracle
 
 ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
@@ -102,17 +102,11 @@ class Life:
         self.scheduler.add(Submit(name, prompt, GREEDY, 80, sink, session=name[0]))
 
     def run(self, steps: int = 10_000) -> None:
-        """As `EngineThread` does."""
+        """Until nothing is left to do."""
         for _ in range(steps):
             if not self.scheduler.busy and not self.scheduler.idle_prefill.waiting:
                 return
-            try:
-                if self.scheduler.busy:
-                    self.scheduler.step()
-                else:
-                    self.scheduler.idle_prefill.step()
-            except Exception as error:  # noqa: BLE001 - as it does
-                self.scheduler.recover(error)
+            engine_step(self.scheduler)
         raise AssertionError("it does not come to an end")
 
     def close(self) -> None:

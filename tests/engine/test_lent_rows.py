@@ -35,7 +35,7 @@ from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit, leaves
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
-from tests.engine.fakes import Collected, FixedMemory
+from tests.engine.fakes import Collected, FixedMemory, engine_step
 from tests.kvcache.test_rows import check
 from tests.oracle import Oracle, build_oracle, expected_truth
 
@@ -139,14 +139,8 @@ class Server:
         return request
 
     def step(self) -> None:
-        """As the model thread does it."""
-        try:
-            if self.scheduler.busy:
-                self.scheduler.step()
-            else:
-                self.scheduler.idle_prefill.step()
-        except Exception as error:  # noqa: BLE001 - as it does
-            self.scheduler.recover(error)
+        """One step, and a look at what is stored."""
+        engine_step(self.scheduler)
         self.check()
 
     def finish(self) -> None:

@@ -161,6 +161,28 @@ def test_a_row_at_rest_is_taken_over_as_it_is() -> None:
     assert store.resident.nbytes <= 6020 * TOKEN_BYTES * 1.05
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_what_is_held_counts_spare_room_but_not_that_of_a_batch(hybrid: bool) -> None:
+    store = make_store(hybrid)
+    tokens = numbers(1, 300)
+    turn(store, tokens)
+    states = store.stats()["checkpoint_bytes"]
+    cache = begin(store, [*tokens, 900])
+    append(cache, [900])
+    (room,) = {layer.keys.shape[2] for layer in cache if isinstance(layer, KVCache)}
+    assert room > 301
+    assert store.stats()["bytes"] == states and store.stats()["held_bytes"] == states + room * TOKEN_BYTES
+    one_row = caches([*tokens, 900], hybrid)  # as a batch shows it: its tokens and nothing behind them
+    for layer in one_row:
+        if isinstance(layer, KVCache):
+            layer.keys, layer.values = layer.keys[..., :301, :], layer.values[..., :301, :]
+    store.moved(cache, lambda place: one_row if place is None else [one_row[place]])
+    assert store.stats()["held_bytes"] == states + 301 * TOKEN_BYTES
+    store.moved(cache, None)
+    store.take_back(cache)
+    assert store.stats()["held_bytes"] == store.stats()["bytes"]
+
+
 def test_who_else_needs_what_is_lent_copies_it() -> None:
     store = make_store()
     tokens = numbers(1, 200)
