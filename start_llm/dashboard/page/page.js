@@ -28,12 +28,21 @@ function view() {
     const link = document.querySelector(`nav a[href="#${name}"]`);
     if (name === shown) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
-  if (shown === "try") import("./try.js").then(({ openTry }) => openTry()); // with the Markdown reader, which others need not wait for
+  if (shown === "try") openTry();
   if (shown === "connect") openConnect(seesAll);
   if (shown === "models" && seesAll) openModels();
   if (shown === "server" && seesAll) {
     openServer();
     openNodes();
+  }
+}
+
+// With the Markdown reader, which the other views need not wait for.
+async function openTry() {
+  try {
+    (await import("./try.js")).openTry();
+  } catch {
+    setText(byId("try-told"), "This view could not be loaded. Reload the page once the server answers.");
   }
 }
 
