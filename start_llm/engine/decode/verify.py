@@ -33,10 +33,10 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.engine.decode.constraint import GrammarProcessor
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
-from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, LEAST_MATCH, Proposal, SuffixIndex
-from start_llm.engine.decode.gate import MOST_HEADED, DraftGate, DraftOption
+from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
+from start_llm.engine.decode.proposals import RowProposals
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
 from start_llm.kvcache.layers import make_room
@@ -87,18 +87,18 @@ class SingleRow:
         self._gate = gate if self._rewinder.possible else None
         self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
         self._landmarks = landmarks if self._rewinder.possible and self._rewinder.carries else frozenset[int]()
-        self._stops = eos | self._landmarks  # a draft ends there
         self._timer = _PassTimer(self._gate)
         self._clock = time.perf_counter if gate is None else gate.clock
-        self._drafter: SuffixIndex | None = None
+        stops = eos | self._landmarks
+        self._proposals = RowProposals(state, self._gate, self._head, self._guide, stops, quantisation)
         self._next = _NextPass()  # while the state is `fresh`: `Start`
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
 
     def offer(self, drafter: SuffixIndex) -> None:
         """From now on it proposes; it may have missed what was said."""
-        if self._gate is not None and self._drafter is not drafter:
-            self._drafter = drafter
+        if self._gate is not None and self._proposals.text is not drafter:
+            self._proposals.text = drafter
             drafter.append([*self.state.tokens, *self._next.carried][drafter.known :])
 
     def step(self) -> list[DecodeRow]:
@@ -138,7 +138,7 @@ class SingleRow:
 
     def _block(self, now: _NextPass) -> list[DecodeRow]:
         token = self._read(self.state.newest, now)
-        draft = self._draft(token, now)
+        draft = self._proposals.draft(token, now.carried, now.ahead)
         if draft is not None:
             return self._report(self._verify(now.carried, token, draft))
         self._draw_next(mx.array([*now.carried, token]))
@@ -154,7 +154,7 @@ class SingleRow:
         drawn, saved = draw_block(state, self._stateful, [token, *draft], logits)
         self._timer.result(len(state.tokens))
         right = accepted(draft, drawn, self._stateful, saved)
-        self._learn(proposal, right)
+        self._proposals.learn(proposal, right)
         said = [token, *draft[:right]]
         if right < len(draft) and self._rewinder.carries:
             again = (*carried, *said)
@@ -206,10 +206,11 @@ class SingleRow:
         """Of a pass that is in the KV: may the next one start before it is known what it begins with?"""
         if self._gate is None or self.state.left < 2:
             return _NextPass(waits=False)
-        guess = self._drafter.propose(1) if self._drafter is not None else None
+        text = self._proposals.text
+        guess = text.propose(1) if text is not None else None
         if self._guide is not None:
             return _NextPass(guess=guess)
-        outlook = 0 if self._drafter is None else self._drafter.outlook()
+        outlook = 0 if text is None else text.outlook()
         hopeful = self._gate.hopeful(self.state.drafts.acceptance, outlook, context=len(self.state.tokens))
         return _NextPass(hopeful, guess=guess, outlook=outlook)
 
@@ -233,82 +234,12 @@ class SingleRow:
         self._timer.result(len(self.state.tokens))
         if now.guess is not None:
             acceptance.observe(now.guess.match, now.guess.tokens[0] == token)
-        if self._drafter is not None:
-            self._drafter.append([token])
+        text = self._proposals.text
+        if text is not None:
+            text.append([token])
             if now.outlook == LEAST_MATCH:
-                acceptance.observe(LEAST_MATCH - 1, self._drafter.propose(1) is not None)
+                acceptance.observe(LEAST_MATCH - 1, text.propose(1) is not None)
         return token
-
-    # --- drafting ---------------------------------------------------------------
-
-    def _draft(self, token: int, now: _NextPass) -> Proposal | None:
-        """What to verify behind this token, the newest one; ``None`` if nothing pays."""
-        most = self._room(len(now.carried))
-        if self._gate is None or token in self._stops or most < 1:
-            return None
-        proposals = [] if (read := self._from_text(token, most)) is None else [read]
-        if self._head is not None:
-            proposals.append(Proposal([], HEAD_MATCH))  # it is asked only if it is chosen
-        if not proposals:
-            return None
-        options = [self._option(proposal, most) for proposal in proposals]
-        acceptance, context = self.state.drafts.acceptance, len(self.state.tokens)
-        index, length = self._gate.choose(acceptance, options, carried=len(now.carried), context=context)
-        first = proposals[index].tokens[:length]
-        draft = self._possible(token, first)
-        if len(draft) == len(first) < length:
-            draft = self._possible(token, [*draft, *self._from_head(token, now, draft, length - len(draft))])
-        return Proposal(draft, proposals[index].match, max(0, len(draft) - len(first))) if draft else None
-
-    def _option(self, proposal: Proposal, most: int) -> DraftOption:
-        """A head takes up to `MOST_HEADED` steps. Behind another proposal those over its tokens count, too."""
-        count = len(proposal.tokens)
-        if not count:
-            return DraftOption(proposal.match, min(most, MOST_HEADED))
-        if self._head is None or proposal.tokens[-1] in self._stops:
-            return DraftOption(proposal.match, count)
-        read = self._head.steps_over(count)
-        return DraftOption(proposal.match, count, max(0, min(most - count, MOST_HEADED - read)), read)
-
-    def _possible(self, token: int, draft: list[int]) -> list[int]:
-        """The draft, up to where the answer may end or the grammar forbids it."""
-        end = next((i for i, drafted in enumerate(draft) if drafted in self._stops), None)
-        draft = draft if end is None else draft[: end + 1]
-        return draft if self._guide is None or not draft else draft[: self._guide.allowed(token, draft)]
-
-    def _from_text(self, token: int, most: int) -> Proposal | None:
-        """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""
-        proposal = self._drafter.propose(most) if self._drafter is not None else None
-        forced = self._guide.forced(token)[:most] if self._guide is not None else []
-        if forced and (proposal is None or proposal.tokens[: len(forced)] != forced):
-            return Proposal(forced, FORCED_MATCH)
-        return proposal
-
-    def _from_head(self, token: int, now: _NextPass, draft: list[int], count: int) -> list[int]:
-        """`count` tokens that may follow the newest one and `draft`."""
-        assert self._head is not None and self._gate is not None and self._gate.head is not None
-        began = self._clock()
-        fed = [*now.carried, token]
-        drawn = self._head.propose(self.state.cache, fed, now.ahead, count, self.state.sampler, draft)
-        steps = self._head.steps_over(len(draft)) + count
-        self._gate.head.observe(steps, len(self.state.tokens), self._clock() - began)
-        return drawn
-
-    def _room(self, carried: int) -> int:
-        """The most tokens that a draft may have."""
-        width = carried + 1
-        most = min(self.state.left - 1, MOST_DRAFTED, MOST_WIDE - width)
-        before = 0 if self._quantisation is None else self._quantisation.start - len(self.state.tokens)
-        return min(most, before - width) if before > 0 else most
-
-    def _learn(self, proposal: Proposal, right: int) -> None:
-        drafts, draft = self.state.drafts, proposal.tokens
-        drafts.counts.drafted += len(draft)
-        drafts.counts.accept(proposal, right)
-        for i in range(min(right + 1, len(draft))):
-            drafts.acceptance.observe(proposal.match_of(i), i < right)
-        if self._drafter is not None:
-            self._drafter.append(draft[:right])
 
 
 class _PassTimer:
