@@ -11,6 +11,7 @@ from start_llm.kvcache.pauses import Pauses, rate_of_return
 from start_llm.kvcache.tree import Segment
 
 _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
+_RESERVED_SHARE = 0.7  # of the budget: if those that were begun have less than the rest, they cost more than is saved
 _PAUSES = 4096  # of all conversations
 _OWN_PAUSES = 128
 
@@ -100,9 +101,10 @@ class Sessions:
         """For the deepest segment of each protected end that holds KV (by `id`): how strongly, greater is stronger.
 
         The weakest is the conversation that is least likely to come back soon (`pauses`); of two that are equally
-        likely, the longest unused. One that waits for conversations that it began will come back for sure: up to half
-        of the budget is reserved for such ones, the eldest first, so that a dozen sub-agents do not push out the one
-        that called them. (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
+        likely, the longest unused. One that waits for conversations that it began will come back for sure: up to
+        `_RESERVED_SHARE` of the budget is reserved for such ones, the eldest first, so that a dozen sub-agents do not
+        push out the one that called them. (By `bench_sessions.py` reserving room for all in progress costs more than it
+        saves.)
 
         A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
         back to where it was: such an end is weaker than the newest end of any other. One that was seen to go back may
@@ -110,7 +112,7 @@ class Sessions:
         """
         strengths: dict[int, Strength] = {}
         silences = sorted(now - session.used for _, session in self._known.items())
-        reserved = self._reserved(now, budget_bytes // 2)
+        reserved = self._reserved(now, int(budget_bytes * _RESERVED_SHARE))
         for session in self._live(now):
             for end in session.ends:
                 if (held := _held(end)) is None:
@@ -133,10 +135,10 @@ class Sessions:
         waiting = [s for s in self._live(now) if s.called > s.used and now - s.called <= self._between]
         waiting = [s for s in waiting if now - s.used <= 2 * self._lately]
         for session in sorted(waiting, key=lambda s: s.created):
-            room -= sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
-            if room < 0 and reserved:
-                break
-            reserved.add(id(session))
+            taken = sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
+            if taken <= room:
+                room -= taken
+                reserved.add(id(session))
         return reserved
 
     def protected_bytes(self, now: float) -> int:

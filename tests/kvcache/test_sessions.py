@@ -138,14 +138,24 @@ def test_a_conversation_of_long_ago_called_nobody() -> None:
     assert sessions.protection(102.0, BUDGET)[id(first)][0] == 1
 
 
-def test_half_of_the_budget_is_reserved_and_the_eldest_in_any_case() -> None:
+def test_nobody_is_reserved_who_would_take_most_of_the_budget() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    large, small = grow(tree, [1, *run(10, 90)]), grow(tree, [2, 3])
-    for name, end, called in (("large", large, [1, 5]), ("small", small, [2, 5])):
-        sessions.add_end(name, end, 0.0)
-        sessions.add_end(f"by {name}", grow(tree, called), 1.0)
-    strengths = sessions.protection(2.0, BUDGET)
-    assert (strengths[id(large)][0], strengths[id(small)][0]) == (2, 1)
+    large, small, late = grow(tree, [1, *run(10, 50)]), grow(tree, [2, 3]), grow(tree, [4, *run(10, 30)])
+    for time, name, end, called in (
+        (0.0, "large", large, [1, 5]),
+        (1.0, "small", small, [2, 5]),
+        (2.0, "late", late, [4, 5]),
+    ):
+        sessions.add_end(name, end, time)
+        sessions.add_end(f"by {name}", grow(tree, called), time + 0.5)
+
+    def levels(budget_tokens: int) -> list[int]:
+        strengths = sessions.protection(3.0, budget_tokens * A_TOKEN)
+        return [strengths[id(end)][0] for end in (large, small, late)]
+
+    assert levels(130) == [2, 2, 2]
+    assert levels(100) == [2, 2, 1]  # 70 tokens are for the eldest
+    assert levels(60) == [1, 2, 2]  # the eldest alone would leave those that it began too little
 
 
 def test_idle_conversations_are_not_protected() -> None:
