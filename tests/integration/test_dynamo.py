@@ -132,13 +132,14 @@ def selector() -> Iterator[str]:
 @dataclass
 class Node:
     number: int
+    tokens: int = 40_000  # of stored KV
     pipe: Pipeline = field(default_factory=lambda: pipeline(FAMILY))
     store: KVStore = field(init=False)
     events: KVEventPublisher = field(init=False)
 
     def __post_init__(self) -> None:
         self.events = KVEventPublisher("tcp://127.0.0.1:0")
-        config = StoreConfig(budget_bytes=40_000 * TOKEN_BYTES)
+        config = StoreConfig(budget_bytes=self.tokens * TOKEN_BYTES)
         self.store = KVStore(LayerKit(lambda: known_cache([])), config, listener=self.events)
         self.events.start()
 
@@ -158,12 +159,12 @@ class Node:
         self.pipe.record(prepared, answer, tokens)
         self.events.announce(self.pipe.plain(prepared, answer, tokens), whole, self.store.peek)
 
-    def published(self) -> None:
-        """Returns when all that happened before was sent, and the selector has had time to read it."""
+    def published(self, seconds: float = 0.03) -> None:
+        """Returns when all that happened before was sent, and the selector has had `seconds` to read it."""
         done = threading.Event()
         self.events.announce([0], [0], lambda tokens, limit: (done.set(), RestorePlan(0, 0, 0))[1])
         assert done.wait(WAIT_SECONDS)
-        time.sleep(0.03)  # the selector has no mark of how far it has read
+        time.sleep(seconds)  # the selector has no mark of how far it has read
 
 
 @dataclass

@@ -1,0 +1,104 @@
+"""Recorded requests of real agents before Dynamo's selector: does it choose the node that `explain` chooses?
+
+As `test_dynamo`, which has the nodes and the selector. The prompts are those that four agents have sent, in their
+order, of several users with the same agent: each user's first message is another one. A conversation stays at one node.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.api.http.routes import Request
+from start_llm.api.http.wire import Headers
+from start_llm.core.messages import Message, ToolCall
+from start_llm.core.request import ChatRequest
+from start_llm.proxy.routing import route_key
+from tests.api.test_traces import FOLDER, recorded, translate
+from tests.integration.test_dynamo import WAIT_SECONDS, Node, routers_tokens, select, selector
+
+PROMPTS = 125  # of each agent: 500
+USERS = 6
+STORED_TOKENS = 500_000  # at a node
+READ_SECONDS = 0.3  # a prompt has hundreds of blocks
+__all__ = ["selector"]  # a fixture
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A request of one user."""
+
+    asked: ChatRequest
+    answer: Message
+    conversation: str
+
+
+def of_user(client: str, user: int) -> Iterator[Recorded]:
+    """What an agent has sent, without pictures."""
+    for record in recorded(client):
+        body, reply = record["body"], record["reply"]
+        if '"image' in json.dumps(body):
+            continue
+        headers = Headers(record["headers"].items())
+        asked = translate(client, Request("POST", record["path"], headers, json.dumps(body).encode()))
+        first = next(place for place, message in enumerate(asked.messages) if message.role == "user")
+        messages = list(asked.messages)
+        messages[first] = replace(messages[first], content=f"I am user {user}. {messages[first].content}")
+        calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in reply["calls"])
+        answer = Message("assistant", reply["text"], reply["reasoning"] or None, calls)
+        key = route_key(body, {name.lower(): value for name, value in record["headers"].items()}).conversation
+        asked = replace(asked, messages=tuple(messages), session=asked.session and f"{asked.session}-{user}")
+        yield Recorded(asked, answer, f"{user} {key[0]}")
+
+
+def interleaved(client: str, chance: random.Random) -> Iterator[Recorded]:
+    users = [of_user(client, user) for user in range(USERS)]
+    while users:
+        user = chance.choice(users)
+        try:
+            yield next(user)
+        except StopIteration:
+            users.remove(user)
+
+
+def agreement(selector: str, client: str) -> tuple[float, int]:
+    """(part of the prompts for which the selector's node is one of those with the most stored, number of prompts)."""
+    chance = random.Random(client)
+    nodes, homes, agreed, count = [Node(1, STORED_TOKENS), Node(2, STORED_TOKENS)], {}, 0, 0
+    try:
+        for node in nodes:
+            worker: dict[str, Any] = {"worker_id": node.number, "model_name": client, "block_size": 64}
+            worker |= {"endpoint": f"http://127.0.0.1:{node.number}", "kv_events_endpoint": node.events.endpoint}
+            worker["replay_endpoint"] = node.events.replay
+            httpx.post(f"{selector}/workers", json=worker, timeout=WAIT_SECONDS).raise_for_status()
+        for count, sent in enumerate(interleaved(client, chance), 1):
+            wanted = [node.reused(sent.asked) for node in nodes]
+            chosen = select(selector, client, routers_tokens(sent.asked), None)
+            agreed += wanted[chosen - 1] >= max(wanted) - 64  # a router's unit is a block
+            if wanted[chosen - 1] < max(wanted) - 64:
+                print(f"{client} {count}: {wanted}, {chosen} was chosen for {sent.conversation}")
+            home = nodes[homes.setdefault(sent.conversation, chance.randrange(2))]
+            home.answer(sent.asked, sent.answer, count, odd=False)
+            home.published(READ_SECONDS)
+            if count == PROMPTS:
+                break
+        return agreed / count, count
+    finally:
+        for node in nodes:
+            node.events.stop()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("client", ["pi", "claude", "opencode", "openclaw"])
+def test_real_agents_are_sent_where_explain_sends_them(selector: str, client: str) -> None:
+    if not (FOLDER / client).is_dir():
+        pytest.skip("no recorded traces here")
+    share, count = agreement(selector, client)
+    print(f"{client}: {share:.1%} of {count}")
+    assert share >= 0.95
