@@ -145,7 +145,8 @@ def _architecture(folder: Path) -> str:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    """A link to a file that was removed counts nothing: whoever reads the weights says that they are not there."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
 
 
 def _bytes_of_tensors(folder: Path, prefix: str) -> int:

@@ -128,6 +128,19 @@ def test_without_tensors_of_a_head_a_folder_beside_it_is_found(tmp_path: Path) -
     assert find(str(beside), folder) == ("head", beside)
 
 
+def test_weights_that_were_removed_behind_their_link_stop_no_model(tmp_path: Path) -> None:
+    """So a Hugging Face cache looks from which somebody has deleted files: the model is to load all the same."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}))
+    beside = tmp_path / "model-mtp"
+    beside.mkdir()
+    (beside / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    (beside / "model.safetensors").symlink_to(tmp_path / "gone")
+    found = own_drafter(model, read_config(model))
+    assert found is not None and (found.folder, found.nbytes) == (beside, 0)
+
+
 def test_any_other_model_is_taken_for_a_small_one(tmp_path: Path, checkpoint: Path) -> None:
     small = build_oracle(tmp_path / "small")
     assert find(str(small), checkpoint) == ("model", small)

@@ -50,6 +50,8 @@ def test_each_node_has_its_own_key() -> None:
     found = nodes_of(settings(nodes="http://mac-1:8080", nodes_api_key="theirs", api_key="ours"), HERE)
     assert [node.key for node in found] == ["ours", "theirs"]
     assert "theirs" not in repr(found)
+    # Without NODES_API_KEY other machines do not get to know this one's.
+    assert [node.key for node in nodes_of(settings(nodes="http://mac-1:8080", api_key="ours"), HERE)] == ["ours", ""]
 
 
 @pytest.mark.parametrize(

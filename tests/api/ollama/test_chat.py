@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from start_llm.api.server import ApiServer
@@ -185,6 +186,14 @@ def test_no_question_loads_the_model_or_unloads_it(server: ApiServer, service: F
     assert not service.requests
     status, _, (said,) = ask(connect, server, "/api/generate", {"model": "nobody"})
     assert status == 404 and set(said) == {"error"} and "nobody" in said["error"]
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+@pytest.mark.parametrize("who", [{"Authorization": "Bearer mine"}, {"Origin": "http://localhost:1"}])
+def test_who_may_not_see_everything_unloads_nothing(path: str, who: dict[str, str], server: ApiServer) -> None:
+    """Everybody would wait for the model to be loaded again."""
+    answered = httpx.post(server.url + path, json={"model": "tiny", "keep_alive": 0}, headers=who, timeout=20)
+    assert answered.status_code == 403
 
 
 @pytest.mark.parametrize(
