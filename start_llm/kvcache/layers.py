@@ -372,7 +372,7 @@ def room_behind(held: int, tokens: int) -> int:
 
 
 def _room(layer: Any) -> int:
-    """Of the array that grows last."""
+    """Tokens that a layer has room for: of its last array, for that one grows last."""
     return int(arrays_of(layer)[-1].shape[-2])
 
 

@@ -18,7 +18,7 @@ from start_llm.kvcache.types import Checkpoint, KVReader, Slices
 
 
 class LentRows:
-    """Model thread only. Raises what MLX raises; what was moved or taken back is then gone from the tree."""
+    """Model thread only. If MLX raises in a method, the KV that it was moving is lost, and the tree says so."""
 
     def __init__(self, kit: LayerKit, resident: ResidentKV) -> None:
         self._kit, self._resident = kit, resident
@@ -33,14 +33,16 @@ class LentRows:
     def lend(
         self, path: Sequence[Segment], checkpoint: Checkpoint | None, length: int, spare: int
     ) -> tuple[list[Any], int]:
-        """Caches of the first `length` tokens of `path`, for a request to continue until `take_back`, and what was
-        copied in bytes.
+        """Makes caches of the first `length` tokens of `path`. A request writes behind them and then calls `take_back`.
 
-        KV of the path that no other path has in the same buffers moves there, layer by layer; the rest is copied. What
-        is stored from these caches meanwhile are runs of them. What was moved is gone if this raises.
+        KV that shares its buffers with no other path moves into the caches, layer by layer. Other KV is copied. What is
+        stored from these caches before `take_back` copies nothing: its segments become runs of this row.
 
         Args:
             spare: tokens that copied buffers get room for behind the path.
+
+        Returns:
+            The caches, and how many bytes were copied.
         """
         if path and path[-1].end > length:
             path = [*path[:-1], self._resident.tree.split(path[-1], length - path[-1].start)]
@@ -62,7 +64,7 @@ class LentRows:
             done = True
         finally:
             if not done:
-                self._resident.lose(moved)
+                self._resident.drop_subtrees(moved)
         return cache, copied
 
     def fill_from(self, segment: Segment, cache: Sequence[Any]) -> None:
@@ -75,17 +77,18 @@ class LentRows:
             self._resident.fill(segment, Run(row, segment.start, segment.length))
 
     def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
-        """The KV of these caches lies in a batch now, where `reader` finds it; ``None``: in the caches themselves.
+        """The KV of these caches has moved into a batch, where `reader` finds it, or (``None``) back into the caches.
 
-        Others than lent ones are ignored.
+        Caches that are not lent are ignored.
         """
         if (row := self._rows.get(id(cache))) is not None:
             row.reader = reader
 
     def take_back(self, cache: Sequence[Any], *, valid: bool = True) -> None:
-        """The request of these caches has ended: their buffers are the tree's. Others than lent ones are ignored.
+        """The request of these caches has ended: the tree gets their buffers. Caches that are not lent are ignored.
 
-        `valid`: they hold what was stored from them; else that is gone. So it is if they have not come out of a batch.
+        `valid`: they still hold what was stored from them. Otherwise, and if they never came out of a batch, those
+        segments become ghosts.
         """
         row = self._rows.pop(id(cache), None)
         if row is None:
@@ -98,12 +101,15 @@ class LentRows:
                 done = True
         finally:
             if not done:
-                self._resident.lose(segments)
+                self._resident.drop_subtrees(segments)
                 row.clear()
         self._resident.tidy()
 
     def _movable(self, path: Sequence[Segment]) -> list[Segment]:
-        """The segments of `path` whose buffers hold nothing else. A few others in the same row get their own first."""
+        """The segments of `path` whose buffers hold no other path's KV.
+
+        Where other segments have the smaller part of a row, they get buffers of their own first.
+        """
         tokens: Counter[RowKV] = Counter()
         for segment in path:
             if isinstance(segment.rows, Run) and segment.rows.row.lent_to is None:

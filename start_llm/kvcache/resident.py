@@ -32,7 +32,8 @@ class ResidentKV:
     def __init__(self, kit: LayerKit, listener: KVListener | None = None) -> None:
         self._kit, self._listener = kit, listener
         self.tree = SegmentTree(partial(divided, kit))
-        self._ragged: set[RowKV] = set()  # at rest, and segments of them have gone since; counted as if cut already
+        # rows at rest with more room than their segments need; counted as if `tidy` had cut them already
+        self._oversized: set[RowKV] = set()
         self.nbytes = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -40,7 +41,7 @@ class ResidentKV:
         self._state_bytes = 0  # of the largest checkpoint so far
 
     def learn(self, rows: StoredRows, checkpoint: Checkpoint | None) -> None:
-        """What a sample takes, so that rows can be estimated before anything was held."""
+        """Notes how many bytes a token and a checkpoint take, for `estimate`. `rows`: of a sample, or of a segment."""
         self._token_bytes[rows.forms] = rows.nbytes / rows.length
         if checkpoint is not None:
             self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
@@ -72,7 +73,7 @@ class ResidentKV:
             segment.checkpoint = None
 
     def drop_all(self) -> None:
-        """Everything becomes a ghost."""
+        """All segments become ghosts; the listener is told once."""
         for segment in self.tree:
             self._empty(segment)
         if self._listener is not None:
@@ -124,7 +125,7 @@ class ResidentKV:
         """The row belongs to the tree from now on. Where it has much room that no segment fills, `tidy` cuts it."""
         used = row.tokens * row.token_bytes
         if (row.nbytes - used) * _SPARE_SHARE > used:
-            self._ragged.add(row)
+            self._oversized.add(row)
         self._count(row)
 
     def copy_out(self, segments: Sequence[Segment], free_layer: Callable[[int], None]) -> None:
@@ -135,17 +136,17 @@ class ResidentKV:
 
     def tidy(self) -> None:
         """Frees what segments that have gone leave in rows at rest: those that stay get buffers of their own."""
-        for row in list(self._ragged):
+        for row in list(self._oversized):
             segments, done = self.runs_of(row), False
             try:
                 self.copy_out(segments, row.free_layer)
                 done = True
             finally:
                 if not done:
-                    self.lose(segments)
+                    self.drop_subtrees(segments)
 
-    def lose(self, segments: Sequence[Segment]) -> None:
-        """The KV of these is gone: all that stands on it goes, too."""
+    def drop_subtrees(self, segments: Sequence[Segment]) -> None:
+        """The KV of these segments is lost: they and all below them become ghosts."""
         todo = list(segments)
         for segment in todo:
             todo += [child for child in segment.children.values() if child.rows is not None]
@@ -154,13 +155,13 @@ class ResidentKV:
                 self.drop(segment)
 
     def hold(self, segment: Segment, rows: StoredRows | None) -> None:
-        """The segment holds these rows from now on, and lets go of what it held."""
+        """Replaces the rows of a segment (``None``: by nothing) and counts the bytes of both."""
         before, segment.rows = segment.rows, rows
         for held, sign in ((rows, 1), (before, -1)):
             if isinstance(held, Run):
                 held.row.tokens += sign * held.length
                 if sign < 0 and held.row.lent_to is None:
-                    self._ragged.add(held.row)
+                    self._oversized.add(held.row)
                 self._count(held.row)
             elif held is not None:
                 self.nbytes += sign * held.nbytes
@@ -170,10 +171,10 @@ class ResidentKV:
         if row.lent_to is None and not row.tokens:
             row.clear()
         if row.lent_to is not None or not row.tokens:
-            self._ragged.discard(row)
+            self._oversized.discard(row)
             counted = 0
         else:
-            counted = row.tokens * row.token_bytes if row in self._ragged else row.nbytes
+            counted = row.tokens * row.token_bytes if row in self._oversized else row.nbytes
         self.nbytes += counted - row.counted
         row.counted = counted
 

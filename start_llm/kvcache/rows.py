@@ -53,7 +53,7 @@ class RowKV:
         return self._kit.buffer(self.reader(self._kit.cut_places[index])[0])
 
     def measure(self) -> None:
-        """Learns `token_bytes`: a row may have become quantised."""
+        """Sets `token_bytes` anew: the row may have become quantised."""
         self.token_bytes = sum(a.nbytes // a.shape[-2] for layer in self._all_layers() for a in layer)
 
     def lend(self) -> tuple[list[tuple[Any, ...]], tuple[Form, ...]]:
@@ -76,7 +76,7 @@ class RowKV:
         self._layers[index] = ()
 
     def clear(self) -> None:
-        """Nobody needs it any more."""
+        """Lets go of all buffers: no segment is in this row any more."""
         self._layers, self.lent_to, self.reader = [], None, None
 
     def _all_layers(self) -> list[tuple[Any, ...]]:
