@@ -86,7 +86,7 @@ class App:
             settings = one_model_only(settings)
         self.settings = settings
         self._shows_key = console is not None and console.is_terminal and not settings.log_json
-        self._say, self._bars = _teller(settings, console, say)
+        self._say, self._bars = _reporters(settings, console, say)
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
@@ -348,10 +348,10 @@ def _dumps(settings: Settings) -> Dumps | None:
     return Dumps(settings.log_root, settings.log_max_bytes, redactor)
 
 
-def _teller(
+def _reporters(
     settings: Settings, console: Console | None, say: Callable[[str], None] | None
 ) -> tuple[Callable[[str], None], ProgressBars | None]:
-    """What is told of the start: lines, and on a console bars, too."""
+    """What prints a line of what goes on; and for a console also the bars of what takes long."""
     if console is None:
         return say or (lambda line: None), None
     speaker = _speaker(console, as_json=settings.log_json)

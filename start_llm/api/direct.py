@@ -70,7 +70,7 @@ class ChatAnswer:
     finish_reason: FinishReason
     usage: Usage
     report: CacheReport  # what was reused and computed, and why
-    message: dict[str, Any]  # to be put behind the messages of this request, for the next one
+    message: dict[str, Any]  # the assistant message: the next request has it behind this one's messages
 
 
 class ChatAnswerStream:
@@ -118,7 +118,7 @@ class DirectChat:
         self._visitor = visitor_of(_HEADERS, "127.0.0.1", api_key)
 
     def ask(self, messages: ChatMessages, fields: Mapping[str, Any], *, stream: bool) -> ChatAnswerStream:
-        """Raises StartLLMError for what a client would be refused for, TypeError for fields that there are none of."""
+        """Begins nothing yet. Raises StartLLMError: a client would be refused, too; TypeError: no such field."""
         known = ChatFields.__annotations__
         if unknown := sorted(fields.keys() - known.keys()):
             raise TypeError(f"chat() takes no {unknown[0]!r}. It takes: {', '.join(sorted(known))}.")
@@ -129,7 +129,7 @@ class DirectChat:
 
 
 def _events(exchange: ChatExchange, edge: Edge) -> Generator[Event]:
-    """Ends behind `Done`. Raises the StartLLMError of a request that failed."""
+    """The events of a whole request; the last one is `Done`. Raises StartLLMError: the request failed."""
     request = exchange.request
     with Observation(request, edge.observers) as observation:
         stream = exchange.begin()

@@ -62,12 +62,12 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     shape: Any = None  # of the answer, where it is JSON
-    event: Any = None  # the shape of a stream's events or lines, where the body says ``stream``
+    event: Any = None  # of each event or line, where the body asks for a stream
     media: tuple[str, ...] = ("application/json",)  # of the answer
     stream: str = _EVENTS
     is_request: bool = False  # is counted, has an id and a report
-    headers: Mapping[str, str] = field(default_factory=dict)  # beside those of all requests: what each says
-    also: int | None = None  # another status with an answer of this shape
+    headers: Mapping[str, str] = field(default_factory=dict)  # of this answer only: name to description
+    also: int | None = None  # a second HTTP status whose answer has this shape
 
 
 def _asks(summary: str, body: type[BaseModel], shape: Any, event: Any = None, **more: Any) -> Operation:

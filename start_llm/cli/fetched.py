@@ -34,7 +34,7 @@ def main_pull(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _pull(repository: str, revision: str | None, then: str) -> bool:
-    """Says how it went."""
+    """Fetches a model and prints the outcome, with `then` behind it. False: it failed, and stderr says why."""
     bars = ProgressBars(Console(stderr=True))
     try:
         done = pull(repository, bars, revision=revision)

@@ -30,9 +30,9 @@ class PlacementBody(BodyModel):
     Attributes:
         conversation: names of it, the surest first.
         opening: of its tools and system text.
-        place: it is to live here; else this is only a question.
-        revision: of the answer that the proxy has decided by; it is placed only if nothing was placed since. ``null``:
-            it is placed in any case.
+        place: the server is to take the conversation; else this is only a question.
+        revision: `Placement.revision` of the answer that the proxy decided by. The conversation is placed only if no
+            other was placed since. ``null``: it is placed in any case.
     """
 
     conversation: Annotated[list[Digest], Field(max_length=4)]
@@ -43,15 +43,15 @@ class PlacementBody(BodyModel):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How things are here, before this conversation was placed.
+    """What the server knew before this conversation was placed.
 
     Attributes:
-        known: the place in the list of the first name that lives here; ``None``: none does. `known_seconds`: since
-            when.
+        known: index in `PlacementBody.conversation` of the first name that is placed here; ``None``: none is.
+        known_seconds: since that name was placed.
         opening_seconds: since a conversation with these tools and this system text was placed; ``None``: none was.
         conversations: placed in the last `ACTIVE_SECONDS`.
         revision: grows with each conversation that is placed.
-        placed: this one now lives here.
+        placed: this conversation was placed here now.
     """
 
     known: int | None

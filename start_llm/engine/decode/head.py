@@ -110,16 +110,19 @@ class HiddenTail(ArraysCache):  # type: ignore[misc]
         self.cache, self.left_padding, self.lengths = value
 
     def keep(self, hidden: mx.array) -> None:
-        """Of a pass that may be taken back in part all states are kept, of a longer one the last."""
+        """Keeps all states of a pass that may be taken back in part; of a longer pass only the last.
+
+        `hidden`: [rows, tokens, width].
+        """
         self.cache[0] = hidden if hidden.shape[1] <= MOST_WIDE else mx.contiguous(hidden[:, -1:])
 
-    def before(self, like: mx.array) -> mx.array:
-        """The hidden states in front of the tokens of a pass that has those of `like` behind them."""
-        first = mx.zeros_like(like[:, :1]) if self.cache[0] is None else self.cache[0][:, -1:]
-        return mx.concatenate([first, like[:, :-1]], axis=1)
+    def before(self, behind: mx.array) -> mx.array:
+        """The hidden states in front of each token of a pass, [rows, tokens, width]. `behind`: those behind each."""
+        first = mx.zeros_like(behind[:, :1]) if self.cache[0] is None else self.cache[0][:, -1:]
+        return mx.concatenate([first, behind[:, :-1]], axis=1)
 
     def cut(self, tokens: int) -> None:
-        """Takes the last tokens of the newest pass out; it computed more than these."""
+        """Drops the states of the newest pass's last `tokens` tokens. The pass computed more tokens than these."""
         self.cache[0] = self.cache[0][:, :-tokens]
 
     def keep_behind(self, tokens: Sequence[int]) -> None:
@@ -311,7 +314,10 @@ def inside_of(language: Any) -> Any:
 
 
 class _Captured:
-    """Keeps the last thing that each of some modules returned, until somebody takes it."""
+    """Keeps what each of these modules returned last, [rows, tokens, width], until `take`.
+
+    Each module gets a class of its own that does this; `release` gives it its old class back.
+    """
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._modules: list[tuple[Any, type]] = []
@@ -323,7 +329,7 @@ class _Captured:
             self._modules.append((module, plain))
 
     def take(self) -> mx.array:
-        """[rows, tokens, the widths of all of them]."""
+        """What all modules returned last, side by side: [rows, tokens, the sum of their widths]."""
         last, self._last = self._last, [None] * len(self._last)
         return last[0] if len(last) == 1 else mx.concatenate(last, axis=-1)  # type: ignore[arg-type, return-value]
 

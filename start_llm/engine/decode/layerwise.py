@@ -17,7 +17,7 @@ from start_llm.kvcache.layers import arrays_of, eval_and_free, grow_for, leaves,
 
 
 class Layerwise:
-    """For a layer of a batch: `keys`, `values` [rows, heads, tokens, width], or tuples of such arrays (quantised).
+    """A layer of a batch: `keys`, `values` [rows, heads, tokens, width], or tuples of such arrays (quantised).
 
     The rows end at `_idx` and begin behind their `left_padding`; `offset` is how many tokens each has.
     """
@@ -57,7 +57,7 @@ class Layerwise:
         self._idx = end
 
     def filter(self, batch_indices: Iterable[int]) -> None:
-        """Keeps these rows. Rows that were extracted before are evaluated with them, and nobody needs the rest then."""
+        """Keeps these rows and frees what the others took. Rows that `extract` returned before are evaluated, too."""
         keep, padding = list(batch_indices), self._padding()
         cut = min(padding[index] for index in keep)
         if keep == list(range(len(padding))) and not cut:
@@ -106,7 +106,7 @@ class Layerwise:
         return cast(list[int], self.left_padding.tolist())
 
     def _taken(self) -> list[Any]:
-        """Its arrays. The layer is empty until it is given others."""
+        """Takes the layer's arrays out of it: it is empty until `set_arrays`."""
         arrays = list(arrays_of(self))
         self.keys = self.values = None
         return arrays
@@ -150,7 +150,10 @@ def make_room(batch: Sequence[Any], tokens: int) -> None:
 
 
 def read_row(batch: Sequence[Any], index: int, place: int | None = None) -> list[Any]:
-    """One row of a batch: its layers that can be cut; the others as they are. `place`: this layer only."""
+    """A row's layers as views of the batch, without copies; layers that cannot be cut as they are, with all rows.
+
+    `place`: only the layer in this place.
+    """
     found = list(leaves(batch))
     wanted = found if place is None else found[place : place + 1]
     return [layer.read(index) if isinstance(layer, Layerwise) else layer for layer in wanted]
