@@ -31,14 +31,12 @@ from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.terminal import terminal
 from start_llm.embeddings.service import EncoderService
-from start_llm.engine.ranks.hosts import one_model_only, rank_hosts
-from start_llm.engine.ranks.leader import LeaderGroup
+from start_llm.engine.ranks.hosts import RankHost, one_model_only, rank_hosts, shared_settings
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import LISTEN_FD
 from start_llm.host.home import command
 from start_llm.modelpool.builder import ModelBuilder
-from start_llm.modelpool.follower import shared_settings
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
@@ -55,6 +53,7 @@ from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 if TYPE_CHECKING:
     from start_llm.dashboard.traces import Traces
+    from start_llm.engine.ranks.leader import LeaderGroup
     from start_llm.kvcache.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class App:
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
-        self._ranks = LeaderGroup(hosts, settings.rank_seconds, self._rank_lost) if hosts else None
+        self._ranks = _leader(hosts, settings.rank_seconds, self._rank_lost) if hosts else None
         self._rank_is_lost = False
         self._builder = ModelBuilder(registry, self._say, self._progress, self._ranks)
         self.engine = EngineThread(
@@ -316,6 +315,12 @@ class App:
             self._say(f"events    {self._events.endpoint}  (missed ones: {self._events.replay})")
         self._requests.begin(card.id)
         self._say(f"agents    {command()} launch {'|'.join(CLIENTS)}")
+
+
+def _leader(hosts: list[RankHost], silent_seconds: float, on_lost: Callable[[str], None]) -> LeaderGroup:
+    from start_llm.engine.ranks.leader import LeaderGroup  # noqa: PLC0415 - few need it, and what it imports
+
+    return LeaderGroup(hosts, silent_seconds, on_lost)
 
 
 def _kv_events(settings: Settings) -> KVEventPublisher | None:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
@@ -18,8 +18,7 @@ from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.ranks.group import RankGroup
-from start_llm.engine.ranks.leader import LeaderGroup
-from start_llm.engine.ranks.lockstep import LeaderScheduler
+from start_llm.engine.ranks.lockstep import LeaderScheduler, RankRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -28,6 +27,9 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
 from start_llm.models.loader import LoadedModel
+
+if TYPE_CHECKING:  # few need it, and what it imports
+    from start_llm.engine.ranks.leader import LeaderGroup
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ class TextRuntime:
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.learn(*self.runner.sample())
-        make = partial(LeaderScheduler, ranks=ranks) if isinstance(ranks, LeaderGroup) else Scheduler
+        leads = ranks is not None and ranks.rank == 0
+        make = partial(LeaderScheduler, ranks=cast("LeaderGroup", ranks)) if leads else Scheduler
         self.scheduler = make(
             self.runner,
             store,
@@ -121,7 +124,8 @@ def make_runner(
     batches, landmarks = not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded))
     if ranks is not None:
         batches, landmarks = ranks.agree([batches, landmarks])
-    return ModelRunner(
+    make = ModelRunner if ranks is None else partial(RankRunner, ranks=ranks)
+    return make(
         loaded.model,
         eos=loaded.eos,
         max_rows=settings.max_concurrency,
@@ -162,6 +166,6 @@ def make_store(
     reuse = not loaded.capabilities.decoding.reuse
     if ranks is not None:  # which have no disk, and one clock
         store = KVStore(kit, config, listener=listener, clock=ranks.clock)
-        return GuardedStore(store, loaded.make_cache, reuse=ranks.agree(reuse))
+        return GuardedStore(store, loaded.make_cache, reuse=ranks.agree(reuse), passing=ranks.passing)
     store = yield from in_background(lambda: KVStore(kit, config, disk=disk, listener=listener), KVStore.close)
     return GuardedStore(store, loaded.make_cache, reuse=reuse)

@@ -171,7 +171,7 @@ class ModelBuilder:
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
             drafts = None
             if settings.drafts != "off":
-                ways = () if self.ranks is None else (self.ranks.clock, self.ranks.agree)
+                ways = () if self.ranks is None else (self.ranks.clock, self.ranks.agree, self.ranks.passing)
                 drafts = yield from make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, *ways)
             made.callback(_close, drafts)
             disk = yield from in_background(lambda: self._disk(settings, loaded), _close)

@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from multiprocessing.connection import Client
-from typing import Any
 
 from start_llm.core.errors import ExitCode, StartLLMError
 from start_llm.core.settings import Settings
@@ -24,11 +23,8 @@ from start_llm.models.device import inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.room import Weights
 
-OWN_SETTINGS = {"start_llm_cache_dir", "log_level", "hosts", "hostfile"}
-"""What each machine has for itself."""
 OWN_WORDS_SECONDS = 2.0
 """What cannot be loaded here mostly cannot be loaded by rank 0 either, which then says so itself."""
-SECRETS = {"api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key"}
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
@@ -40,21 +36,17 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     usable = inspect_device(accelerator).usable
     port = free_port(options.address)
     channel.send([{"rank": options.rank, "port": port, "usable": usable, "versions": versions()}])
-    _, _, addresses, silent_seconds, about = channel.receive()
+    _, _, addresses, token, silent_seconds, about = channel.receive()
     ranks = FollowerGroup(options.rank, channel, addresses, silent_seconds)
+    ranks.token = token
     try:
         _follow(Settings.model_validate(settings.model_dump() | about), ranks)
     except StartLLMError as error:
         time.sleep(OWN_WORDS_SECONDS)
-        ranks.end(error.message)
+        ranks.fail(error.message)
     except Exception as error:  # noqa: BLE001 - the thread's edge: rank 0 says it, and all end
-        ranks.end(f"{type(error).__name__}: {error}")
+        ranks.fail(f"{type(error).__name__}: {error}")
     return ExitCode.ENDED
-
-
-def shared_settings(settings: Settings) -> dict[str, Any]:
-    """Rank 0's settings, as far as they are all ranks'."""
-    return settings.model_dump(mode="json", exclude=OWN_SETTINGS | SECRETS)
 
 
 def _follow(settings: Settings, ranks: FollowerGroup) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,10 +209,12 @@ def make_drafts(
     fingerprint: str,
     clock: Callable[[], float] | None = None,
     agree: Callable[[bool], bool] = bool,
+    passing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
 
-    `known`: what was measured before, and what was learned since. `agree`: see `Drafts`.
+    `known`: what was measured before, and what was learned since. `agree`: see `Drafts`. `passing`: what the passes are
+    made in; where several processes compute one model, an error ends all of them.
     """
     timed: dict[str, Any] = {} if clock is None else {"clock": clock}
     try:
@@ -223,7 +226,8 @@ def make_drafts(
         if costs is None:
             windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
             costs = PassCosts(max(windows, default=0))
-            yield from measuring(model, make_cache, costs.observe, **timed)
+            with passing():
+                yield from measuring(model, make_cache, costs.observe, **timed)
             known.put(fingerprint, costs)
         head = None
         if isinstance(model, HeadedModel):

@@ -7,12 +7,14 @@ import os
 import socket
 import threading
 import time
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
+
+if TYPE_CHECKING:  # few need it
+    from multiprocessing.connection import Connection
 
 START_SECONDS = 120.0  # until a rank has connected; and without a sign of life while it loads: MLX may stop all threads
 SIGNS_A_LIMIT = 4  # signs of life that are sent in the time after which a silent rank is given up
@@ -41,12 +43,17 @@ class Channel:
     def receive(self) -> list[Any]:
         """The next message that is no sign of life.
 
-        Raises TimeoutError: there was no sign of life for `limit`; OSError or EOFError: the other end has gone.
+        Raises TimeoutError: there was no sign of life for `limit`; OSError or EOFError: the other end has gone;
+        ValueError: this is no message.
         """
         heard = time.monotonic()
         while True:
-            if self._connection.poll(min(self.limit, LOOK_SECONDS)):  # `limit` may be less by then
-                message: list[Any] = json.loads(self._connection.recv_bytes())
+            left = max(0.0, heard + self.limit - time.monotonic())
+            if self._connection.poll(min(left, LOOK_SECONDS)):  # `limit` may be less by then
+                data = self._connection.recv_bytes()
+                message = json.loads(data)
+                if not isinstance(message, list) or not message:
+                    raise ValueError(f"{data[:40]!r} is no list")
                 if message != _LIFE:
                     return message
                 heard = time.monotonic()

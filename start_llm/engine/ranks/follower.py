@@ -38,27 +38,30 @@ class FollowerGroup(RankGroup):
     def loaded(self) -> None:
         self._channel.limit = self._silent_seconds
 
+    def confirm(self, digest: int) -> None:
+        with suppress(OSError):  # rank 0 has gone: the other thread says it
+            self._channel.send(["done", self.sequence, digest])
+
     def agree(self, value: Any) -> Any:
         kind, *given = self.next()
         if kind != "value":
-            self.end(f"it needs a value of rank 0, and entry {self.sequence} is {kind}.")
+            self.fail(f"it needs a value of rank 0, and entry {self.sequence} is {kind}.")
         return given[0]
 
     def next(self) -> list[Any]:
         """The next entry: its kind, and what belongs to it."""
         sequence, *entry = self._entries.get()
         if sequence != self.sequence + 1:
-            self.end(f"entry {sequence} follows {self.sequence}.")
+            self.fail(f"entry {sequence} follows {self.sequence}.")
         self.sequence = sequence
         if entry[0] == "stop":
             self._ended.set()
         return entry
 
-    def end(self, why: str) -> NoReturn:
-        """Ends the process, whatever it is in. Any thread."""
+    def fail(self, why: str) -> NoReturn:
         self._ended.set()
         with suppress(OSError):
-            self._channel.send([why])
+            self._channel.send(["failed", why])
         self._leave(why)
 
     def _leave(self, why: str) -> NoReturn:
@@ -71,10 +74,14 @@ class FollowerGroup(RankGroup):
         while entry[1] != "stop":
             try:
                 entry = self._channel.receive()
+                if entry[1] == "lost":  # rank 0 has said why
+                    os._exit(ExitCode.WEDGED)
             except TimeoutError:
                 self._leave(f"rank 0 has given no sign of life for {self._channel.limit:g} s (RANK_SECONDS).")
             except (OSError, EOFError):
                 self._leave("rank 0 has ended.")
+            except Exception as error:  # noqa: BLE001 - the thread's edge: told, and this rank ends
+                self.fail(f"what it has read from rank 0 is no entry: {type(error).__name__}: {error}")
             self._entries.put(entry)
         if not self._ended.wait(self._silent_seconds):
             self._leave("rank 0 has ended, and a pass has not.")

@@ -2,65 +2,111 @@
 
 The idea: every rank runs the same scheduler, so all make the same passes in the same order, and each pass adds up what
 the ranks have computed. Whatever could differ between two machines (time, memory, what is known of the model) is taken
-from rank 0: it goes through `agree`, in the same order everywhere. Tokens are those that rank 0 has drawn.
+from rank 0: it goes through `agree`, in the same order everywhere. Tokens are those that rank 0 has drawn. A rank that
+has left a pass in another way than by its end may make no other one: `fail` ends all ranks.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
 from start_llm.core.errors import NotSupported
+from start_llm.files.lru import Lru
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
 """Of a model's configuration: what each rank has an equal part of."""
+REACH_SECONDS = 30.0  # that a rank's neighbours in the ring may take to be there
+RING_SECONDS = 60.0  # and the ring, once all neighbours have been there
+MOST_SAMPLERS = 256  # more than the samplers without a seed that `make_sampler` keeps
+_PAUSE = 0.1
 
 
-class RankGroup:
-    """Model thread only, but `clock`.
+class RankGroup(ABC):
+    """Model thread only, but `clock` and `fail`.
 
     Attributes:
         rank, size: which one this is, of how many.
         addresses: of all ranks, ``address:port``, where the ring backend connects them.
+        token: the same for all ranks, and for nobody else: a stranger that connects to the ring does not have it.
         least_usable: bytes that a model may take on the other machines, the least of them; rank 0 knows it.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.addresses: list[str] = []
+        self.token = ""
         self.least_usable = 0
         self._thread = 0
         self._group: Any = None
-        self._samplers: dict[Any, Callable[[Any], Any]] = {}
+        self._samplers: Lru[Any, Callable[[Any], Any]] = Lru(MOST_SAMPLERS)
 
+    @abstractmethod
     def agree(self, value: Any) -> Any:
         """What rank 0 gave here (numbers, text, lists). To be called by all ranks in the same order."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def confirm(self, digest: int) -> None:
+        """All ranks are here, with this digest. Rank 0 waits for the others; they do not wait."""
+
+    @abstractmethod
+    def loaded(self) -> None:
+        """The model is loaded: from now on silence counts."""
+
+    @abstractmethod
+    def fail(self, why: str) -> NoReturn:
+        """This rank cannot go on. All ranks end, whatever they are in; nothing is computed here any more."""
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """What goes wrong inside ends all ranks: the others may be in a pass that this one has left.
+
+        Sums of its next pass would be added to theirs of this one. Other threads than the model thread compute nothing.
+        """
+        try:
+            yield
+        except Exception as error:
+            if threading.get_ident() != self._thread:
+                raise
+            self.fail(f"{type(error).__name__}: {error}")
 
     def clock(self) -> float:
         """Rank 0's seconds on the model thread; on other threads, which decide nothing, this machine's."""
         now = time.monotonic()
         return float(self.agree(now)) if threading.get_ident() == self._thread else now
 
-    def loaded(self) -> None:
-        """The model is loaded: from now on silence counts."""
-        raise NotImplementedError
-
     def connect(self) -> None:
-        """Waits for all ranks. The thread that calls this is the model thread."""
+        """Waits for all ranks, or fails. The thread that calls this is the model thread."""
         self._thread = threading.get_ident()
+        try:
+            self._meet_neighbours()
+        except OSError as error:
+            self.fail(f"The ring cannot be made: {error}.")
+        self.confirm(0)  # nobody listens for neighbours any more: the ring takes the same ports
+        self.agree(0)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump([[address] for address in self.addresses], file)
             file.flush()
             os.environ.update(MLX_HOSTFILE=file.name, MLX_RANK=str(self.rank))
-            self._group = mx.distributed.init(strict=True, backend="ring")
+            # MLX waits without an end, and holds Python's lock: no other thread could end this process.
+            faulthandler.dump_traceback_later(RING_SECONDS, exit=True)
+            try:
+                self._group = mx.distributed.init(strict=True, backend="ring")
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+        self._check_ring()
 
     def shard(self, model: Any, name: str, config: Mapping[str, Any]) -> None:
         """Leaves of a model, none of whose weights are read yet, the part of this rank. Raises NotSupported."""
@@ -74,9 +120,65 @@ class RankGroup:
 
     def sampler(self, sampler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Draws what rank 0 draws. The same object for the same sampler, so that rows are drawn in one call."""
-        if not hasattr(sampler, "inner"):  # one that rows share
-            return self._samplers.setdefault(sampler, _LeadersSampler(sampler, self._group))
-        return _LeadersSampler(sampler, self._group)
+        if hasattr(sampler, "inner"):  # of one row
+            return _LeadersSampler(sampler, self._group)
+        shared = self._samplers.get(sampler)
+        if shared is None:
+            shared = _LeadersSampler(sampler, self._group)
+            self._samplers.put(sampler, shared)
+        return shared
+
+    def _meet_neighbours(self) -> None:
+        """Connects to the next rank of the ring, and is connected to by the one before. Raises OSError in words."""
+        until, seen = time.monotonic() + REACH_SECONDS, threading.Event()
+        host, _, port = self.addresses[self.rank].rpartition(":")
+        before, after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+        with socket.create_server((host, int(port))) as server:
+            server.settimeout(_PAUSE)
+
+            def listen() -> None:
+                while not seen.is_set() and time.monotonic() < until:
+                    with suppress(OSError), server.accept()[0] as connection:  # a stranger may send anything
+                        connection.settimeout(1.0)
+                        if connection.recv(len(self.token), socket.MSG_WAITALL).decode("latin-1") == self.token:
+                            seen.set()
+
+            listening = threading.Thread(target=listen, name="rank-before", daemon=True)
+            listening.start()
+            try:
+                self._call(after, until)
+            finally:
+                listening.join()  # while it accepts, the port is taken
+        if not seen.is_set():
+            raise OSError(f"rank {before} ({self.addresses[before]}) has not connected in {REACH_SECONDS:g} s")
+
+    def _call(self, rank: int, until: float) -> None:
+        host, _, port = self.addresses[rank].rpartition(":")
+        while True:
+            try:
+                with socket.create_connection((host, int(port)), timeout=max(_PAUSE, until - time.monotonic())) as made:
+                    return made.sendall(self.token.encode())
+            except OSError as error:
+                if time.monotonic() >= until:
+                    words = f"rank {rank} ({self.addresses[rank]}) cannot be reached from rank {self.rank}: {error}"
+                    raise OSError(words) from None
+            time.sleep(_PAUSE)
+
+    def _check_ring(self) -> None:
+        """Fails if a stranger was quicker than a rank: the ring takes who comes first, and asks for no key."""
+        numbers = [int.from_bytes(sha256(f"{self.token} {rank}".encode()).digest()[:3]) for rank in range(self.size)]
+        stranger = "The ring does not add up: somebody else has connected to one of its ports."
+        late = threading.Timer(RING_SECONDS, self.fail, (stranger,))
+        late.daemon = True
+        late.start()
+        try:
+            total = mx.distributed.all_sum(mx.array([numbers[self.rank]] * self.size), group=self._group).tolist()
+        except RuntimeError as error:
+            self.fail(f"{stranger} ({error})")
+        finally:
+            late.cancel()
+        if total != [sum(numbers)] * self.size:
+            self.fail(stranger)
 
 
 class _LeadersSampler:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import dataclass
+from typing import Any
 
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError
-from start_llm.engine.ranks.leader import RankHost
 
 OFF = {
     "draft_model": "off",
@@ -18,6 +19,21 @@ OFF = {
     "preload_models": "",
 }
 """Settings that have these values with several hosts: what they bring depends on what one machine measures or has."""
+OWN_SETTINGS = {"start_llm_cache_dir", "log_level", "hosts", "hostfile"}
+"""What each machine has for itself."""
+SECRETS = {"api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankHost:
+    """Where a rank runs. `name`: for ssh; `address`: for the others."""
+
+    name: str
+    address: str
+
+    @property
+    def is_local(self) -> bool:
+        return self.address.startswith("127.")
 
 
 def rank_hosts(settings: Settings) -> list[RankHost]:
@@ -33,6 +49,11 @@ def one_model_only(settings: Settings) -> Settings:
     if settings.adapter_path is not None:
         raise SettingsError("ADAPTER_PATH cannot be used with HOSTS: an adapter is not divided.")
     return settings.model_copy(update=OFF)
+
+
+def shared_settings(settings: Settings) -> dict[str, Any]:
+    """Rank 0's settings, as far as they are all ranks'."""
+    return settings.model_dump(mode="json", exclude=OWN_SETTINGS | SECRETS)
 
 
 def _read(settings: Settings) -> list[RankHost]:

@@ -11,39 +11,33 @@ import os
 import secrets
 import shlex
 import socket
+import struct
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NoReturn
 
 from start_llm import __version__
-from start_llm.core.errors import Unavailable
-from start_llm.engine.ranks.channel import START_SECONDS, Channel
+from start_llm.core.errors import ExitCode, Unavailable
+from start_llm.engine.ranks.channel import LOOK_SECONDS, START_SECONDS, Channel
 from start_llm.engine.ranks.group import RankGroup
+from start_llm.engine.ranks.hosts import RankHost
 from start_llm.host.home import module_command, python_path
 
 log = logging.getLogger(__name__)
 
 END_SECONDS = 5.0  # until a rank that was told to end is killed
-
-
-@dataclass(frozen=True, slots=True)
-class RankHost:
-    """Where a rank runs. `name`: for ssh; `address`: for the others."""
-
-    name: str
-    address: str
-
-    @property
-    def is_local(self) -> bool:
-        return self.address.startswith("127.")
+LOST_END_SECONDS = 0.5  # the same, where one is lost
+HELLO_SECONDS = 10  # that one who connects may be silent before it has shown that it knows the key
+MOST_CALLERS = 64  # who have connected, and have not shown it yet
+OTHER_CAUSE_SECONDS = 0.3  # a pass often fails because another rank has gone, which is noticed on another thread
 
 
 def versions() -> dict[str, str]:
@@ -61,7 +55,8 @@ class LeaderGroup(RankGroup):
     Args:
         hosts: of all ranks; the first one is this machine.
         silent_seconds: a rank without a sign of life for so long is lost.
-        on_lost: is told in a sentence, once, on a thread of its own, that a rank is lost. Nothing can go on then.
+        on_lost: is told in a sentence, once, on any thread, that a rank is lost. Nothing can go on then, and it ends
+            the process soon.
     """
 
     def __init__(self, hosts: Sequence[RankHost], silent_seconds: float, on_lost: Callable[[str], None]) -> None:
@@ -71,17 +66,21 @@ class LeaderGroup(RankGroup):
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sequence = 0
         self._ending = threading.Lock()  # held from the end on, whoever began it
+        self._ended = threading.Event()  # the same, to wait for
+        self._is_lost = False
+        self._done: list[SimpleQueue[list[Any]]] = [SimpleQueue() for _ in hosts]  # what each rank has confirmed
 
     # --- start and end; not the model thread --------------------------------------
 
     def start(self, about: dict[str, Any]) -> None:
         """Starts the other ranks, which get `about`. Returns when all have connected. Raises Unavailable."""
         key, here = secrets.token_bytes(32), self._hosts[0].address
-        with Listener((here, 0), authkey=key) as listener:
-            leader = f"{here}:{listener.address[1]}"
+        self.token = secrets.token_hex(16)
+        with socket.create_server((here, 0), backlog=MOST_CALLERS) as server:
+            leader = f"{here}:{server.getsockname()[1]}"
             for rank, host in enumerate(self._hosts[1:], 1):
                 self._processes.append(_start(rank, host, leader, key))
-            connected = self._accept(listener)
+            connected = self._accept(server, key)
         others = sorted(connected, key=lambda pair: int(pair[1]["rank"]))
         for _, hello in others:
             if hello["versions"] != versions():
@@ -90,45 +89,61 @@ class LeaderGroup(RankGroup):
         self.least_usable = min(int(hello["usable"]) for _, hello in others)
         ports = [free_port(here), *(int(hello["port"]) for _, hello in others)]
         self.addresses = [f"{host.address}:{port}" for host, port in zip(self._hosts, ports, strict=True)]
-        self.write("begin", self.addresses, self._silent_seconds, about)
+        self.write("begin", self.addresses, self.token, self._silent_seconds, about)
         for rank, channel in enumerate(self._channels, 1):
             channel.show_life(self._silent_seconds)
             threading.Thread(target=self._watch, args=(rank, channel), name=f"rank-{rank}", daemon=True).start()
 
-    def _accept(self, listener: Listener) -> list[tuple[Channel, dict[str, Any]]]:
+    def _accept(self, server: socket.socket, key: bytes) -> list[tuple[Channel, dict[str, Any]]]:
         """Channels with what each rank said of itself. Raises Unavailable."""
-        found: list[tuple[Channel, dict[str, Any]]] = []
-        given_up = threading.Event()
+        found: dict[int, tuple[Channel, dict[str, Any]]] = {}
+        given_up, until = threading.Event(), time.monotonic() + START_SECONDS
+        callers = threading.BoundedSemaphore(MOST_CALLERS)
+
+        def welcome(caller: socket.socket) -> None:  # a thread for each: one that is silent holds nobody up
+            try:
+                channel = _authenticated(caller, key)
+                hello = channel.receive()[0]
+                found[int(hello["rank"])] = (channel, hello)
+            except (AuthenticationError, EOFError, OSError, ValueError, LookupError, TypeError):
+                log.info("somebody who is no rank has connected", exc_info=True)
+            finally:
+                callers.release()
 
         def accept() -> None:
-            while len(found) < self.size - 1 and not given_up.is_set():
-                with suppress(AuthenticationError, EOFError, OSError):  # a stranger's connection may hold anything
-                    channel = Channel(listener.accept())
-                    found.append((channel, channel.receive()[0]))
+            server.settimeout(LOOK_SECONDS)
+            while not given_up.is_set():
+                with suppress(OSError):
+                    caller, _ = server.accept()
+                    if callers.acquire(blocking=False):
+                        threading.Thread(target=welcome, args=(caller,), name="rank-caller", daemon=True).start()
+                    else:
+                        caller.close()
 
-        accepting, until = threading.Thread(target=accept, name="ranks", daemon=True), time.monotonic() + START_SECONDS
-        accepting.start()
-        while accepting.is_alive():
-            accepting.join(0.1)
+        threading.Thread(target=accept, name="ranks", daemon=True).start()
+        while len(found) < self.size - 1:
+            time.sleep(0.02)
             ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
             if ended or time.monotonic() > until:
                 given_up.set()
                 self._kill()
-                which = ended or sorted({*range(1, self.size)} - {hello["rank"] for _, hello in found})
+                which = ended or sorted({*range(1, self.size)} - {*found})
                 names = ", ".join(f"rank {rank} on {self._hosts[rank].name}" for rank in which)
                 raise Unavailable(f"{names}: {'ended' if ended else 'did not connect'} before the start.")
-        return found
+        given_up.set()
+        return list(found.values())
 
     def leave(self) -> None:
         """From now on nobody is told that a rank is lost."""
         self._ending.acquire(blocking=False)
+        self._ended.set()
 
     def stop(self) -> None:
         """The ranks end. May be called twice, and where nothing was started."""
         self.leave()
         with suppress(OSError):
             self.write("stop")
-        until = time.monotonic() + END_SECONDS
+        until = time.monotonic() + (LOST_END_SECONDS if self._is_lost else END_SECONDS)
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
@@ -144,14 +159,29 @@ class LeaderGroup(RankGroup):
         """A thread for each other rank."""
         host = self._hosts[rank].name
         try:
-            words = channel.receive()
-            why = f"Rank {rank} on {host} cannot go on: {words[0]}"
+            while (message := channel.receive())[0] == "done":
+                self._done[rank].put(message[1:])
+            why = f"Rank {rank} on {host} cannot go on: {message[1]}"
         except TimeoutError:
             why = f"Rank {rank} on {host} has given no sign of life for {channel.limit:g} s (RANK_SECONDS)."
         except (OSError, EOFError):
             why = f"Rank {rank} on {host} has ended."
+        except Exception as error:  # noqa: BLE001 - the thread's edge: told, and all ends
+            why = f"What rank {rank} on {host} has sent is no message: {type(error).__name__}: {error}."
+        self._lose(why)
+
+    def _lose(self, why: str) -> None:
         if self._ending.acquire(blocking=False):
-            self._on_lost(why)
+            self._is_lost = True
+            self._ended.set()
+            self._on_lost(why)  # first: it ends this process even if a frozen rank takes no entry
+            self.write("lost")
+
+    def fail(self, why: str) -> NoReturn:
+        if not self._ended.wait(OTHER_CAUSE_SECONDS):
+            self._lose(f"Rank 0 on {self._hosts[0].name} cannot go on: {why}")
+        time.sleep(END_SECONDS)
+        os._exit(ExitCode.WEDGED)
 
     # --- model thread -----------------------------------------------------------
 
@@ -163,12 +193,31 @@ class LeaderGroup(RankGroup):
         self.write("value", value)
         return value
 
+    def confirm(self, digest: int) -> None:
+        """The wait ends with the process if a rank is lost meanwhile."""
+        for rank, done in enumerate(self._done[1:], 1):
+            sequence, theirs = done.get()
+            if (sequence, theirs) != (self._sequence, digest):
+                self.fail(f"rank {rank} has gone another way than rank 0 up to entry {self._sequence}.")
+
     def write(self, kind: str, *given: Any) -> None:
         """Adds an entry. A rank that has gone is told of by its own thread."""
         self._sequence += 1
         for channel in self._channels:
             with suppress(OSError):
                 channel.send([self._sequence, kind, *given])
+
+
+def _authenticated(caller: socket.socket, key: bytes) -> Channel:
+    """Raises AuthenticationError, EOFError or OSError: the other end does not know the key, or is silent."""
+    caller.setblocking(True)
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", HELLO_SECONDS, 0))
+    connection = Connection(os.dup(caller.fileno()))
+    deliver_challenge(connection, key)
+    answer_challenge(connection, key)
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    caller.close()
+    return Channel(connection)
 
 
 def _start(rank: int, host: RankHost, leader: str, key: bytes) -> subprocess.Popen[bytes]:

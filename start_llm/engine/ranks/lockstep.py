@@ -2,30 +2,78 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import StartLLMError
-from start_llm.core.work import Submit
+from start_llm.core.prompt import ImageSpan
+from start_llm.core.work import Sink, Submit
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.ranks.channel import described, submit_of
-from start_llm.engine.ranks.follower import FollowerGroup
-from start_llm.engine.ranks.leader import LeaderGroup
+from start_llm.engine.ranks.group import RankGroup
 from start_llm.engine.schedule.scheduler import Scheduler
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:  # few need them, and what they import
+    from start_llm.engine.ranks.follower import FollowerGroup
+    from start_llm.engine.ranks.leader import LeaderGroup
+
+
+class RankRunner(ModelRunner):
+    """Where an error ends all ranks, for some of them may be in the pass that has failed here."""
+
+    def __init__(self, *args: Any, ranks: RankGroup, **kwargs: Any) -> None:
+        self._ranks = ranks
+        super().__init__(*args, **kwargs)
+
+    def sample(self) -> tuple[int, Cache]:
+        with self._ranks.passing():
+            return super().sample()
+
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
+        with self._ranks.passing():
+            return super().prefill(cache, tokens, images)
+
+    def decode(self) -> list[DecodeRow]:
+        with self._ranks.passing():
+            return super().decode()
+
+    def suspend(self, uid: int) -> RowState | None:
+        with self._ranks.passing():
+            return super().suspend(uid)
+
+    def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
+        with self._ranks.passing():
+            return super().remove(uid)
+
+
+class _StepEvents:
+    """The events of one request, kept until the step is confirmed: see `LeaderScheduler`."""
+
+    def __init__(self, sink: Sink, kept: list[tuple[Sink, Any]]) -> None:
+        self._sink, self._kept = sink, kept
+
+    def put(self, event: Any, /) -> None:
+        self._kept.append((self._sink, event))
 
 
 class LeaderScheduler(Scheduler):
-    """Rank 0's. An entry stands in the log before the call is made: a pass of the model needs all ranks."""
+    """Rank 0's. An entry stands in the log before the call is made: a pass of the model needs all ranks.
+
+    What a step has computed goes out when all ranks have confirmed the step: none has failed in it, and all have gone
+    the same way. So no token comes of sums of two different passes.
+    """
 
     def __init__(self, *args: Any, ranks: LeaderGroup, **kwargs: Any) -> None:
         self._ranks = ranks
+        self._kept: list[tuple[Sink, Any]] = []
         super().__init__(*args, **kwargs)
 
     def add(self, work: Submit) -> None:
         self._ranks.write("add", described(work))
-        super().add(replace(work, views=None))  # the others have no such text to draft from
+        # The others have no such text to draft from.
+        super().add(replace(work, views=None, sink=_StepEvents(work.sink, self._kept)))
 
     def add_idle(self, work: Submit) -> None:
         self._ranks.write("add_idle", described(work))
@@ -38,6 +86,8 @@ class LeaderScheduler(Scheduler):
     def step(self) -> None:
         self._ranks.write("step", self.digest(), self.crowded)
         super().step()
+        self._ranks.confirm(self.digest())
+        self._send_kept()
 
     def step_idle(self) -> None:
         self._ranks.write("step_idle", self.digest())
@@ -54,6 +104,15 @@ class LeaderScheduler(Scheduler):
     def fail_all(self, error: StartLLMError) -> None:
         self._ranks.write("fail_all", error.message)
         super().fail_all(error)
+        self._send_kept()
+
+    def recover(self, error: Exception) -> None:
+        self._ranks.fail(f"{type(error).__name__}: {error}")
+
+    def _send_kept(self) -> None:
+        for sink, event in self._kept:
+            sink.put(event)
+        self._kept.clear()
 
 
 def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
@@ -61,14 +120,12 @@ def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
     while (entry := ranks.next())[0] != "stop":
         kind, *given = entry
         if kind in {"step", "step_idle", "tidy"} and given[0] != scheduler.digest():
-            ranks.end(f"its scheduler is not where rank 0's is, before entry {ranks.sequence} ({kind}).")
+            ranks.fail(f"its scheduler is not where rank 0's is, before entry {ranks.sequence} ({kind}).")
         if kind == "step":
             scheduler.crowded = given[1]
-            try:
+            with ranks.passing():
                 scheduler.step()
-            except Exception as error:  # as the leader's loop does it
-                log.warning("a scheduler step failed", exc_info=True)
-                scheduler.recover(error)
+            ranks.confirm(scheduler.digest())
         elif kind == "add":
             scheduler.add(submit_of(given[0]))
         elif kind == "cancel":
@@ -84,4 +141,4 @@ def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
         elif kind == "fail_all":
             scheduler.fail_all(StartLLMError(given[0]))
         else:
-            ranks.end(f"entry {ranks.sequence} is {kind}, which a scheduler does not know.")
+            ranks.fail(f"entry {ranks.sequence} is {kind}, which a scheduler does not know.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from start_llm.core.prompt import Prompt
@@ -29,11 +30,21 @@ class GuardedStore:
 
     The first error of a method is logged with its traceback, all are counted (``kv_errors``).
 
-    `fresh`: makes the model's empty caches. `reuse`: stored KV can be used; else nothing is stored.
+    Args:
+        fresh: makes the model's empty caches.
+        reuse: stored KV can be used; else nothing is stored.
+        passing: what each call is made in. With several ranks an error is not answered: it ends all of them.
     """
 
-    def __init__(self, store: KVStore, fresh: Callable[[], Cache], *, reuse: bool = True) -> None:
-        self._store, self._fresh, self._reuse = store, fresh, reuse
+    def __init__(
+        self,
+        store: KVStore,
+        fresh: Callable[[], Cache],
+        *,
+        reuse: bool = True,
+        passing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._store, self._fresh, self._reuse, self._passing = store, fresh, reuse, passing
         self._logged: set[str] = set()
         self._figures: dict[str, float] = {}
         self.errors = 0
@@ -144,7 +155,8 @@ class GuardedStore:
     def _or[T, I](self, instead: I, function: Callable[..., T], *args: Any, method: str = "", **kwargs: Any) -> T | I:
         """What `function` returns, or `instead` if it raises."""
         try:
-            return function(*args, **kwargs)
+            with self._passing():
+                return function(*args, **kwargs)
         except Exception as error:
             self.errors += 1
             method = method or function.__name__

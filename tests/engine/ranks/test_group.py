@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import pytest
@@ -12,7 +16,24 @@ from mlx_lm.sample_utils import greedy_sampler
 from start_llm.core.errors import NotSupported
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.sampling import make_sampler
-from start_llm.engine.ranks.group import RankGroup
+from start_llm.engine.ranks import group
+from start_llm.engine.ranks.group import MOST_SAMPLERS, RankGroup
+from start_llm.host.ports import free_port
+from tests.integration.processes import until
+
+
+class Rank(RankGroup):
+    """One that nobody else is with."""
+
+    def agree(self, value: Any) -> Any:
+        return value
+
+    def confirm(self, digest: int) -> None: ...
+
+    def loaded(self) -> None: ...
+
+    def fail(self, why: str) -> NoReturn:
+        raise SystemExit(why)
 
 
 class Divisible:
@@ -26,7 +47,7 @@ class Divisible:
 
 
 def test_only_what_can_be_divided_is_divided() -> None:
-    ranks, model, name = RankGroup(0, 2), Divisible(), "a/model"
+    ranks, model, name = Rank(0, 2), Divisible(), "a/model"
     even = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": None}
     ranks.shard(model, name, even)
     ranks.shard(model, name, {"model_type": "qwen3_5", "text_config": even})
@@ -37,10 +58,52 @@ def test_only_what_can_be_divided_is_divided() -> None:
 
 
 def test_rows_with_the_same_sampler_are_still_drawn_in_one_call() -> None:
-    ranks = RankGroup(0, 2)
+    ranks = Rank(0, 2)
     assert ranks.sampler(greedy_sampler) is ranks.sampler(greedy_sampler)
     unseeded = make_sampler(Sampling())
     assert ranks.sampler(unseeded) is ranks.sampler(unseeded) is not ranks.sampler(greedy_sampler)
+    for _ in range(MOST_SAMPLERS + 9):
+        ranks.sampler(lambda logprobs: logprobs)
+    assert len(ranks._samplers) <= MOST_SAMPLERS
+
+
+def test_all_ranks_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "REACH_SECONDS", 0.5)
+    first, second = (Rank(rank, 2) for rank in range(2))
+    first.addresses = second.addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
+    first.token = second.token = "of all"
+    with pytest.raises(SystemExit, match=rf"rank 1 \({first.addresses[1]}\) cannot be reached from rank 0"):
+        first.connect()
+    with (
+        socket.create_server(("127.0.0.1", int(first.addresses[1].split(":")[1]))),  # it listens, and never connects
+        pytest.raises(SystemExit, match=rf"rank 1 \({first.addresses[1]}\) has not connected"),
+    ):
+        first.connect()
+
+
+def knocks(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        return True
+    return False
+
+
+def test_neighbours_meet_whatever_strangers_send() -> None:
+    ranks, ports = [Rank(rank, 3) for rank in range(3)], [free_port() for _ in range(3)]
+    for rank in ranks:
+        rank.addresses, rank.token = [f"127.0.0.1:{port}" for port in ports], "of all"
+    met = SimpleQueue[int]()
+
+    def meet(rank: Rank) -> None:
+        rank._meet_neighbours()
+        met.put(rank.rank)
+
+    threads = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in ranks]
+    threads[0].start()
+    until(lambda: knocks(ports[0]))
+    for thread in threads[1:]:
+        thread.start()
+    assert {met.get(timeout=60) for _ in ranks} == {0, 1, 2}
 
 
 def test_tokens_are_rank_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +111,7 @@ def test_tokens_are_rank_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.distributed, "all_sum", lambda array, group: sent.append(array) or array)
     logprobs = mx.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     for rank in (0, 1):
-        ranks = RankGroup(rank, 2)
+        ranks = Rank(rank, 2)
         ranks._group = SimpleNamespace(rank=lambda rank=rank: rank)
         ranks.sampler(greedy_sampler)(logprobs)
     assert [array.tolist() for array in sent] == [[1, 0], [0, 0]]

@@ -76,6 +76,26 @@ def test_more_hosts_say_what_one_says(tmp_path: Path, kind: str, hosts: int) -> 
     compare(tmp_path, kind, hosts, 30)
 
 
+FAULT = """
+import os
+import mlx.core as mx
+all_sum, file, calls = mx.distributed.all_sum, os.environ.get("FAULT_FILE"), 0
+
+def failing(array, **about):
+    global calls
+    added = all_sum(array, **about)
+    if os.environ.get("MLX_RANK") == os.environ["FAULT_RANK"] and os.path.exists(file):
+        calls += 1
+        mx.eval(added)  # the others have this rank's part of it
+        if calls == 3:
+            raise RuntimeError("[malloc] Unable to allocate")
+    return added
+
+if file:
+    mx.distributed.all_sum = failing
+"""
+
+
 @contextmanager
 def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server over two hosts, with the line that told that it is ready."""
@@ -149,6 +169,44 @@ def test_an_answer_in_progress_is_told(tmp_path: Path) -> None:
             follower_of(process).kill()
             assert "Rank 1 on 127.0.0.1 has ended." in "".join(lines)
         assert process.wait(LIMIT) == 75
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(LIMIT)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_a_pass_of_one_rank_loses_all(tmp_path: Path, rank: int) -> None:
+    site, fault = tmp_path / "site", tmp_path / "fault"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(FAULT)
+    path = os.pathsep.join([str(site), str(ROOT)])
+    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "stream": True}
+    body |= {"logit_bias": {"1": -100}}
+    with served(tmp_path, PYTHONPATH=path, FAULT_FILE=str(fault), FAULT_RANK=str(rank)) as (process, url):
+
+        def words(most: int) -> Iterator[str]:
+            more = body | {"max_tokens": most}
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=more, timeout=LIMIT) as answer:
+                for line in answer.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        yield event["error"]["message"]
+                    yield from (choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+
+        right = "".join(words(400))
+        follower, found = follower_of(process), []
+        for word in words(400):
+            found.append(word)
+            if len(found) == 20:
+                fault.touch()
+                began = time.monotonic()
+        *found, why = found
+        assert why == f"Rank {rank} on 127.0.0.1 cannot go on: RuntimeError: [malloc] Unable to allocate"
+        assert len(found) < 400 and right.startswith("".join(found))
+        assert process.wait(LIMIT) == 75
+        print(f"a fault on rank {rank}: the server ended after {time.monotonic() - began:.1f} s")
+        follower.wait(60)
 
 
 @pytest.mark.thorough

@@ -1,24 +1,117 @@
+"""Rank 0: who may connect, and what is told of a rank that is lost."""
+
 from __future__ import annotations
 
+import os
 import socket
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Client, Listener
+from queue import SimpleQueue
+from typing import Any
 
+import pytest
+
+from start_llm.engine.ranks import leader
 from start_llm.engine.ranks.channel import Channel
-from start_llm.engine.ranks.leader import LeaderGroup, RankHost
+from start_llm.engine.ranks.hosts import RankHost
+from start_llm.engine.ranks.leader import LeaderGroup
 
 KEY = b"k" * 32
+HOSTS = [RankHost("here", "127.0.0.1"), RankHost("there", "127.0.0.1")]
 
 
-def test_a_strangers_connection_does_not_end_the_wait_for_ranks() -> None:
-    group = LeaderGroup([RankHost("here", "127.0.0.1"), RankHost("there", "127.0.0.1")], 60, print)
-    with Listener(("127.0.0.1", 0), authkey=KEY) as listener, socket.create_connection(listener.address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")  # no length of a message looks like this
+@pytest.fixture
+def lost() -> SimpleQueue[str]:
+    return SimpleQueue()
+
+
+@pytest.fixture
+def group(lost: SimpleQueue[str]) -> LeaderGroup:
+    return LeaderGroup(HOSTS, 60, lost.put)
+
+
+@pytest.fixture
+def other(group: LeaderGroup) -> Iterator[Channel]:
+    """The other end of a channel that rank 0 watches."""
+    with Listener(("127.0.0.1", 0)) as listener:
+        there = Channel(Client(listener.address))
+        here = Channel(listener.accept())
+    watching = threading.Thread(target=group._watch, args=(1, here), daemon=True)
+    watching.start()
+    yield there
+    there.close()
+    watching.join(60)
+    here.close()
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\x04abcd", b"\0\0\xff\xff"])
+def test_a_strangers_connection_does_not_hold_up_the_ranks(group: LeaderGroup, sent: bytes) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as stranger,
+        socket.create_connection(server.getsockname()),  # says nothing
+    ):
+        stranger.sendall(sent)
 
         def connect() -> None:
-            Channel(Client(listener.address, authkey=KEY)).send([{"rank": 1}])
+            Channel(Client(server.getsockname(), authkey=KEY)).send([{"rank": 1}])
 
         threading.Thread(target=connect, daemon=True).start()
-        ((channel, hello),) = group._accept(listener)
+        ((channel, hello),) = group._accept(server, KEY)
+        seen = stranger.recv(1000)
     assert hello == {"rank": 1}
+    assert KEY not in seen and b"rank" not in seen
     channel.close()
+
+
+@pytest.mark.parametrize("line", [b"no JSON", b"{}", b"[]", b"\xff", b'["failed"]'])
+def test_a_line_that_is_no_message_is_told(other: Channel, lost: SimpleQueue[str], line: bytes) -> None:
+    other._connection.send_bytes(line)
+    assert lost.get(timeout=60).startswith("What rank 1 on there has sent is no message: ")
+
+
+def test_a_rank_that_cannot_go_on_is_told_once(group: LeaderGroup, other: Channel, lost: SimpleQueue[str]) -> None:
+    other.send(["done", 1, 7])
+    other.send(["failed", "no room."])
+    assert lost.get(timeout=60) == "Rank 1 on there cannot go on: no room."
+    assert group._done[1].get(timeout=60) == [1, 7]
+    other.close()
+    assert lost.empty()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_rank_0_that_another_ranks_end_has_caused_is_told_as_that(
+    group: LeaderGroup, other: Channel, lost: SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: SimpleQueue[Any] = SimpleQueue()
+
+    def leave(code: int) -> None:
+        codes.put(code)
+        raise SystemExit
+
+    monkeypatch.setattr(leader, "END_SECONDS", 0)
+    monkeypatch.setattr(leader, "OTHER_CAUSE_SECONDS", 60)
+    monkeypatch.setattr(os, "_exit", leave)
+    threading.Thread(target=group.fail, args=("RuntimeError: [ring]",), daemon=True).start()
+    other.close()
+    assert lost.get(timeout=60) == "Rank 1 on there has ended."
+    assert codes.get(timeout=60) == 75 and lost.empty()
+
+
+def test_a_rank_that_confirms_something_else_is_lost(
+    group: LeaderGroup, lost: SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(leader, "END_SECONDS", 0)
+    monkeypatch.setattr(leader, "OTHER_CAUSE_SECONDS", 0)
+    monkeypatch.setattr(os, "_exit", leave)
+    group.write("step")
+    group._done[1].put([1, 7])
+    group.confirm(7)
+    group._done[1].put([1, 8])
+    with pytest.raises(SystemExit, match="75"):
+        group.confirm(7)
+    assert lost.get(timeout=60) == "Rank 0 on here cannot go on: rank 1 has gone another way than rank 0 up to entry 1."

@@ -10,22 +10,24 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.core.events import Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
 from start_llm.engine.decode.batch import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.ranks import follower
 from start_llm.engine.ranks.channel import Channel, described, submit_of
 from start_llm.engine.ranks.follower import FollowerGroup
 from start_llm.engine.ranks.group import RankGroup
-from start_llm.engine.ranks.lockstep import LeaderScheduler, follow
+from start_llm.engine.ranks.lockstep import LeaderScheduler, RankRunner, follow
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -36,10 +38,11 @@ from tests.engine.fakes import FixedMemory
 from tests.oracle import Oracle, build_oracle
 
 KEY = b"k" * 32
+ends_its_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 BUDGET = 8_000
 
 
-class OutOfStep(Exception):
+class OutOfStep(SystemExit):
     """What a follower does in place of ending the process."""
 
 
@@ -58,6 +61,13 @@ class Log(RankGroup):
     def agree(self, value: Any) -> Any:
         self.write("value", value)
         return value
+
+    def confirm(self, digest: int) -> None: ...
+
+    def loaded(self) -> None: ...
+
+    def fail(self, why: str) -> NoReturn:
+        raise OutOfStep(why)
 
 
 @pytest.fixture
@@ -132,14 +142,19 @@ def test_a_follower_does_the_same(
     leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
     play(leader, 30)
     log.write("stop")
-    computed = oracle.model.work.computed
+    passes = _passes(oracle)
     for module in (evict, resident, sessions):  # objects lie elsewhere in another process, in another order
         monkeypatch.setattr(module, "id", lambda known: -id(known), raising=False)
     scheduler = make(oracle, Scheduler, ranks, BUDGET)
     follow(scheduler, ranks)
     assert figures(scheduler) == figures(leader)
     assert leader.figures()["kv_evicted"] > 0 and leader.figures()["tokens_prefilled_idle"] > 0
-    assert oracle.model.work.computed == 2 * computed
+    assert _passes(oracle) == passes * 2
+
+
+def _passes(oracle: Oracle) -> list[tuple[list[int], list[int]]]:
+    """Tokens and places of each row. Not what is decoded: the model tells that by what it has answered before."""
+    return [(each.tokens, each.offsets) for each in oracle.model.work.passes]
 
 
 def test_a_follower_that_goes_another_way_ends(
@@ -155,7 +170,59 @@ def test_a_follower_that_goes_another_way_ends(
     log.write("stop")
     with pytest.raises(OutOfStep, match="75"):
         follow(make(oracle, Scheduler, ranks, BUDGET // 2), ranks)
-    assert "rank 0's" in ends[0].receive()[0]
+    while (message := ends[0].receive())[0] == "done":
+        pass
+    assert message[0] == "failed" and "rank 0's" in message[1]
+
+
+def test_a_step_that_not_all_have_confirmed_says_nothing(oracle: Oracle, ends: tuple[Channel, Channel]) -> None:
+    class Alone(Log):
+        confirmed = 0
+
+        def confirm(self, digest: int) -> None:
+            self.confirmed += 1
+            if self.confirmed == 3:
+                raise OutOfStep
+
+    log, events = Alone(ends[0]), SimpleQueue[Any]()
+    leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
+    leader.add(Submit("a", Prompt((2, 9, 9)), Sampling(temperature=0, logit_bias=((3, -100.0),)), 20, events))
+    leader.step()
+    leader.step()
+    (job,) = leader.requests
+    with pytest.raises(OutOfStep):
+        leader.step()
+    sampled = [events.get_nowait() for _ in range(events.qsize())]
+    assert len(job.generated) > sum(isinstance(event, Sampled) for event in sampled)
+    Log(ends[0]).write("stop")
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill", "sample", "suspend", "remove"])
+def test_an_error_in_a_pass_ends_all(
+    oracle: Oracle, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fault(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(ModelRunner, name, fault)
+    runner = RankRunner(oracle.model, eos=[3], max_rows=3, ranks=Log(ends[0]))
+    given = {"prefill": (oracle.model.make_cache(), [2, 9]), "suspend": (1,), "remove": (1,)}.get(name, ())
+    with pytest.raises(OutOfStep, match="MemoryError: no room"):
+        getattr(runner, name)(*given)
+
+
+def test_an_error_of_the_store_ends_all(
+    oracle: Oracle, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no room")
+
+    ranks = Log(ends[0])
+    store = KVStore(LayerKit(oracle.model.make_cache), StoreConfig(budget_bytes=BUDGET))
+    guarded = GuardedStore(store, oracle.model.make_cache, passing=ranks.passing)
+    monkeypatch.setattr(store, "idle", fault)
+    with pytest.raises(SystemExit):
+        guarded.idle()
 
 
 def test_a_follower_whose_pass_never_ends_ends_when_it_is_told_to_stop(
@@ -165,6 +232,40 @@ def test_a_follower_whose_pass_never_ends_ends_when_it_is_told_to_stop(
     monkeypatch.setattr(follower.os, "_exit", codes.put)
     FollowerGroup(1, ends[1], ["", ""], 0.5)
     Log(ends[0]).write("stop")  # nobody asks for the next entry
+    assert codes.get(timeout=60) == 75
+
+
+@ends_its_thread
+@pytest.mark.parametrize("line", [b"no JSON", b"{}", b"[]", b"[7]", b"\xff"])
+def test_a_line_that_is_no_entry_ends_a_follower(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    codes: SimpleQueue[int] = SimpleQueue()
+
+    def leave(code: int) -> None:
+        codes.put(code)
+        raise SystemExit  # this thread
+
+    monkeypatch.setattr(follower.os, "_exit", leave)
+    FollowerGroup(1, ends[1], ["", ""], 600)
+    ends[0]._connection.send_bytes(line)
+    assert codes.get(timeout=60) == 75
+    assert "is no entry" in ends[0].receive()[1]
+
+
+@ends_its_thread
+def test_a_follower_ends_at_once_when_another_rank_is_lost(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: SimpleQueue[int] = SimpleQueue()
+
+    def leave(code: int) -> None:
+        codes.put(code)
+        raise SystemExit
+
+    monkeypatch.setattr(follower.os, "_exit", leave)
+    FollowerGroup(1, ends[1], ["", ""], 600)
+    Log(ends[0]).write("lost")  # nobody asks for the next entry
     assert codes.get(timeout=60) == 75
 
 
