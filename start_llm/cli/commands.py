@@ -237,6 +237,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 flag("--address", metavar="ADDRESS", help="of this host, for the other ranks"),
             ),
         ),
+        Command(
+            "describe",
+            "what doctor asks each host but the first",
+            "start_llm.cli.hosts:main_describe",
+            (flag("--model", metavar="MODEL", help="repository or folder"),),
+        ),
     ),
     "Agents": (
         Command(

@@ -20,6 +20,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from start_llm.cli.hosts import check_hosts
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
@@ -122,6 +123,8 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield check_model(settings)
+    for host in check_hosts(settings):
+        yield Finding(host.name, "ok" if host.is_well else "bad", host.text)
     yield check_disk(settings.cache_dir)
     yield from check_reuse(home() / settings.cache_dir / AUDIT_FILE)
 

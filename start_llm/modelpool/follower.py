@@ -12,7 +12,8 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.terminal import log_as_lines
 from start_llm.engine.ranks.channel import Channel
 from start_llm.engine.ranks.follower import FollowerGroup
-from start_llm.engine.ranks.leader import free_port, versions
+from start_llm.engine.ranks.hosts import versions
+from start_llm.engine.ranks.leader import free_port
 from start_llm.engine.ranks.lockstep import follow
 from start_llm.engine.runtime import end_streams
 from start_llm.modelpool.builder import ModelBuilder

@@ -5,8 +5,10 @@ Other than there are the model, the addresses and the ports. Not typed: `pip ins
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,7 @@ import pytest
 
 from start_llm.host.ports import free_port
 from start_llm.proxy.fleet import NODE_HEADER
+from tests.engine.ranks.checkpoints import write_checkpoint
 from tests.integration.lifecycle import Machine
 from tests.integration.processes import ROOT, WAIT, until
 
@@ -88,6 +91,46 @@ def test_two_macs(macs: tuple[Machine, Machine]) -> None:
 
     until(is_answered)
     assert answers[-1].split()[1].rstrip(";") in rows
+
+
+def test_ranks(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "plain")
+    mac = machine(model, tmp_path / "mac-1")
+    hosts = [{"ssh": name, "ips": ["127.0.0.1"]} for name in ("mac-1", "mac-2")]
+    (mac.folder / "home").mkdir()
+    (mac.folder / "home" / "hosts.json").write_text(json.dumps(hosts))  # where a clone lies
+    changes = {"mlx-community/Qwen3-32B-4bit": str(model), "--hosts mac-1,mac-2": "--hosts 127.0.0.1,127.0.0.1"}
+    with_names, with_file = blocks("Ranks: one model over several machines")
+    environment = mac.environment | {"PROXY": "off", "PROXY_PORT": "0"}
+
+    def is_answered() -> bool:
+        body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        with suppress(httpx.HTTPError):
+            return httpx.post(f"http://127.0.0.1:{mac.port}/v1/chat/completions", json=body, timeout=WAIT).is_success
+        return False
+
+    try:
+        with (mac.folder / "said").open("w") as said:
+            process = subprocess.Popen(
+                script(with_names, changes), env=environment, stdout=said, stderr=said, cwd=mac.folder
+            )
+        until(lambda: is_answered() or process.poll() is not None)
+        assert process.poll() is None, (mac.folder / "said").read_text()
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT)
+        found = subprocess.run(
+            script(with_file, changes),
+            env=environment,
+            cwd=mac.folder,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert re.search(r"^ok +mac-2 +answers, same versions, same model", found.stdout, re.MULTILINE), found.stdout
+        until(is_answered)
+    finally:
+        mac.end()
 
 
 def test_behind_smg(macs: tuple[Machine, Machine]) -> None:

@@ -50,10 +50,9 @@ class Channel:
         while True:
             left = max(0.0, heard + self.limit - time.monotonic())
             if self._connection.poll(min(left, LOOK_SECONDS)):  # `limit` may be less by then
-                data = self._connection.recv_bytes()
-                message = json.loads(data)
+                message = json.loads(self._connection.recv_bytes())
                 if not isinstance(message, list) or not message:
-                    raise ValueError(f"{data[:40]!r} is no list")
+                    raise ValueError("it is no list, or an empty one")  # not what it holds: that may be a prompt
                 if message != _LIFE:
                     return message
                 heard = time.monotonic()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from start_llm import __version__
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError
+from start_llm.host.home import module_command
 
 OFF = {
     "draft_model": "off",
@@ -34,6 +39,20 @@ class RankHost:
     @property
     def is_local(self) -> bool:
         return self.address.startswith("127.")
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all ranks: other versions compute other numbers, or another order of passes."""
+    return {"start_llm": __version__, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+
+
+def host_command(host: RankHost, *arguments: str) -> list[str]:
+    """Runs this package on a host: on another one as `mlx.launch` does it, by ssh, in the same folder and Python."""
+    command = module_command(*arguments)
+    if host.is_local:
+        return command
+    folder = shlex.quote(str(Path.cwd()))
+    return ["ssh", "-o", "BatchMode=yes", host.name, f"cd {folder} && exec {shlex.join(command)}"]
 
 
 def rank_hosts(settings: Settings) -> list[RankHost]:

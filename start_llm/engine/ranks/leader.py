@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shlex
 import socket
 import struct
 import subprocess
@@ -17,19 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from start_llm import __version__
 from start_llm.core.errors import ExitCode, Unavailable
 from start_llm.engine.ranks.channel import LOOK_SECONDS, START_SECONDS, Channel
 from start_llm.engine.ranks.group import RankGroup
-from start_llm.engine.ranks.hosts import RankHost
-from start_llm.host.home import module_command, python_path
+from start_llm.engine.ranks.hosts import RankHost, host_command, versions
+from start_llm.host.home import python_path
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +34,6 @@ LOST_END_SECONDS = 0.5  # the same, where one is lost
 HELLO_SECONDS = 10  # that one who connects may be silent before it has shown that it knows the key
 MOST_CALLERS = 64  # who have connected, and have not shown it yet
 OTHER_CAUSE_SECONDS = 0.3  # a pass often fails because another rank has gone, which is noticed on another thread
-
-
-def versions() -> dict[str, str]:
-    """What must be the same on all ranks: other versions compute other numbers, or another order of passes."""
-    return {"start_llm": __version__, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 
 def free_port(address: str) -> int:
@@ -221,12 +212,8 @@ def _authenticated(caller: socket.socket, key: bytes) -> Channel:
 
 
 def _start(rank: int, host: RankHost, leader: str, key: bytes) -> subprocess.Popen[bytes]:
-    """On another host as `mlx.launch` does it: by ssh, in the same folder, with the same Python."""
-    command = module_command("rank", "--rank", str(rank), "--leader", leader, "--address", host.address)
+    command = host_command(host, "rank", "--rank", str(rank), "--leader", leader, "--address", host.address)
     environment = os.environ | {"PYTHONPATH": python_path()}
-    if not host.is_local:
-        folder = shlex.quote(str(Path.cwd()))
-        command = ["ssh", "-o", "BatchMode=yes", host.name, f"cd {folder} && exec {shlex.join(command)}"]
     # In a group of its own: Ctrl-C is for rank 0, which tells the others.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment, process_group=0)
     assert process.stdin is not None

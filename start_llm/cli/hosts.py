@@ -1,0 +1,105 @@
+"""What `doctor` says of the machines that compute one model together: each is asked as `serve` would start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from start_llm.core.paths import expanded
+from start_llm.core.settings import Settings, SettingsError
+from start_llm.engine.ranks.hosts import RankHost, host_command, rank_hosts, versions
+from start_llm.host.home import python_path
+from start_llm.models.catalog import snapshot
+from start_llm.models.fingerprint import fingerprint
+
+HOST_SECONDS = 60.0
+LEAST_SECONDS = 1.0  # for what a host has answered, after another one has not
+
+
+class HostFinding(NamedTuple):
+    """Of one host. `is_well`: it answers, and has what this machine has."""
+
+    name: str
+    is_well: bool
+    text: str
+
+
+def main_describe(settings: Settings, options: argparse.Namespace) -> int:
+    """What this machine has, as one line of JSON."""
+    print(json.dumps(describe(options.model)))
+    return 0
+
+
+def describe(model: str | None) -> dict[str, Any]:
+    """Versions, and which files of the model are here; ``None``: none."""
+    folder = None if model is None else expanded(model)
+    if model is not None and folder is not None and not folder.is_dir():
+        folder = snapshot(model)
+    found = None
+    if folder is not None:
+        with suppress(OSError):
+            found = fingerprint(folder)
+    return {"versions": versions(), "model": found}
+
+
+def check_hosts(settings: Settings) -> Iterator[HostFinding]:
+    """One of each host of HOSTS or HOSTFILE, this machine left out; all are asked at the same time."""
+    try:
+        hosts = rank_hosts(settings)[1:]
+    except SettingsError as error:
+        yield HostFinding("hosts", False, str(error))
+        return
+    if not hosts:
+        return
+    model = [] if settings.model_path is None else ["--model", settings.model_path]
+    here, until = describe(settings.model_path), time.monotonic() + HOST_SECONDS
+    with tempfile.TemporaryDirectory() as folder:
+        asked = [(host, _ask(host, model, Path(folder) / str(number))) for number, host in enumerate(hosts)]
+        for number, (host, process) in enumerate(asked):
+            try:
+                output, _ = process.communicate(timeout=max(LEAST_SECONDS, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                yield HostFinding(host.name, False, f"does not answer in {HOST_SECONDS:g} s")
+                continue
+            try:
+                there = json.loads(output.splitlines()[-1])
+                yield _compared(host, here, there)
+            except (ValueError, LookupError, TypeError):
+                words = (Path(folder) / str(number)).read_text("utf-8", "replace").strip().splitlines()[-1:]
+                yield HostFinding(host.name, False, f"does not answer: {words[0] if words else 'it says nothing'}")
+
+
+def _ask(host: RankHost, model: list[str], errors: Path) -> subprocess.Popen[str]:
+    with errors.open("wb") as said:
+        return subprocess.Popen(
+            host_command(host, "describe", *model),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env=os.environ | {"PYTHONPATH": python_path()},
+        )
+
+
+def _compared(host: RankHost, here: dict[str, Any], there: dict[str, Any]) -> HostFinding:
+    other = [f"{name} {value}" for name, value in there["versions"].items() if here["versions"].get(name) != value]
+    if other:
+        return HostFinding(host.name, False, f"answers, with other versions than here: {', '.join(other)}")
+    if there["model"] is None or here["model"] is None:
+        where = "there" if here["model"] is not None else "here"
+        return HostFinding(
+            host.name, True, f"answers, same versions; the start fetches the model, which is not {where}"
+        )
+    if there["model"] != here["model"]:
+        return HostFinding(host.name, False, "answers, same versions, but the files of its model are other ones")
+    return HostFinding(host.name, True, f"answers, same versions, same model ({here['model'][:12]})")
