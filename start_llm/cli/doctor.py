@@ -123,8 +123,8 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield check_model(settings)
-    for host in check_hosts(settings):
-        yield Finding(host.name, "ok" if host.is_well else "bad", host.text)
+    for found in check_hosts(settings):
+        yield Finding(found.name, "ok" if found.is_well else "bad", found.text)
     yield check_disk(settings.cache_dir)
     yield from check_reuse(home() / settings.cache_dir / AUDIT_FILE)
 
