@@ -93,10 +93,12 @@ def test_an_error_of_rank_0_that_another_ranks_end_has_caused_is_told_as_that(
     monkeypatch.setattr(leader, "END_SECONDS", 0)
     monkeypatch.setattr(leader, "OTHER_CAUSE_SECONDS", 60)
     monkeypatch.setattr(os, "_exit", leave)
-    threading.Thread(target=group.fail, args=("RuntimeError: [ring]",), daemon=True).start()
+    failing = threading.Thread(target=group.fail, args=("RuntimeError: [ring]",), daemon=True)
+    failing.start()
     other.close()
     assert lost.get(timeout=60) == "Rank 1 on there has ended."
     assert codes.get(timeout=60) == 75 and lost.empty()
+    failing.join(60)
 
 
 def test_a_rank_that_confirms_something_else_is_lost(
