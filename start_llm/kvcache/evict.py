@@ -19,8 +19,8 @@ _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost a
 _UNPROTECTED = (-1, 0.0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
-_FAR = 1000
-_SPARSE = 16  # states of so many checkpoints are as large as the KV between two of them that are kept to the last
+_FAR = 1000, 0  # from a protected end: checkpoints, tokens
+_SPARSE = 8  # at an end the KV between two checkpoints that are kept to the last is as large as so many of their states
 
 Strengths = dict[int, Strength]
 """Protected segments, by `id`: see `Sessions.protection`."""
@@ -73,7 +73,7 @@ class Eviction:
             return
         resident = self._resident
         ends = self._sessions.protection(now, self.budget_bytes)
-        below = checkpoints_to_end(resident.tree, ends) if thin else {}
+        nearest = nearest_ends(resident.tree, ends) if thin else {}
         strengths = whole_paths(resident.tree, ends)
         sparse = int(_SPARSE * resident.estimate(0) / max(resident.token_bytes, 1))
 
@@ -81,7 +81,7 @@ class Eviction:
             if segment.is_leaf:
                 return rank(segment, strengths, self._kit.cuttable, now)
             grid = max(sparse, self._config.checkpoint_grid)
-            return checkpoint_rank(segment, strengths, below[id(segment)], now, grid)
+            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, grid)
 
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
@@ -136,35 +136,50 @@ def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> 
     return level, strength, value(segment, now)
 
 
-def checkpoint_rank(segment: Segment, strengths: Strengths, below: int, now: float, sparse: int) -> Rank:
+def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, int], now: float, window: int) -> Rank:
     """Of a checkpoint that is not a leaf's, beside the leaves' ranks.
 
     What losing it costs: the tokens back to the next one above, for each time that a request lands here.
     That is likely near a conversation's end, at the end of a system text, and where it happened before.
     The first go only after all unprotected leaves, a system text's only after conversations unused for longer. All
-    others go before KV of conversations; but the first of every `sparse` tokens stays as long as the end below it:
-    without it, all KV would be of no use once that end has gone. `below`: checkpoints from here to the nearest
-    protected end.
+    others go before KV of conversations; but the first of every `window` tokens stays as long as the end below it:
+    without it, all KV would be of no use once that end has gone. Windows are wider the further from the end they are:
+    a conversation that has lost so much computes so much again, and a part of that more is no great loss.
+
+    Args:
+        nearest: of `nearest_ends`, for this segment.
+        window: tokens of a window at the end; one is as wide as the tokens behind it, in powers of two of that.
     """
     next_above = next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
+    below, tokens = nearest
     likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
     seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * (segment.end - next_above)
     worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
     strength = strengths.get(id(segment), _UNPROTECTED)
     if segment.head:
         return 3, strength, worth
-    if segment.end // sparse > next_above // sparse:
+    while 2 * window <= tokens:
+        window *= 2
+    if segment.end // window > next_above // window:
         return 3, strength, math.inf
     return 3 if below < _TAIL else 1, _UNPROTECTED, worth
 
 
-def checkpoints_to_end(segments: Iterable[Segment], strengths: Strengths) -> dict[int, int]:
-    """For each segment (by `id`) the fewest checkpoints from it to a protected end below it, itself not counted."""
-    fewest: dict[int, int] = {}
+def nearest_ends(segments: Iterable[Segment], strengths: Strengths) -> dict[int, tuple[int, int]]:
+    """For each segment that a protected end stands on (by `id`): how many checkpoints and tokens lie from it to the
+    nearest one, its own not counted."""
+    nearest: dict[int, tuple[int, int]] = {}
     for segment in reversed(list(segments)):  # children before their parents
-        ways = [fewest[id(child)] + (child.checkpoint is not None) for child in segment.children.values()]
-        fewest[id(segment)] = 0 if id(segment) in strengths else min(ways, default=_FAR)
-    return fewest
+        ways = [
+            (nearest[id(child)][0] + (child.checkpoint is not None), nearest[id(child)][1] + child.length)
+            for child in segment.children.values()
+            if id(child) in nearest
+        ]
+        if id(segment) in strengths:
+            ways = [(0, 0)]
+        if ways:
+            nearest[id(segment)] = min(ways)
+    return nearest
 
 
 def thin_after(end: Segment, config: StoreConfig) -> list[Segment]:

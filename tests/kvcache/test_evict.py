@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from start_llm.kvcache.evict import checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value, whole_paths
+from start_llm.kvcache.evict import checkpoint_rank, near_end, nearest_ends, rank, thin_after, value, whole_paths
 from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
@@ -82,13 +82,13 @@ def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
         end.head = stop == 40
     grow(tree, [*range(40), 500], checkpoint=True)  # another conversation, unprotected
     strengths = whole_paths(tree, {id(end): (1, 0.1, 5.0)})
-    below = checkpoints_to_end(tree, {id(end): (1, 0.1, 5.0)})
+    ends = nearest_ends(tree, {id(end): (1, 0.1, 5.0)})
     inside = [s for s in tree if s.checkpoint is not None and not s.is_leaf]
-    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, strengths, below[id(s)], 10.0, 1000))]
+    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, strengths, ends[id(s)], 10.0, 1000))]
     assert ordered[-1] == 40
     assert set(ordered[-3:-1]) == {80, 90}  # the next request may well land here
     leaf = next(s for s in tree if s.is_leaf and s is not end)
-    levels = {s.end: checkpoint_rank(s, strengths, below[id(s)], 10.0, 1000)[0] for s in inside}
+    levels = {s.end: checkpoint_rank(s, strengths, ends[id(s)], 10.0, 1000)[0] for s in inside}
     assert levels[40] > rank(leaf, {}, False, 10.0)[0] > levels[50]
 
 
@@ -97,24 +97,51 @@ def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
     for stop in range(10, 101, 10):
         end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
     ends = {id(end): (1, 0.1, 5.0)}
-    strengths, below = whole_paths(tree, ends), checkpoints_to_end(tree, ends)
-    ranks = {s.end: checkpoint_rank(s, strengths, below[id(s)], 9.0, 25) for s in tree if not s.is_leaf}
+    strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
+    ranks = {s.end: checkpoint_rank(s, strengths, nearest[id(s)], 9.0, 25) for s in tree if not s.is_leaf}
     first = rank(end, strengths, False, 9.0)
-    assert [place for place, its in ranks.items() if its > first] == [30, 50, 80]
+    assert [place for place, its in ranks.items() if its > first] == [50, 80]  # none at 30: a window is 50 wide there
     assert ranks[10] < rank(grow(tree, [7]), {}, True, 9.0)
+
+
+def test_what_stays_to_the_last_is_further_apart_the_further_it_is_from_the_end() -> None:
+    tree = fake_tree()
+    for stop in range(10, 2001, 10):
+        end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
+        ends = {id(end): (1, 0.1, 5.0)}
+        strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
+        for segment in tree:  # memory is short at every turn
+            if not segment.is_leaf and segment.checkpoint is not None:
+                level, _, _ = checkpoint_rank(segment, strengths, nearest[id(segment)], 9.0, 20)
+                segment.checkpoint = segment.checkpoint if level == 3 else None
+    places = sorted(s.end for s in tree if s.checkpoint is not None)
+    assert len(places) < 20
+    # Whatever the conversation loses from its end, what is left can be restored to half of its length lost at most.
+    assert all(below - above <= max(2 * (2000 - below), 40) for above, below in pairwise([0, *places]))
+
+
+def test_ends_below_a_place_are_told_by_the_nearest() -> None:
+    tree = fake_tree()
+    grow(tree, list(range(10)), checkpoint=True)
+    far = grow(tree, list(range(50)), checkpoint=True)
+    near = grow(tree, [*range(10), *range(90, 95)], checkpoint=True)
+    other = grow(tree, [700])
+    nearest = nearest_ends(tree, {id(far): (1, 0.1, 5.0), id(near): (1, 0.1, 5.0)})
+    assert near.parent is not None and nearest[id(near.parent)] == (1, 5)
+    assert nearest[id(far)] == nearest[id(near)] == (0, 0) and id(other) not in nearest
 
 
 def test_checkpoints_are_worth_what_their_loss_costs() -> None:
     tree = fake_tree()
     near, far = (grow(tree, list(range(stop)), checkpoint=True) for stop in (10, 90))
     grow(tree, list(range(100)), checkpoint=True)
-    assert checkpoint_rank(near, {}, 9, 0.0, 1000) < checkpoint_rank(far, {}, 9, 0.0, 1000)  # 10 tokens back, or 80
+    assert checkpoint_rank(near, {}, (9, 0), 0.0, 1000) < checkpoint_rank(far, {}, (9, 0), 0.0, 1000)  # 10 back, or 80
     near.landed = 9
-    assert checkpoint_rank(near, {}, 9, 0.0, 1000) > checkpoint_rank(far, {}, 9, 0.0, 1000)
+    assert checkpoint_rank(near, {}, (9, 0), 0.0, 1000) > checkpoint_rank(far, {}, (9, 0), 0.0, 1000)
     far.checkpoint = None
-    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), {}, 9, 0.0, 1000)
+    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), {}, (9, 0), 0.0, 1000)
     far.checkpoint = near.checkpoint
-    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], {}, 9, 0.0, 1000)
+    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], {}, (9, 0), 0.0, 1000)
 
 
 def test_near_end() -> None:

@@ -351,7 +351,7 @@ def test_another_agent_of_the_same_client_computes_its_difference() -> None:
 
 
 def test_checkpoints_thin_before_a_session_loses_tokens() -> None:
-    """But for those that are kept to the last: a sixteenth of its KV, without which its end could not go alone."""
+    """But for those that are kept to the last, without which its end could not go alone."""
     store = store_of(hybrid=True, budget_tokens=1070, checkpoints_recent=64, checkpoint_grid=10)
     for end in range(20, 1001, 20):
         put(store, run(0, end), hybrid=True, session="main")
