@@ -113,6 +113,29 @@ class Client:
             on_first()
         return reply
 
+    def ask_messages(self, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:
+        """Sends `body` to Anthropic's API, and takes the answer whole; `on_first` is called when it is here."""
+        reply, started = Reply(), time.perf_counter()
+        body = {**body, "model": self.model, "stream": False}
+        try:
+            url = f"{self.base}/v1/messages"
+            response = httpx.post(url, json=body, headers=self.headers, timeout=self.timeout)
+            answer = response.json()
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        on_first()
+        reply.seconds = reply.seconds_to_first = time.perf_counter() - started
+        if "error" in answer:
+            reply.error = json.dumps(answer["error"])
+        for block in answer.get("content", ()):
+            reply.content += block.get("text", "")
+            reply.reasoning += block.get("thinking", "")
+            if block["type"] == "tool_use":
+                reply.calls.append(Call(block["id"], block["name"], json.dumps(block["input"])))
+        reply.usage = answer.get("usage", {})
+        reply.report = reply.usage.get("start_llm")
+        return reply
+
     def get(self, path: str) -> httpx.Response:
         """Raises httpx.HTTPError."""
         return httpx.get(self.base + path, timeout=30.0, headers=self.headers)

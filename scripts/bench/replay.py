@@ -1,8 +1,9 @@
 """Recorded requests, sent again in their order while the oracle answers what was answered then.
 
 A folder of traces holds a folder per client, in it a JSON-lines file per run; an entry has ``path``, ``body`` and
-``reply`` (``reasoning``, ``text``, ``calls[{id, name, arguments}]``). Only chat completions without images are sent,
-with the ids that this server gave to its calls in place of the recorded ones, as the client would have sent them back.
+``reply`` (``reasoning``, ``text``, ``calls[{id, name, arguments}]``). Chat completions and Anthropic's messages are
+sent, those without images, with the ids that this server gave to its calls in place of the recorded ones, as the client
+would have sent them back.
 
 The *optimum* of a request is counted in tokens: what lies beyond the longest common prefix of its plain rendering with
 any prompt rendered before, the tokens generated for it included. A request's *new* tokens are what lies beyond that or
@@ -31,6 +32,8 @@ from tests.oracle.log import mark, work_done
 
 Json = dict[str, Any]
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+MESSAGES = "/v1/messages"
+IMAGES = ('"image_url"', '"type": "image"', '"type":"image"')
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,14 @@ class Replayed:
 
 
 def recorded(folder: Path, clients: list[str] | None = None) -> Iterator[tuple[str, Json]]:
-    """(run, entry) of every chat completion without an image, client by client, run by run."""
+    """(run, entry) of every request without an image that was answered, client by client, run by run."""
     for file in sorted(folder.glob("*/*.jsonl")):
         if clients and file.parent.name not in clients:
             continue
         for line in file.read_text("utf-8").splitlines():
             entry = json.loads(line)
-            if entry["path"].startswith("/v1/chat/completions") and '"image_url"' not in line and entry.get("reply"):
+            known = entry["path"].partition("?")[0] in ("/v1/chat/completions", MESSAGES)
+            if known and entry.get("reply") and not any(part in line for part in IMAGES):
                 yield f"{file.parent.name}/{file.stem}", entry
 
 
@@ -78,6 +82,32 @@ def _for_template(message: Json) -> Json:
         functions = [call["function"] for call in calls]
         made["tool_calls"] = [{"function": {**f, "arguments": _object(f["arguments"])}} for f in functions]
     return made
+
+
+def as_chat(body: Json) -> Json:
+    """A body of Anthropic's messages as one of chat completions: what a plain rendering takes."""
+    system = text_of(body.get("system"))
+    messages: list[Json] = [{"role": "system", "content": system}] if system else []
+    for message in body["messages"]:
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        text = "".join(block["text"] for block in blocks if block["type"] == "text")
+        for block in blocks:
+            if block["type"] == "tool_result":
+                messages.append({"role": "tool", "content": text_of(block.get("content"))})
+        calls = [{"name": b["name"], "arguments": b["input"]} for b in blocks if b["type"] == "tool_use"]
+        made = {"role": message["role"], "content": text}
+        if calls:
+            made["tool_calls"] = [{"function": call} for call in calls]
+        if thinking := "".join(block["thinking"] for block in blocks if block["type"] == "thinking"):
+            made["reasoning_content"] = thinking
+        if text or calls or thinking:
+            messages.append(made)
+    tools = []
+    for tool in body.get("tools") or []:
+        function = {"name": tool["name"], "description": tool.get("description", "")}
+        tools.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}})
+    return {"messages": messages, "tools": tools}
 
 
 def _object(arguments: Any) -> Any:
@@ -143,7 +173,14 @@ class CallIds:
             made["tool_calls"] = [{**call, "id": self._now.get(_bare(call["id"]), call["id"])} for call in calls]
         if answered := message.get("tool_call_id"):
             made["tool_call_id"] = self._now.get(_bare(answered), answered)
+        if isinstance(message.get("content"), list):
+            made["content"] = [self._block(block) for block in message["content"]]
         return made
+
+    def _block(self, block: Json) -> Json:
+        """Of Anthropic's API: a call, or its result."""
+        named = (name for name in ("id", "tool_use_id") if name in block)
+        return {**block, **{name: self._now.get(_bare(block[name]), block[name]) for name in named}}
 
 
 def _bare(call_id: str) -> str:
@@ -171,10 +208,11 @@ def replay(
         time.sleep(pause)
         body, answer, log = ids.put_into(entry["body"]), raw_reply(entry["reply"]), server.log
         server.replies.write_text(answer, "utf-8")
-        prompt, best, new = optimum.of(body, answer)
+        anthropic = entry["path"].startswith(MESSAGES)
+        prompt, best, new = optimum.of(as_chat(body) if anthropic else body, answer)
         first: list[int] = []
-        before = mark(log)
-        reply = client.ask(body, on_first=partial(_note, log, first))
+        before, on_first = mark(log), partial(_note, log, first)
+        reply = client.ask_messages(body, on_first) if anthropic else client.ask(body, on_first)
         computed = work_done(log, before, first[0])
         ids.learn(entry["reply"], reply)
         wrong = _wrong(reply, entry["reply"])

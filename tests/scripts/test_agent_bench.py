@@ -9,7 +9,7 @@ import pytest
 from scripts import agent_bench
 from scripts.bench.agent import Agent, Step, Style, judge
 from scripts.bench.client import Call, Reply
-from scripts.bench.replay import CallIds, raw_reply, recorded, replay, summary
+from scripts.bench.replay import CallIds, as_chat, raw_reply, recorded, replay, summary
 from scripts.bench.runner import run_scenario
 from scripts.bench.scenarios import SCENARIOS
 from scripts.bench.servers import Server
@@ -120,7 +120,7 @@ def trace(folder: Path) -> Path:
     second = [*first, turn, {"role": "tool", "tool_call_id": "1", "content": "a b"}]
     lines = [
         {"path": "/v1/chat/completions", "body": {"messages": first}, "reply": reply},
-        {"path": "/v1/messages", "body": {}, "reply": reply},
+        {"path": "/v1/responses", "body": {}, "reply": reply},
         {"path": "/v1/chat/completions", "body": {"messages": second}, "reply": {"text": "It is a b."}},
     ]
     (folder / "pi").mkdir()
@@ -153,7 +153,37 @@ def test_recorded_calls_have_the_ids_that_the_server_gave() -> None:
     ] == "call_99cd"
 
 
-def test_only_chat_completions_are_replayed(tmp_path: Path) -> None:
+def test_a_body_of_anthropics_messages_is_rendered_as_chat() -> None:
+    call = {"type": "tool_use", "id": "toolu_12ab", "name": "ls", "input": {"path": "."}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    body = {
+        "system": [{"type": "text", "text": "Be."}],
+        "messages": [
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "So."}, call]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_12ab", "content": "a b"}]},
+        ],
+        "tools": [{"name": "ls", "input_schema": {"type": "object"}}],
+    }
+    calls = [{"function": {"name": "ls", "arguments": {"path": "."}}}]
+    assert as_chat(body) == {
+        "messages": [
+            {"role": "system", "content": "Be."},
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "content": "So.", "tool_calls": calls, "reasoning_content": "hm"},
+            {"role": "tool", "content": "a b"},
+        ],
+        "tools": [
+            {"type": "function", "function": {"name": "ls", "description": "", "parameters": {"type": "object"}}}
+        ],
+    }
+    ids = CallIds()
+    ids.learn({"calls": [{"id": "toolu_12ab"}]}, Reply(calls=[Call("toolu_99cd", "ls", "{}")]))
+    _, answer, result = ids.put_into(body)["messages"]
+    assert answer["content"][2]["id"] == result["content"][0]["tool_use_id"] == "toolu_99cd"
+
+
+def test_requests_of_other_apis_are_not_replayed(tmp_path: Path) -> None:
     assert len(list(recorded(trace(tmp_path)))) == 2
     assert list(recorded(tmp_path, ["opencode"])) == []
 
