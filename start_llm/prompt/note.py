@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from start_llm.prompt.match import DATE, Change
 from start_llm.prompt.reading import Slot
 from start_llm.prompt.textdiff import TAG, changed, diff
+from start_llm.prompt.tree import Difference
 
 NOTE_OPEN = "<update-"
 NOTE_CLOSE = "</update>"
@@ -47,7 +48,9 @@ def _told(change: Change) -> list[str] | None:
     if old is None:
         return [f"{title}, new:", new]
     lines = diff(old, new)
-    long = slot.rule == "system" or max(len(old), len(new)) > _SHORT
+    # Another system text is another task: it is told where little of it is new, or where only a time in it is.
+    other = slot.rule == "system" and change.difference > Difference.TIMES
+    long = other or max(len(old), len(new)) > _SHORT
     if long and (lines is None or sum(map(len, lines)) * _SHARE > len(new)):
         return None
     return [f"{title}, {lines[0]}", *lines[1:]] if lines else [f"{title}, now:", new]

@@ -259,6 +259,14 @@ def test_a_change_that_is_large_is_shown_where_the_client_put_it():
     assert client.prepared.prompt.tokens == rendering(client)
 
 
+@pytest.mark.parametrize(("before", "after", "is_told"), [("10:00:07", "10:01", True), ("kind", "rude", False)])
+def test_of_a_short_system_text_only_a_time_is_told(before: str, after: str, is_told: bool):
+    texts = (f"You help Ann. What you need: 2026-11-23, {value}." for value in (before, after))
+    client, spoken = two_turns(*([Message("system", text), Message("user", RULES)] for text in texts))
+    assert client.prepared is not None
+    assert bool(client.prepared.notes) is (client.prepared.prompt.tokens[: len(spoken)] == spoken) is is_told
+
+
 def test_notes_stay_under_a_tenth_however_many_there_are():
     client = Client("chatml", pipeline("chatml"))
     client.ask(Message("system", f"You help.\nTurn: 0\n{RULES[:2500]}"), Message("user", "Go"))
