@@ -49,7 +49,7 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class UserConfig:
     """The user's own set-up of an agent, as far as it makes sense beside another server.
 
     Not in it: accounts and keys of models, the choice of models, sessions, remembered permissions, hooks.
@@ -61,7 +61,7 @@ class Own:
     # What is taken out of settings files, as dotted keys. The name of a file tells whether it is JSON or TOML. A hidden
     # one may lie beside the folder, too.
     fields: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    anyway: str = ""  # what the agent reads of the user's own without being told, in a sentence
+    always_read: str = ""  # what the agent reads of the user's own without being told, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class AgentClient:
     plan: Callable[[Endpoint, Path], LaunchPlan]  # what it needs to talk to an endpoint, given its private folder
     node: str = ""  # the Node versions it needs, as told by its package; empty where it needs none
     first_prompt: int = 0  # about how many tokens its first request has
-    own: Own = Own()  # what ``--my-config`` brings along
+    user_config: UserConfig = UserConfig()  # what ``--my-config`` brings along
     # How its requests are known, and what it changes in text that was answered already: the fields of
     # `prompt.clients.ClientRules`, as in CACHE_RULES_FILE. Empty: nothing in them tells.
     requests: Declared = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
-from start_llm.clients.agent import AgentClient, Declared, Endpoint, LaunchPlan, Own, rule, to_json
+from start_llm.clients.agent import AgentClient, Declared, Endpoint, LaunchPlan, UserConfig, rule, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -60,7 +60,7 @@ AIDER = AgentClient(
     install="uv tool install --python 3.12 aider-chat",
     plan=plan,
     first_prompt=4_000,
-    own=Own(anyway="~/.aider.conf.yml"),
+    user_config=UserConfig(always_read="~/.aider.conf.yml"),
     # aider 0.86.2
     requests={
         "name": "aider",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, reminder, rule, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, UserConfig, reminder, rule, to_json
 
 LARGE = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL")
 SMALL = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
@@ -45,7 +45,7 @@ CLAUDE = AgentClient(
     plan=plan,
     node=">=22",
     first_prompt=12_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".claude",
         variable="CLAUDE_CONFIG_DIR",
         copied=("skills", "agents", "commands", "output-styles", "rules", "CLAUDE.md", "keybindings.json"),

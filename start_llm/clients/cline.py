@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, UserConfig, to_json
 
 NAME = "openai-compatible"
 
@@ -26,11 +26,11 @@ CLINE = AgentClient(
     install="npm install -g cline",
     plan=plan,
     first_prompt=7_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".cline/data",
         variable="CLINE_DATA_DIR",
         copied=("settings/cline_mcp_settings.json",),
-        anyway="skills, rules and plugins of ~/.cline",
+        always_read="skills, rules and plugins of ~/.cline",
     ),
     requests={"name": "cline", "system": r"^You are Cline\b"},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, UserConfig, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -40,11 +40,11 @@ CN = AgentClient(
     plan=plan,
     node=">=20",
     first_prompt=5_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".continue",
         variable="CONTINUE_GLOBAL_DIR",
         copied=("rules", "skills"),
-        anyway="hooks of ~/.claude/settings.json",
+        always_read="hooks of ~/.claude/settings.json",
     ),
     # Continue's cn 1.5.47
     requests={"name": "cn", "system": r"^You are an agent in the Continue CLI\b"},

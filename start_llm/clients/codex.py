@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, UserConfig
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -39,7 +39,7 @@ CODEX = AgentClient(
     plan=plan,
     node=">=16",
     first_prompt=12_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".codex",
         variable="CODEX_HOME",
         copied=("skills", "prompts", "themes", "AGENTS.md"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, UserConfig, to_json
 from start_llm.clients.opencode import opencode_config, opencode_environment
 
 
@@ -26,7 +26,7 @@ KILO = AgentClient(
     install="npm install -g @kilocode/cli",
     plan=plan,
     first_prompt=10_000,
-    own=Own(anyway="all of ~/.config/kilo: agents, commands, MCP servers, themes"),
+    user_config=UserConfig(always_read="all of ~/.config/kilo: agents, commands, MCP servers, themes"),
     # Kilo Code 7.7.7
     requests={"name": "kilo", "system": r"^You are Kilo\b", "rules": (CLEARED,)},
 )

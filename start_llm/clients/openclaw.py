@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, rule, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, UserConfig, rule, to_json
 from start_llm.clients.pi import pi_provider
 
 REQUEST_SECONDS = 3600
@@ -60,7 +60,7 @@ OPENCLAW = AgentClient(
     plan=plan,
     node=">=24.16 <25 || >=26.1",
     first_prompt=19_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".openclaw",
         variable="OPENCLAW_STATE_DIR",
         copied=("skills",),

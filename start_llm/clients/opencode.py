@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, UserConfig, to_json
 
 
 def opencode_config(endpoint: Endpoint) -> dict[str, object]:
@@ -56,7 +56,7 @@ OPENCODE = AgentClient(
     install="npm install -g opencode-ai",
     plan=plan,
     first_prompt=10_000,
-    own=Own(anyway="all of ~/.config/opencode: agents, commands, MCP servers, themes"),
+    user_config=UserConfig(always_read="all of ~/.config/opencode: agents, commands, MCP servers, themes"),
     # OpenCode 1.18.33
     requests={"name": "opencode", "system": r"^You are (?i:opencode)\b", "rules": (CLEARED,)},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, UserConfig, to_json
 
 # PI sums up its history when that leaves less of the context than this; in a small one that is at once.
 RESERVED_TOKENS = 16_384
@@ -48,7 +48,7 @@ PI = AgentClient(
     plan=plan,
     node=">=20.6",
     first_prompt=2_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".pi/agent",
         variable="PI_CODING_AGENT_DIR",
         copied=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, reminder, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, UserConfig, reminder, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -45,7 +45,7 @@ QWEN = AgentClient(
     plan=plan,
     node=">=22",
     first_prompt=23_000,
-    own=Own(
+    user_config=UserConfig(
         folder=".qwen",
         variable="QWEN_HOME",
         copied=("skills", "commands", "agents", "QWEN.md"),

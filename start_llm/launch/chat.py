@@ -20,10 +20,10 @@ from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.launch.conversation import (
+    CommandError,
     Conversation,
     MarkdownPrinter,
     Message,
-    TypedWrong,
     image_part,
     typed_before,
     user_message,
@@ -60,7 +60,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return ExitCode.BAD_SETTING
     try:
         images = [image_part(file) for file in options.image or ()]
-    except TypedWrong as error:
+    except CommandError as error:
         print(f"chat: --image: {error}", file=sys.stderr)
         return ExitCode.BAD_SETTING
     try:
@@ -98,7 +98,7 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
                         break
                 elif asked:
                     _answer(talk, asked)
-            except (TypedWrong, ChatError) as error:
+            except (CommandError, ChatError) as error:
                 console.print(f"{error}", style="red", markup=False)
     return 0
 

@@ -22,7 +22,7 @@ from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.host.home import home
 from start_llm.launch.folder import claimed, mark_of
-from start_llm.launch.mine import bring, own_folder, take_away
+from start_llm.launch.mine import bring, config_folder, take_away
 from start_llm.launch.server import LaunchError, expected_endpoint, running_server, say
 
 OWN_HOSTS = "127.0.0.1,localhost"  # never through the user's HTTP proxy
@@ -44,10 +44,11 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
             expected = expected_endpoint(settings, options.via_proxy)
             warn_of_room(client, expected)
             if options.my_config:
-                print(f"# {own_words(client)}")
+                print(f"# {user_config_help(client)}")
             print_plan(client, client.plan(expected, first))
             return 0
-        brought = str(own_folder(client.own, os.environ)) if options.my_config and client.own.folder else ""
+        config = client.user_config
+        brought = str(config_folder(config, os.environ)) if options.my_config and config.folder else ""
         with running_server(settings, options.overrides, via_proxy=options.via_proxy) as endpoint:
             warn_of_room(client, endpoint)
             with claimed(
@@ -66,26 +67,27 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
 
 def _set_up(client: AgentClient, endpoint: Endpoint, folder: Path, my_config: bool) -> None:
     """Writes the private `folder` anew. What the user's own set-up has there is what this launch brings along."""
-    own = client.own
-    take_away(own, folder)
+    config = client.user_config
+    take_away(config, folder)
     write_files(client.plan(endpoint, folder))
     if not my_config:
         return
-    names = bring(own, folder, os.environ, lambda line: say(f"launch: {line}"))
+    names = bring(config, folder, os.environ, lambda line: say(f"launch: {line}"))
     if names:
-        say(f"launch: with your {', '.join(names)} (copies of {own_folder(own, os.environ)}; yours stay as they are)")
-    elif own.folder:
-        say(f"launch: there is nothing of yours in {own_folder(own, os.environ)} to bring along.")
-    if own.anyway:
-        say(f"launch: {client.title} reads {own.anyway} anyway.")
+        source = config_folder(config, os.environ)
+        say(f"launch: with your {', '.join(names)} (copies of {source}; yours stay as they are)")
+    elif config.folder:
+        say(f"launch: there is nothing of yours in {config_folder(config, os.environ)} to bring along.")
+    if config.always_read:
+        say(f"launch: {client.title} reads {config.always_read} anyway.")
 
 
-def own_words(client: AgentClient) -> str:
+def user_config_help(client: AgentClient) -> str:
     """What ``--my-config`` means for an agent."""
-    own = client.own
-    names = [*own.copied, *(key for keys in own.fields.values() for key in keys)]
-    brought = [f"--my-config copies from ~/{own.folder}: {', '.join(names)}."] if names else []
-    return " ".join([*brought, *([f"{client.title} reads {own.anyway} anyway."] if own.anyway else [])])
+    config = client.user_config
+    names = [*config.copied, *(key for keys in config.fields.values() for key in keys)]
+    brought = [f"--my-config copies from ~/{config.folder}: {', '.join(names)}."] if names else []
+    return " ".join([*brought, *([f"{client.title} reads {config.always_read} anyway."] if config.always_read else [])])
 
 
 def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:

@@ -28,20 +28,20 @@ _FENCES = ("```", "~~~")
 Message = dict[str, Any]
 
 
-class TypedWrong(ValueError):
+class CommandError(ValueError):
     """A command cannot be done. The message is a sentence."""
 
 
 def image_part(file: str) -> dict[str, Any]:
-    """A part of a message. Raises TypedWrong."""
+    """A part of a message. Raises CommandError."""
     path = expanded(file)
     kind = mimetypes.guess_type(path.name)[0] or ""
     if not kind.startswith("image/"):
-        raise TypedWrong(f"{file!r} is not named like an image; give a .png, .jpg, .webp or .gif.")
+        raise CommandError(f"{file!r} is not named like an image; give a .png, .jpg, .webp or .gif.")
     try:
         data = base64.b64encode(path.read_bytes()).decode("ascii")
     except OSError as error:
-        raise TypedWrong(f"{file!r} cannot be read: {error.strerror}.") from None
+        raise CommandError(f"{file!r} cannot be read: {error.strerror}.") from None
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
@@ -68,13 +68,13 @@ class Conversation:
         self.images = []
 
     def command(self, typed: str) -> bool:
-        """Does what a line that begins with ``/`` says; False: that was the end. Raises TypedWrong."""
+        """Does what a line that begins with ``/`` says; False: that was the end. Raises CommandError."""
         word, _, rest = typed.partition(" ")
         if word in {"/exit", "/quit"}:
             return False
         done = COMMANDS.get(word)
         if done is None:
-            raise TypedWrong(f"There is no command {word}; /help lists them.")
+            raise CommandError(f"There is no command {word}; /help lists them.")
         self.say(done[1](self, rest.strip()))
         return True
 
@@ -92,7 +92,7 @@ class Conversation:
         cards = model_cards(self.endpoint.url, self.endpoint.key, _ASK_SECONDS) or []
         names = [str(card.get("id")) for card in cards]
         if rest and rest not in names:
-            raise TypedWrong(f"There is no model {rest!r}; there are {', '.join(names) or 'none'}.")
+            raise CommandError(f"There is no model {rest!r}; there are {', '.join(names) or 'none'}.")
         self.endpoint = replace(self.endpoint, model=rest or self.endpoint.model)
         return f"{self.endpoint.model} answers." + ("" if rest else f" There are: {', '.join(names)}")
 
@@ -104,19 +104,19 @@ class Conversation:
         try:
             files = shlex.split(rest)
         except ValueError as error:
-            raise TypedWrong(f"{rest!r} cannot be read: {error}; put a backslash before a quote.") from None
+            raise CommandError(f"{rest!r} cannot be read: {error}; put a backslash before a quote.") from None
         self.images += [image_part(file) for file in files or [""]]
         return f"The next message shows {len(self.images)} image{'s' if len(self.images) > 1 else ''}."
 
     def _save(self, rest: str) -> str:
         if not rest:
-            raise TypedWrong("/save needs a file's name.")
+            raise CommandError("/save needs a file's name.")
         path = expanded(rest)
         try:
             text = json.dumps({"model": self.endpoint.model, "messages": self.sent}, ensure_ascii=False, indent=1)
             write_atomic(path, text)
         except OSError as error:
-            raise TypedWrong(f"{rest!r} cannot be written: {error.strerror}.") from None
+            raise CommandError(f"{rest!r} cannot be written: {error.strerror}.") from None
         return f"{path} has {len(self.sent)} messages."
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from start_llm.clients.agent import Own
+from start_llm.clients.agent import UserConfig
 from start_llm.files.atomic import write_atomic
 
 NOTE = ".brought.json"
@@ -28,33 +28,33 @@ _MISSING = object()
 Say = Callable[[str], None]
 
 
-def own_folder(own: Own, environment: Mapping[str, str]) -> Path:
+def config_folder(config: UserConfig, environment: Mapping[str, str]) -> Path:
     """Where the agent keeps the user's own set-up."""
-    named = environment.get(own.variable) if own.variable else None
-    return Path(named) if named else Path(environment.get("HOME") or Path.home()) / own.folder
+    named = environment.get(config.variable) if config.variable else None
+    return Path(named) if named else Path(environment.get("HOME") or Path.home()) / config.folder
 
 
-def bring(own: Own, folder: Path, environment: Mapping[str, str], say: Say) -> list[str]:
+def bring(config: UserConfig, folder: Path, environment: Mapping[str, str], say: Say) -> list[str]:
     """Copies into the private `folder` what `own` names. Returns the names of what was there to bring.
 
     Args:
         say: is told what could not be brought.
     """
-    source = own_folder(own, environment)
-    if not own.folder or not source.is_dir() or source.resolve() == folder.resolve():
+    source = config_folder(config, environment)
+    if not config.folder or not source.is_dir() or source.resolve() == folder.resolve():
         return []
     bringer = _Bringer(source, folder, say)
     try:
-        for name in own.copied:
+        for name in config.copied:
             bringer.copy(name)
-        for name, keys in own.fields.items():
+        for name, keys in config.fields.items():
             bringer.set(name, keys)
     finally:
         write_atomic(folder / NOTE, json.dumps({"copied": bringer.copied, "fields": bringer.changed}))
     return bringer.names
 
 
-def take_away(own: Own, folder: Path) -> None:
+def take_away(config: UserConfig, folder: Path) -> None:
     """Removes what an earlier launch has brought; what the agent has made there itself stays."""
     try:
         note = json.loads((folder / NOTE).read_text("utf-8"))
@@ -62,10 +62,10 @@ def take_away(own: Own, folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     for path in map(str, copied):
-        # Only a name that `bring` may have noted: one of `own`, or right inside of it.
-        if ".." not in Path(path).parts and any(path == name or path.startswith(f"{name}/") for name in own.copied):
+        # Only a name that `bring` may have noted: one of `config`, or right inside of it.
+        if ".." not in Path(path).parts and any(path == name or path.startswith(f"{name}/") for name in config.copied):
             _remove(folder / path)
-    for name, keys in own.fields.items():
+    for name, keys in config.fields.items():
         values = changed.get(name)
         if isinstance(values, dict):
             _unset(folder / name, {key: values[key] for key in keys if key in values})

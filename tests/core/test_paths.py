@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.paths import expanded
-from start_llm.launch.conversation import TypedWrong, image_part
+from start_llm.launch.conversation import CommandError, image_part
 from start_llm.models.checkpoint import is_path
 
 
@@ -18,6 +18,6 @@ def test_a_name_that_nobody_has_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_a_sentence_and_no_traceback() -> None:
-    with pytest.raises(TypedWrong, match="No such file"):
+    with pytest.raises(CommandError, match="No such file"):
         image_part("~nobody-of-this-name/x.png")
     assert is_path("~nobody-of-this-name/x")

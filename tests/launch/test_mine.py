@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from start_llm.clients import CLIENTS
-from start_llm.clients.agent import LaunchPlan, Own
+from start_llm.clients.agent import LaunchPlan, UserConfig
 from start_llm.launch import cli, mine
 from start_llm.launch.mine import NOTE, bring, take_away
 from tests.launch.stub import make_client, serving
@@ -88,8 +88,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     for client in CLIENTS.values():
-        if client.own.variable:
-            monkeypatch.delenv(client.own.variable, raising=False)
+        if client.user_config.variable:
+            monkeypatch.delenv(client.user_config.variable, raising=False)
         make_client(tmp_path / "bin", client.name)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -115,12 +115,12 @@ def test_the_users_own_comes_along_as_copies_and_goes_again(
             for file, expected in TOLD.get(name, {}).items():
                 text = brought[file].decode()
                 assert (tomllib.loads(text) if file.endswith(".toml") else json.loads(text)) == expected
-            own = CLIENTS[name].own
+            config = CLIENTS[name].user_config
             if HOMES[name]:
-                assert f"copies of {home / own.folder}" in said
+                assert f"copies of {home / config.folder}" in said
             else:
-                assert own.anyway in said
-            if "skills" in own.copied:
+                assert config.always_read in said
+            if "skills" in config.copied:
                 skill = private / "skills" / "mine" / "SKILL.md"
                 assert skill.read_text() == "my skill" and stat.S_IMODE(skill.stat().st_mode) == 0o400
                 assert stat.S_IMODE(skill.parent.stat().st_mode) == 0o500
@@ -173,12 +173,12 @@ def test_what_the_agent_has_itself_stays(home: Path, tmp_path: Path) -> None:
     make_home(home, HOMES["claude"])
     private = tmp_path / "private"
     make_home(private, {"skills/mine/SKILL.md": "the agent's", ".claude.json": {"theme": "dark", "n": 1}})
-    own = CLIENTS["claude"].own
-    assert set(bring(own, private, os.environ, print)) == {"CLAUDE.md", "mcpServers", "outputStyle"}
+    config = CLIENTS["claude"].user_config
+    assert set(bring(config, private, os.environ, print)) == {"CLAUDE.md", "mcpServers", "outputStyle"}
     data = json.loads((private / ".claude.json").read_text())
     assert data["theme"] == "dark"
     (private / ".claude.json").write_text(json.dumps(data | {"mcpServers": {"added": {}}}))
-    take_away(own, private)
+    take_away(config, private)
     assert json.loads((private / ".claude.json").read_text()) == {"theme": "dark", "n": 1, "mcpServers": {"added": {}}}
     assert (private / "skills/mine/SKILL.md").read_text() == "the agent's" and not (private / "CLAUDE.md").exists()
 
@@ -193,22 +193,22 @@ def test_links_are_followed_but_not_for_ever(home: Path, tmp_path: Path, monkeyp
     os.mkfifo(home / "dotfiles/one/pipe")
     private, said = tmp_path / "private", list[str]()
     private.mkdir()
-    own = CLIENTS["pi"].own
-    assert bring(own, private, os.environ, said.append) == ["skills", "themes"]
+    config = CLIENTS["pi"].user_config
+    assert bring(config, private, os.environ, said.append) == ["skills", "themes"]
     assert (private / "skills/one/SKILL.md").read_text() == "linked"
     assert not (private / "skills/one").is_symlink() and not (private / "skills/round").exists()
     assert len(said) == 1 and "leads back into itself" in said[0]
-    take_away(own, private)
+    take_away(config, private)
     assert files_of(private) == {}
     monkeypatch.setattr(mine, "MOST_BYTES", 3)
-    assert bring(own, private, os.environ, said.append) == ["themes"]
+    assert bring(config, private, os.environ, said.append) == ["themes"]
     assert "in all" in said[-1] and files_of(private).keys() == {NOTE, "themes/t.json"}
 
 
 def test_a_file_that_cannot_be_read_is_told(home: Path, tmp_path: Path) -> None:
     make_home(home, {".openclaw/openclaw.json": "{ // a comment\n}"})
     said: list[str] = []
-    assert bring(CLIENTS["openclaw"].own, tmp_path, os.environ, said.append) == []
+    assert bring(CLIENTS["openclaw"].user_config, tmp_path, os.environ, said.append) == []
     assert len(said) == 1 and "openclaw.json is not brought along" in said[0]
 
 
@@ -219,28 +219,28 @@ def test_a_file_that_cannot_be_read_is_told(home: Path, tmp_path: Path) -> None:
 def test_a_note_that_was_tampered_with_removes_nothing_else(note: str, home: Path) -> None:
     private, victim = home / "a" / "b", home / "victim"
     make_home(home, {"victim": "stays", "a/b/other": "stays", f"a/b/{NOTE}": note})
-    take_away(CLIENTS["pi"].own, private)
+    take_away(CLIENTS["pi"].user_config, private)
     assert victim.read_text() == "stays" and (private / "other").exists()
 
 
 def test_a_folder_that_is_named_elsewhere_and_one_that_is_the_private_one(home: Path, tmp_path: Path) -> None:
     make_home(home, {"else/skills/s/SKILL.md": "x"})
-    own, private = CLIENTS["pi"].own, tmp_path / "private"
+    config, private = CLIENTS["pi"].user_config, tmp_path / "private"
     private.mkdir()
-    assert bring(own, private, {"HOME": str(home), own.variable: str(home / "else")}, print) == ["skills"]
-    assert bring(own, private, {"HOME": str(home), own.variable: str(private)}, print) == []
-    assert bring(Own(), private, os.environ, print) == []
+    assert bring(config, private, {"HOME": str(home), config.variable: str(home / "else")}, print) == ["skills"]
+    assert bring(config, private, {"HOME": str(home), config.variable: str(private)}, print) == []
+    assert bring(UserConfig(), private, os.environ, print) == []
 
 
 def test_print_tells_what_would_be_copied(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pi", "--print", "--my-config"], settings(tmp_path, mlx_port=1)) == 0
-    assert f"# {cli.own_words(CLIENTS['pi'])}" in capsys.readouterr().out
+    assert f"# {cli.user_config_help(CLIENTS['pi'])}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_page_says_what_is_brought_and_what_stays_hidden(name: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "clients" / f"{name}.md").read_text()
-    own = CLIENTS[name].own
-    names = [*own.copied, *(key for keys in own.fields.values() for key in keys)]
+    config = CLIENTS[name].user_config
+    names = [*config.copied, *(key for keys in config.fields.values() for key in keys)]
     section = page.partition("## Your own set-up")[2].partition("\n## ")[0]
     assert section and [word for word in names if f"`{word}`" not in section] == []
