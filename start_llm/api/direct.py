@@ -122,10 +122,23 @@ class DirectChat:
         known = ChatFields.__annotations__
         if unknown := sorted(fields.keys() - known.keys()):
             raise TypeError(f"chat() takes no {unknown[0]!r}. It takes: {', '.join(sorted(known))}.")
-        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(map(dict, messages))
-        body = sse.dumps({**fields, "messages": given, "stream": stream})
+        given = _messages_of(messages)
+        try:
+            body = sse.dumps({**fields, "messages": given, "stream": stream})
+        except TypeError as error:
+            raise TypeError(f"chat() takes what JSON can hold: {error}") from None
         inbound = Request("POST", _PATH, _HEADERS, body, received=time.monotonic(), visitor=self._visitor)
         return ChatAnswerStream(self._dialects.chat(inbound), self._edge)
+
+
+def _messages_of(messages: Any) -> list[dict[str, Any]]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise TypeError(
+            f"messages: a text, or a list of messages (each a dict), are allowed, but got {messages!r:.80}."
+        )
+    return list(map(dict, messages))
 
 
 def _events(exchange: ChatExchange, edge: Edge) -> Generator[Event]:

@@ -49,6 +49,11 @@ def test_what_is_wrong_is_told_as_to_a_client(server: ApiServer, service: FakeSe
     assert caught.value.param == "top_p"
     with pytest.raises(TypeError, match=r"takes no 'temprature'\. It takes: .*temperature"):
         server.direct.ask("Hi", {"temprature": 0}, stream=False)
+    for wrong in (None, 5, b"Hi", ["Hi"], [None], {"role": "user"}):
+        with pytest.raises(TypeError, match="messages: a text, or a list of messages"):
+            server.direct.ask(typing.cast(Any, wrong), {}, stream=False)
+    with pytest.raises(TypeError, match=r"what JSON can hold: .*bytes"):
+        server.direct.ask([{"role": "user", "content": b"Hi"}], {}, stream=False)
     service.script = lambda request: [FIRST, Failed(StartLLMError("It broke."))]
     with pytest.raises(StartLLMError, match="It broke"):
         server.direct.ask("Hi", {}, stream=False).answer()
