@@ -256,8 +256,9 @@ class Model(nn.Module):
                 logits[row, np.arange(len(said)), said] = CHOSEN
             entry.decode.append(decode)
         self._record(entry)
-        take_time(entry, length, began)
-        return mx.broadcast_to(mx.array(logits), (batch, length, logits.shape[2]))
+        answer = mx.broadcast_to(mx.array(logits), (batch, length, logits.shape[2]))
+        take_time(entry, length, began)  # the last: what is computed here is no part of the pass
+        return answer
 
     def _problem(self, rows: list[Any], history: np.ndarray) -> str | None:
         """What is wrong with one row's caches, or ``None``. No numbers: it must stay the same while decoding."""

@@ -131,11 +131,12 @@ class DraftGate:
         """Whether a match of this length, which the next token may end, is worth that its draft follows at once.
 
         For that the loop has to wait for the token, and the device for the launch of the next pass. Without the wait
-        the draft begins one token later: so what is won is a narrow pass, if there is a match and it goes on.
+        the draft begins one token later: so what is won is a narrow pass, if there is a match and it goes on. In that
+        case the launch would have to be waited for anyway.
         """
         right = acceptance.chance(outlook - 1) * acceptance.chance(outlook)
         # Where a launch takes as long as its pass, the model computes at once, and no device waits.
-        return right * narrow > min(self._launching, narrow - self._launching)
+        return right * narrow > (1 - right) * min(self._launching, narrow - self._launching)
 
     def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
         """The width of a pass over a block of each row, by which each row's draft is cut; 1: none pays.
