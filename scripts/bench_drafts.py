@@ -75,7 +75,6 @@ from tests.oracle.build import Kind, build_oracle
 STYLES: tuple[CallStyle, ...] = ("xml", "json")
 KINDS: tuple[Kind, ...] = ("plain", "hybrid")
 PASSES = "0.01 0.0001 0 0"  # seconds of the oracle's passes, see `ORACLE_PASS`: 10 ms x (1 + width / 100)
-LAUNCHING = 0.001  # seconds; Python builds the graph of SmolLM2's 30 layers in 4 ms on a slow core
 TELL_EVERY = 10  # answers
 MEASURING = 8.0  # seconds; a server takes one
 NEVER = 10**9  # no end token: the recording's length ends an answer
@@ -377,7 +376,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--context", nargs="*", type=int, default=[0], help="with --served: tokens put in front")
     parser.add_argument("--passes", default=PASSES, help="with --served: what the oracle's passes take (ORACLE_PASS)")
-    parser.add_argument("--launching", type=float, default=LAUNCHING, help="with --served: seconds of a launch")
+    parser.add_argument("--launching", type=float, default=0.0, help="with --served: seconds of a launch")
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that a case of 3. says")
     parser.add_argument(
