@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from start_llm.core.settings import Settings, setting_names
-from start_llm.modelpool.follower import shared_settings
+from start_llm.engine.ranks.hosts import shared_settings
 
 
 def test_no_key_goes_to_another_rank() -> None:
