@@ -90,12 +90,12 @@ class RankGroup(ABC):
     def connect(self) -> None:
         """Waits for all ranks, or fails. The thread that calls this is the model thread."""
         self._thread = threading.get_ident()
+        self._meet()  # rank 0 may have fetched the model first
         try:
             self._meet_neighbours()
         except OSError as error:
             self.fail(f"The ring cannot be made: {error}.")
-        self.confirm(0)  # nobody listens for neighbours any more: the ring takes the same ports
-        self.agree(0)
+        self._meet()  # nobody listens for neighbours any more: the ring takes the same ports
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump([[address] for address in self.addresses], file)
             file.flush()
@@ -127,6 +127,11 @@ class RankGroup(ABC):
             shared = _LeadersSampler(sampler, self._group)
             self._samplers.put(sampler, shared)
         return shared
+
+    def _meet(self) -> None:
+        """All ranks have come to here."""
+        self.confirm(0)
+        self.agree(0)
 
     def _meet_neighbours(self) -> None:
         """Connects to the next rank of the ring, and is connected to by the one before. Raises OSError in words."""
