@@ -12,6 +12,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.terminal import log_as_lines
 from start_llm.engine.ranks.channel import Channel
 from start_llm.engine.ranks.follower import FollowerGroup
+from start_llm.engine.ranks.group import as_sentence
 from start_llm.engine.ranks.hosts import versions
 from start_llm.engine.ranks.leader import free_port
 from start_llm.engine.ranks.lockstep import follow
@@ -46,7 +47,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         time.sleep(OWN_WORDS_SECONDS)
         ranks.fail(error.message)
     except Exception as error:  # noqa: BLE001 - the thread's edge: rank 0 says it, and all end
-        ranks.fail(f"{type(error).__name__}: {error}")
+        ranks.fail(as_sentence(error))
     return ExitCode.ENDED
 
 

@@ -81,7 +81,7 @@ class FollowerGroup(RankGroup):
             except (OSError, EOFError):
                 self._leave("rank 0 has ended.")
             except Exception as error:  # noqa: BLE001 - the thread's edge: told, and this rank ends
-                self.fail(f"what it has read from rank 0 is no entry: {type(error).__name__}: {error}")
+                self.fail(f"what it has read from rank 0 is no entry: {type(error).__name__}: {error}.")
             self._entries.put(entry)
         if not self._ended.wait(self._silent_seconds):
             self._leave("rank 0 has ended, and a pass has not.")

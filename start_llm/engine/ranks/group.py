@@ -80,7 +80,7 @@ class RankGroup(ABC):
         except Exception as error:
             if threading.get_ident() != self._thread:
                 raise
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(as_sentence(error))
 
     def clock(self) -> float:
         """Rank 0's seconds on the model thread; on other threads, which decide nothing, this machine's."""
@@ -184,6 +184,10 @@ class RankGroup(ABC):
             late.cancel()
         if total != [sum(numbers)] * self.size:
             self.fail(stranger)
+
+
+def as_sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".") + "."
 
 
 class _LeadersSampler:

@@ -12,7 +12,7 @@ from start_llm.core.work import Sink, Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.ranks.channel import described, submit_of
-from start_llm.engine.ranks.group import RankGroup
+from start_llm.engine.ranks.group import RankGroup, as_sentence
 from start_llm.engine.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:  # few need them, and what they import
@@ -107,7 +107,7 @@ class LeaderScheduler(Scheduler):
         self._send_kept()
 
     def recover(self, error: Exception) -> None:
-        self._ranks.fail(f"{type(error).__name__}: {error}")
+        self._ranks.fail(as_sentence(error))
 
     def _send_kept(self) -> None:
         for sink, event in self._kept:

@@ -203,7 +203,7 @@ def test_an_error_in_a_pass_of_one_rank_loses_all(tmp_path: Path, rank: int) -> 
                 fault.touch()
                 began = time.monotonic()
         *found, why = found
-        assert why == f"Rank {rank} on 127.0.0.1 cannot go on: RuntimeError: [malloc] Unable to allocate"
+        assert why == f"Rank {rank} on 127.0.0.1 cannot go on: RuntimeError: [malloc] Unable to allocate."
         assert len(found) < 120 and right.startswith("".join(found))
         assert process.wait(LIMIT) == 75
         print(f"a fault on rank {rank}: the server ended after {time.monotonic() - began:.1f} s")
