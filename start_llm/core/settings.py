@@ -27,7 +27,8 @@ ASSUMED_CONTEXT = 200_000
 """Tokens that clients of the Anthropic API take every model to have room for."""
 
 OffOr = BeforeValidator(_off_is_none)
-Port = Annotated[int, Field(ge=0, le=65535)]
+_MOST_PORT = 65535
+Port = Annotated[int, Field(ge=0, le=_MOST_PORT)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -88,7 +89,7 @@ def _hosts(value: str) -> str:
     """Names separated by commas; one may stand there twice."""
     names = [name.strip() for name in value.split(",") if name.strip()]
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", name):  # "-V" would be a flag of ssh
             raise ValueError(f"{name[:80]!r} is no host; give names or addresses, e.g. mac-1,mac-2")
     if len(names) == 1:
         raise ValueError("one host computes alone; give two or more, this machine first, or none")
@@ -98,6 +99,8 @@ def _hosts(value: str) -> str:
 def _event_address(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
         raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
+    if value is not None and int(value.rpartition(":")[2]) >= _MOST_PORT:
+        raise ValueError(f"the port must be less than {_MOST_PORT}: missed events are asked for at the next one")
     return value
 
 

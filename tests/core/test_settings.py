@@ -189,3 +189,17 @@ def test_documents_match_the_settings() -> None:
     assert page(text) == text
     missing = [n for n in Settings.model_fields if f"`{n.upper()}`" not in text or n.upper() not in env_example()]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"kv_events": "tcp://*:65535"}, "KV_EVENTS='tcp://*:65535': the port must be less than 65535"),
+        ({"kv_events": "tcp://*:99999"}, "KV_EVENTS='tcp://*:99999': the port must be less than 65535"),
+        ({"hosts": "-V,mac-2"}, "HOSTS='-V,mac-2': '-V' is no host"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused_at_once(given: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        load_settings(None, **given)
+    assert load_settings(None, kv_events="tcp://*:65534", hosts="mac-1,_b").kv_events == "tcp://*:65534"
