@@ -44,6 +44,8 @@ EXPLAIN_AGAIN_SECONDS = 0.5
 """The same for a conversation that goes on and is not known here: computing all of it again takes longer."""
 VIEW_SECONDS = 1.0
 """What the nodes may take to say which conversations live there. They answer from memory; one that is busy is late."""
+NEVER = -1
+"""No revision of a node."""
 PLACE_TRIES = 3
 """So often a new conversation is decided: again if another proxy has placed one at that node meanwhile."""
 SILENT_SECONDS = 10.0
@@ -51,6 +53,8 @@ SILENT_SECONDS = 10.0
 another one."""
 FROZEN_SECONDS = 30.0
 """After so long a stream that it had begun ends with an error."""
+BUSY_SECONDS = 0.1
+"""A timer that is later than that says that this process was busy."""
 CARDS_EVERY = 10.0
 NODE_HEADER = "x-start-llm-node"
 """Of an answer: the node, how it was chosen and the time that took (`Choice.label`)."""
@@ -129,7 +133,7 @@ async def _done_within[T](tasks: Iterable[asyncio.Task[T]], seconds: float) -> s
     get it once more."""
     began = time.monotonic()
     done, late = await asyncio.wait(tasks, timeout=seconds)
-    if late and time.monotonic() - began > 2 * seconds:
+    if late and time.monotonic() - began > seconds + BUSY_SECONDS:
         more, late = await asyncio.wait(late, timeout=seconds)
         done |= more
     for task in late:
@@ -280,11 +284,13 @@ class NodeFleet:
                 return known, "conversation", 0
             if stored is None:
                 stored, prompt = await self._stored(offered, key, explain, anthropic)
-                views |= await self._views(offered, key)  # others were placed meanwhile
+                if views:  # others were placed meanwhile
+                    views |= await self._views([member for member in offered if member.name in views], key)
             loads = {member.name: member.load for member in offered}
             home = self._picker.choose(key, loads, stored, prompt, views)
             self._picker.remember_opening(key, home)  # for requests of this proxy that come meanwhile
-            revision = views[home].revision if left and home in views else None
+            # A node that has said nothing yet refuses `NEVER`, and is asked again.
+            revision = (views[home].revision if home in views else NEVER) if left else None
             # The client's name of it may be of a conversation that lives elsewhere: that one keeps it.
             is_elsewhere = any(view.known for view in views.values())
             names = key.conversation[:1] if is_elsewhere else key.conversation

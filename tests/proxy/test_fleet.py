@@ -19,7 +19,7 @@ from start_llm.core.jsontext import LARGE
 from start_llm.proxy import fleet as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode, look_at
-from start_llm.proxy.routing import RouteKey, route_key
+from start_llm.proxy.routing import Load, NodePicker, RouteKey, route_key
 from tests.proxy.node_stub import NodeStub, nodes
 
 WAIT = 60.0
@@ -90,6 +90,24 @@ def test_nobody_waits_for_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None
             assert time.monotonic() - began < WAIT / 3
 
     run(test)
+
+
+@pytest.mark.parametrize(("busy", "is_done"), [(0.5, True), (0.0, False)])
+def test_an_answer_that_this_process_was_too_busy_to_read_is_not_late(busy: float, is_done: bool) -> None:
+    async def answer() -> None:
+        if not busy:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.01)
+        for _ in range(9):  # it takes the loop a few rounds to read an answer
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        asking = asyncio.create_task(answer())
+        asyncio.get_running_loop().call_soon(time.sleep, busy)
+        assert await module._done_within([asking], 0.05) == ({asking} if is_done else set())
+        assert is_done or asking.cancelling()
+
+    asyncio.run(test())
 
 
 def test_a_conversation_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +190,27 @@ def test_a_node_that_was_quicker_given_another_one_is_left_to_it() -> None:
                 stub.name for stub in stubs if stub.placements.ask(PlacementBody(conversation=["rival"])).revision
             ]
             assert home in placed
+
+    run(test)
+
+
+def test_a_node_that_has_said_nothing_is_not_given_one_blindly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes are late to say what they have. One of them has been given a conversation."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            ask, late = fleet._views, [True]
+
+            async def views(*more: Any) -> Any:
+                return {} if late and late.pop() else await ask(*more)
+
+            monkeypatch.setattr(fleet, "_views", views)
+            idle = {stub.name: Load() for stub in stubs}
+            unseen = NodePicker().choose(route_key(body("new"), {}), idle, {}, 1000)
+            taken = next(stub for stub in stubs if stub.name == unseen)
+            taken.placements.ask(PlacementBody(conversation=["another proxy's"], place=True))
+            assert await pick(fleet, body("new")) != unseen
 
     run(test)
 
