@@ -116,14 +116,16 @@ class Balancer:
         choice = await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
         outcome.node = choice.node.name
         with self._fleet.sending(choice) as begun:
-            answer.begin(choice, begun)
+            send = answer.begin(choice, begun)
             inner = dict(scope) | {"state": dict(scope.get("state") or {})}
-            asking = asyncio.ensure_future(self._app(inner, replay(body, receive), answer))
+            asking = asyncio.ensure_future(self._app(inner, replay(body, receive), send))
             try:
                 is_frozen = await self._wait(asking, choice, answer)
             finally:
                 asking.cancel()
         if is_frozen:
+            answer.end()
+            await asyncio.wait((asking,), timeout=_LOOK_SECONDS)  # LiteLLM may say more of it on its way out
             outcome.failed = outcome.is_lost = True
         return choice
 
@@ -157,11 +159,24 @@ class _NodeAnswer:
         self._head: Message | None = None  # of an answer, until the first piece of its body
         self._kept: list[Message] = []  # an error, head and body
         self._tail = b""  # the last bytes of a stream that were sent
+        self._asked = 0  # nodes, and ends of them
         self.has_begun = False  # something of an answer has gone to the client
 
-    def begin(self, choice: Choice, begun: Any) -> None:
-        """The next messages come from that node."""
+    def begin(self, choice: Choice, begun: Any) -> Send:
+        """For what comes from that node. Once it has been given up, whatever it still says goes nowhere."""
         self._choice, self._begun = choice, begun
+        self.end()
+        asked = self._asked
+
+        async def send(message: Message) -> None:
+            if asked == self._asked:
+                await self(message)
+
+        return send
+
+    def end(self) -> None:
+        """Nothing more is taken from the node that was asked last."""
+        self._asked += 1
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == START:

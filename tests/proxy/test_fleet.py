@@ -415,3 +415,46 @@ def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
     asyncio.run(test())
     assert sent[0]["status"] == 503
     assert [reader == threading.get_ident() for reader in readers] == [size == 0]
+
+
+def test_what_a_given_up_node_still_says_is_in_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cancelled may tidy up and say something on its way out, when another node has been asked."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    balancer, outcome = (import_module(f"start_llm.proxy.{name}") for name in ("balancer", "outcome"))
+    asked: list[str] = []
+    sent: list[Any] = []
+
+    async def answer(send: Any, text: bytes) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": balancer.START, "status": 200, "headers": headers})
+        await send({"type": balancer.BODY, "body": text, "more_body": False})
+
+    async def litellm(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(outcome.current.get().node)
+        if len(asked) > 1:
+            await answer(send, b"good")
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            await answer(send, b"stale")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps(body("x")).encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def test() -> None:
+        outcome.current.set(outcome.RequestOutcome())
+        fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
+        for member in fleet.members.values():
+            member.state = "ready"
+        monkeypatch.setattr(fleet, "silent_for", lambda name: module.SILENT_SECONDS + 1 if len(asked) == 1 else 0.0)
+        app = balancer.Balancer(litellm, fleet=fleet, holders={})
+        await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
+        await fleet.client.aclose()
+
+    asyncio.run(test())
+    assert len(set(asked)) == 2 and [message["body"] for message in sent[1:]] == [b"good"]
