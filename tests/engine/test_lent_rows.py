@@ -24,6 +24,7 @@ from start_llm.core.events import Failed
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
+from start_llm.engine.decode import layerwise
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
@@ -32,7 +33,8 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from start_llm.kvcache.layers import LayerKit, leaves
+from start_llm.kvcache import layers
+from start_llm.kvcache.layers import LayerKit, eval_and_free, leaves
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
 from tests.engine.fakes import Collected, FixedMemory, engine_step
@@ -45,6 +47,7 @@ TOKEN_BYTES = 16
 MANY = 1 << 30
 GREEDY = Sampling(temperature=0)
 WIDE_IS_CHEAP = {1: 1.0, 32: 1.2}
+COPIES = (layers, layerwise)  # they call `eval_and_free`
 Message = dict[str, str]
 
 
@@ -71,6 +74,8 @@ class Request:
 
 class Server:
     """A scheduler whose every call below can fail, and clients that know what they must be answered.
+
+    These are the calls of the layer kit, the passes of the model, and each copy of KV that moves, joins or grows.
 
     Args:
         stored, running: the most bytes of KV.
@@ -102,6 +107,8 @@ class Server:
         self.faults = 0
         for name in self.METHODS:
             setattr(self.kit, name, self._wrapped(getattr(self.kit, name)))
+        for module in COPIES:
+            setattr(module, eval_and_free.__name__, self._wrapped(eval_and_free))
 
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -245,6 +252,8 @@ def nothing_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         oracle(kind)
     before = held_bytes()
     yield
+    for module in COPIES:
+        setattr(module, eval_and_free.__name__, eval_and_free)
     assert held_bytes() - before < 4096
 
 
@@ -294,25 +303,32 @@ def life(server: Server, cancelled: str = "", at: int = -1) -> None:
     server.close()
 
 
+def slow_parts(count: int) -> list[Any]:
+    """All places in so many parts: each takes every `count`-th place, from another first one on."""
+    return [pytest.param(first, count, marks=pytest.mark.slow) for first in range(count)]
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "every"), [(0, 13), *slow_parts(3)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cancel_at_any_step_leaves_the_others_and_the_bytes_alone(kind: Any, every: int) -> None:
-    for number in range(0, 90, every):
+def test_a_cancel_at_any_step_leaves_the_others_and_the_bytes_alone(kind: Any, first: int, every: int) -> None:
+    for number in range(first, 90, every):
         life(Server(kind), "123"[number % 3], number // 3)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "every"), [(0, 25), *slow_parts(10)])
 @pytest.mark.parametrize("error", [Fault, RuntimeError])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_at_any_call_leaves_no_wrong_answer_and_no_lost_byte(kind: Any, error: Any, every: int) -> None:
+def test_a_fault_at_any_call_leaves_no_wrong_answer_and_no_lost_byte(
+    kind: Any, error: Any, first: int, every: int
+) -> None:
     whole = Server(kind)
     life(whole)
     assert whole.calls > 50
-    for call in range(1, whole.calls + 1, every):
+    for call in range(1 + first, whole.calls + 1, every):
         server = Server(kind)
         server.fail_at, server.error = call, error
         life(server)
