@@ -155,6 +155,8 @@ class LeaderGroup(RankGroup):
             why = f"Rank {rank} on {host} cannot go on: {message[1]}"
         except TimeoutError:
             why = f"Rank {rank} on {host} has given no sign of life for {channel.limit:g} s (RANK_SECONDS)."
+            for process in self._processes[rank - 1 : rank]:  # it does not end by itself
+                process.kill()
         except (OSError, EOFError):
             why = f"Rank {rank} on {host} has ended."
         except Exception as error:  # noqa: BLE001 - the thread's edge: told, and all ends
