@@ -241,7 +241,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "describe",
             "what doctor asks each host but the first",
             "start_llm.cli.hosts:main_describe",
-            (flag("--model", metavar="MODEL", help="repository or folder"),),
+            (flag("--source", metavar="MODEL", help="repository or folder"),),
         ),
     ),
     "Agents": (

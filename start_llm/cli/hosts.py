@@ -34,7 +34,7 @@ class HostFinding(NamedTuple):
 
 def main_describe(settings: Settings, options: argparse.Namespace) -> int:
     """What this machine has, as one line of JSON."""
-    print(json.dumps(describe(options.model)))
+    print(json.dumps(describe(options.source)))
     return 0
 
 
@@ -59,7 +59,7 @@ def check_hosts(settings: Settings) -> Iterator[HostFinding]:
         return
     if not hosts:
         return
-    model = [] if settings.model_path is None else ["--model", settings.model_path]
+    model = [] if settings.model_path is None else ["--source", settings.model_path]
     here, until = describe(settings.model_path), time.monotonic() + HOST_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         asked = [(host, _ask(host, model, Path(folder) / str(number))) for number, host in enumerate(hosts)]

@@ -40,7 +40,7 @@ def test_each_host_gets_a_line(settings: Settings, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(hosts, "host_command", command)
     found = {finding.name: finding for finding in check_hosts(settings)}
-    assert asked == [("describe", "--model", settings.model_path)] * 5
+    assert asked == [("describe", "--source", settings.model_path)] * 5
     assert found["well"].is_well and "same versions, same model" in found["well"].text
     assert not found["old"].is_well and found["old"].text.endswith("other versions than here: mlx 0.1")
     assert not found["other"].is_well and "other ones" in found["other"].text
