@@ -150,7 +150,7 @@ class NodeFleet:
     def __init__(self, nodes: Sequence[ServerNode], names: Mapping[str, str], ca_file: str | None = None) -> None:
         self.members = {node.name: Member(node) for node in nodes}
         self._names = names
-        self._picker = NodePicker()
+        self._picker, self._placing = NodePicker(), asyncio.Lock()
         verify = certificates(Path(ca_file) if ca_file else None)
         self.client = httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False, verify=verify)
         self._watchers: list[asyncio.Task[None]] = []
@@ -263,7 +263,10 @@ class NodeFleet:
         if home is None and len(offered) == 1:
             home, how = offered[0].name, "response" if holder else "only"
         if home is None:
-            home, how, prefill = await self._place(offered, key, explain, anthropic)
+            # One after the other: what one choice learns from the nodes would not hold the other one.
+            async with self._placing:
+                home, how, prefill = await self._place(offered, key, explain, anthropic)
+                self._picker.remember(key, home, at_home)
         self._picker.remember(key, home, at_home)
         return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
 
@@ -288,7 +291,6 @@ class NodeFleet:
                     views |= await self._views([member for member in offered if member.name in views], key)
             loads = {member.name: member.load for member in offered}
             home = self._picker.choose(key, loads, stored, prompt, views)
-            self._picker.remember_opening(key, home)  # for requests of this proxy that come meanwhile
             # A node that has said nothing yet refuses `NEVER`, and is asked again.
             revision = (views[home].revision if home in views else NEVER) if left else None
             # The client's name of it may be of a conversation that lives elsewhere: that one keeps it.
@@ -297,7 +299,6 @@ class NodeFleet:
             telling = asyncio.create_task(self._ask_view(self.members[home], key, names, place=True, revision=revision))
             if not any(not told.result()[1] for told in await _done_within([telling], VIEW_SECONDS)):
                 break
-            self._picker.forget_opening(key)
         return home, "stored", max(0, prompt - (stored or {}).get(home, 0))
 
     async def _views(self, members: Sequence[Member], key: RouteKey) -> dict[str, NodeView]:

@@ -136,15 +136,8 @@ class NodePicker:
         for place, name in enumerate(key.conversation):
             if place == 0 or self._homes.get(name) not in set(offered):
                 self._homes.put(name, node)
-        self.remember_opening(key, node)
-
-    def remember_opening(self, key: RouteKey, node: str) -> None:
         if key.opening:
             self._openings.put(key.opening, node)
-
-    def forget_opening(self, key: RouteKey) -> None:
-        """The node has refused the conversation."""
-        self._openings.pop(key.opening)
 
 
 def known_home(views: Mapping[str, NodeView], loads: Mapping[str, Load]) -> str | None:
