@@ -240,20 +240,14 @@ class NodeFleet:
             Unavailable: no node is left.
         """
         began = time.monotonic()
-        serving = [member for member in self.members.values() if self._serves(member, key.model)]
-        serving = serving or list(self.members.values())
-        if holder in self.members:
-            serving = [self.members[holder]]
+        serving = [self.members[holder]] if holder in self.members else self._serving(key.model)
         untried = [member for member in serving if member.name not in tried]
         if len(self.members) == 1 and untried:
             return Choice(untried[0].node, "alone", 0.0)
         in_doubt = [member for member in untried if member.is_in_doubt(began)]
-        offered = (
-            [member for member in untried if member.is_offered(began)]
-            or in_doubt
-            # One request that all nodes refuse, as with 507, must not leave the others without a node.
-            or [member for member in untried if member.state in {"ready", "busy"}]
-        )
+        offered = [member for member in untried if member.is_offered(began)] or in_doubt
+        # One request that all nodes refuse, as with 507, must not leave the others without a node.
+        offered = offered or [member for member in untried if member.state in {"ready", "busy"}]
         if not offered:
             raise self._none_left(serving, tried)
         loads = {member.name: member.load for member in offered}
@@ -336,10 +330,11 @@ class NodeFleet:
         )
         return view, not place or said.get("placed") is True
 
-    def _serves(self, member: Member, model: str) -> bool:
-        """Whether that node lists the model. Names that nobody lists mean something to the nodes, or nothing."""
+    def _serving(self, model: str) -> list[Member]:
+        """Those that list the model, or else all: names that nobody lists mean something to the nodes, or nothing."""
         name = self._names.get(model, model).partition(ADAPTER_SIGN)[0]
-        return name == MAIN_NAME or member.models is None or name in member.models
+        members = list(self.members.values())
+        return [each for each in members if name == MAIN_NAME or each.models is None or name in each.models] or members
 
     def _none_left(self, serving: Sequence[Member], tried: Collection[str]) -> Unavailable:
         states = ", ".join(
