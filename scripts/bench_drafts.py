@@ -7,7 +7,8 @@
    what it measures: the oracle's passes take as long as `--passes` says, on a clock for which nobody waits. A
    device computes them beside the loop, as on Metal: a pass is launched, which takes the loop `--launching`, and what
    the loop does until it reads the result costs no time unless it takes longer than the pass. So what drafts cost is
-   what the loop does while the device waits for it.
+   what the loop does while the device waits for it. With `--waits` each pass is waited for at once, as where a model
+   computes on the processor: all that the loop does takes time then.
    `--context 1000 32000 100000 200000` puts so many tokens in front. All of a session takes minutes of computing;
    `--first`, `--turns` and `--limit` cut it into parts. Without a session the text is one that never repeats: what
    drafts cost there, in passes and in what the loop computes beside them.
@@ -21,8 +22,8 @@ usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE
        [--case NAME] [--no-wall]
        python3.12 install_and_run.py run scripts/bench_drafts.py --served [--context N ...] [--tokens N]
        python3.12 install_and_run.py run scripts/bench_drafts.py --session FILE --served [xml-plain] [json-plain] ...
-       [--context N ...] [--passes "SECONDS A_TOKEN CONTEXT BOTH"] [--launching SECONDS] [--first N] [--turns N]
-       [--limit SECONDS]
+       [--context N ...] [--passes "SECONDS A_TOKEN CONTEXT BOTH"] [--launching SECONDS] [--waits] [--first N]
+       [--turns N] [--limit SECONDS]
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class Part:
         front: tokens that are put in front of all of it.
         passes: how long the oracle's passes take.
         launching: seconds of the model thread that a pass takes beside that.
+        waits: for each pass at once.
     """
 
     first: int
@@ -132,6 +134,7 @@ class Part:
     front: int
     passes: str
     launching: float
+    waits: bool
 
 
 def served(
@@ -154,7 +157,7 @@ def served(
         checkpoint = build_oracle(
             work / "oracle", kind, template=template, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"]
         )
-        clock = VirtualClock(launching=part.launching)
+        clock = VirtualClock(launching=part.launching, waits=part.waits)
         with drafted.serving(checkpoint, work, fixed=fixed, passes=part.passes, clock=clock) as url:
             answers, totals = drafted.replay(
                 url,
@@ -192,7 +195,7 @@ def served_unlike(tokenizer_folder: Path, kind: Kind, part: Part, tokens: int, c
         work = Path(folder)
         stack.enter_context(patch.dict(os.environ, {"ORACLE_LOG": str(work / "log.jsonl")}))
         checkpoint = build_oracle(work / "oracle", kind, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"])
-        clock = VirtualClock(noise=0.0, launching=part.launching)
+        clock = VirtualClock(noise=0.0, launching=part.launching, waits=part.waits)
         url = stack.enter_context(drafted.serving(checkpoint, work, passes=part.passes, clock=clock))
         ask = partial(drafted.paced, url, work, work / "log.jsonl", front)
         ask(texts[0], drafts=True)  # what is done once is done here
@@ -377,6 +380,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", nargs="*", type=int, default=[0], help="with --served: tokens put in front")
     parser.add_argument("--passes", default=PASSES, help="with --served: what the oracle's passes take (ORACLE_PASS)")
     parser.add_argument("--launching", type=float, default=0.0, help="with --served: seconds of a launch")
+    parser.add_argument("--waits", action="store_true", help="with --served: each pass is waited for at once")
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that a case of 3. says")
     parser.add_argument(
@@ -394,7 +398,7 @@ def main() -> int:
     folder = ensure_embedded_model(cache, quantised=accelerator().backend != "cpu", progress=lambda *_: None)
     if options.served is not None and options.session is None:
         for kind, front in product(KINDS, options.context):
-            part = Part(0, None, math.inf, front, options.passes, options.launching)
+            part = Part(0, None, math.inf, front, options.passes, options.launching, options.waits)
             served_unlike(folder, kind, part, options.tokens, console)
         return 0
     if options.served is not None:
@@ -402,7 +406,7 @@ def main() -> int:
             if not options.served or f"{style}-{kind}" in options.served:
                 for front in options.context:
                     limits = options.first, options.turns, options.limit
-                    part = Part(*limits, front, options.passes, options.launching)
+                    part = Part(*limits, front, options.passes, options.launching, options.waits)
                     served(options.session, folder, style, kind, part, options.fixed, console)
         return 0
     model, tokenizer, *_ = load(str(folder))

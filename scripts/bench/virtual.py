@@ -42,13 +42,14 @@ class VirtualClock:
     Args:
         noise: standard deviation of what is slept, as a share of it.
         launching: seconds that the model thread needs to launch a pass.
+        waits: for each pass at once, as where a model computes on the processor.
 
     Attributes:
         slept: seconds that the model thread would have slept; negative: that passes computed for too long.
     """
 
-    def __init__(self, noise: float = 0.05, seed: int = 1, launching: float = 0.0) -> None:
-        self._noise, self._launching, self._chance = noise, launching, random.Random(seed)
+    def __init__(self, noise: float = 0.05, seed: int = 1, launching: float = 0.0, *, waits: bool = False) -> None:
+        self._noise, self._launching, self._waits, self._chance = noise, launching, waits, random.Random(seed)
         self.slept, self.now = 0.0, 0.0
         self._busy_until = 0.0  # the device
         self._is_drawing = False  # a token that is not waited for
@@ -72,7 +73,7 @@ class VirtualClock:
         self.slept += self._launching
         taken = seconds * max(0.5, self._chance.gauss(1, self._noise))
         self._busy_until = max(self._busy_until, self.seconds()) + taken
-        if not self._is_drawing:
+        if self._waits or not self._is_drawing:
             self._wait(self._busy_until)
 
     def _wait(self, until: float) -> None:
