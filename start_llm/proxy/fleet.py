@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -257,12 +257,27 @@ class NodeFleet:
         if home is None and len(offered) == 1:
             home, how = offered[0].name, "response" if holder else "only"
         if home is None:
-            # One after the other: what one choice learns from the nodes would not hold the other one.
-            async with self._placing:
+            async with self._one_by_one():
                 home, how, prefill = await self._place(offered, key, explain, anthropic)
                 self._picker.remember(key, home, at_home)
         self._picker.remember(key, home, at_home)
         return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
+
+    @asynccontextmanager
+    async def _one_by_one(self) -> AsyncIterator[None]:
+        """New conversations are placed one after the other: two that begin at once would not know each other's place.
+
+        Nobody waits long for that. Where a node is silent each of them takes its time.
+        """
+        is_held = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(VIEW_SECONDS):
+                is_held = await self._placing.acquire()
+        try:
+            yield
+        finally:
+            if is_held:
+                self._placing.release()
 
     async def _place(
         self, offered: Sequence[Member], key: RouteKey, explain: bytes | None, anthropic: bool

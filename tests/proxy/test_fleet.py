@@ -110,6 +110,26 @@ def test_an_answer_that_this_process_was_too_busy_to_read_is_not_late(busy: floa
     asyncio.run(test())
 
 
+def test_conversations_are_placed_one_after_the_other_but_nobody_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VIEW_SECONDS", 5.0)
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            async with fleet._one_by_one():
+                waiting = asyncio.create_task(pick(fleet, body("new")))
+                await asyncio.sleep(0.3)
+                assert not waiting.done() and not any(stub.explained for stub in stubs)
+                assert await asyncio.wait_for(waiting, WAIT), "it goes on though the one in front has not ended"
+            assert not fleet._placing.locked()
+            cancelled = asyncio.create_task(pick(fleet, body("another")))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            assert await pick(fleet, body("third"))
+
+    run(test)
+
+
 def test_a_conversation_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another proxy has begun it. What a new one may wait is over at once here."""
     monkeypatch.setattr(module, "EXPLAIN_SECONDS", 0.0)
