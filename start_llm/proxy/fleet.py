@@ -259,8 +259,9 @@ class NodeFleet:
         if home is None:
             async with self._one_by_one():
                 home, how, prefill = await self._place(offered, key, explain, anthropic)
-                self._picker.remember(key, home, at_home)
-        self._picker.remember(key, home, at_home)
+                self._picker.remember(key, home, at_home)  # before the next one is placed
+        else:
+            self._picker.remember(key, home, at_home)
         return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
 
     @asynccontextmanager
