@@ -54,10 +54,12 @@ class Browser:
     def view(self, name: str) -> None:
         self.one(f'nav a[href="#{name}"]').click()
         self.one(f"#{name}")
+        if name == "try":
+            self.one("#said > *")  # its module is loaded with its first use
 
     def press(self, css: str) -> None:
-        """Clicks the first such element, wherever it moves to meanwhile."""
-        self.one(css)
+        """Clicks the first such element once it can be clicked, wherever it moves to meanwhile."""
+        self.until(lambda: self.one(css).is_enabled(), f"{css} to be enabled")
         self.run("document.querySelector(arguments[0]).click()", css)
 
     def until(self, look: Callable[[], Any], what: str) -> Any:
