@@ -131,6 +131,7 @@ _PLAIN = (
     ("less than or equal to", "at most"),
     ("greater than", "more than"),
     ("Input should be", "it must be"),
+    ("String should have", "it must have"),
 )
 
 
@@ -372,7 +373,7 @@ class Settings(BaseModel):
     """Let models that can think do so by default."""
     drafts: Literal["auto", "off"] = "auto"
     """auto: text that repeats the conversation is verified in blocks, where that is quicker."""
-    draft_model: str = "auto"
+    draft_model: Annotated[str, Field(min_length=1)] = "auto"
     """What drafts beside the conversation's own text: auto: the model's own head, one in a folder beside it, or a
     published one that start-llm pull has fetched (docs/drafts.md); off: nothing; else the folder or repository of a
     head, or of a small model with the same vocabulary."""

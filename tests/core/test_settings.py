@@ -79,6 +79,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     ("name", "value", "allowed"),
     [
         ("KV_BITS", "5", "4 or 8"),
+        ("DRAFT_MODEL", "", "it must have at least 1 character"),
         ("MLX_PORT", "no", "a whole number"),
         ("CACHE_DRIFT_POLICY", "maybe", "'append' or 'strict'"),
         ("HTTP_THREADS", "0", "it must be at least 1"),
