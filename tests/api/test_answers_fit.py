@@ -257,12 +257,13 @@ def response(chance: random.Random) -> tuple[str, dict[str, Any]]:
 def ollama_chat(chance: random.Random) -> tuple[str, dict[str, Any]]:
     tools = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
     fields = {"stream": chance.choice([True, False]), "tools": tools, "think": True, "options": {"stop": ["E"]}}
+    fields |= {"logprobs": True}
     messages = chance.choice([[{"role": "user", "content": "Hi"}]] * 9 + [[]])
     return "/api/chat", some(chance, fields) | {"model": "tiny", "messages": messages}
 
 
 def ollama_generate(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    fields = {"stream": False, "think": True, "raw": True, "system": "Be short.", "prompt": "Hi"}
+    fields = {"stream": False, "think": True, "raw": True, "system": "Be short.", "prompt": "Hi", "logprobs": True}
     return "/api/generate", some(chance, fields) | {"model": chance.choice(["tiny", "tiny", "none", 5])}
 
 

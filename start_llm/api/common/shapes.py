@@ -9,6 +9,16 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 
+class TokenLogprobShape(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprobShape(TokenLogprobShape):
+    top_logprobs: list[TokenLogprobShape]
+
+
 class MissShape(TypedDict):
     """Why more was computed than was new."""
 

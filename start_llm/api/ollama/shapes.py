@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from start_llm.api.common.shapes import CacheReportShape
+from start_llm.api.common.shapes import CacheReportShape, ChosenLogprobShape
 
 
 class OllamaFunctionShape(TypedDict):
@@ -31,6 +31,7 @@ class _OllamaAnswerShape(TypedDict):
     model: str
     created_at: str
     done: bool
+    logprobs: NotRequired[list[ChosenLogprobShape]]
     done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]

@@ -6,18 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import Field
 
-from start_llm.api.common.shapes import CacheReportShape
-
-
-class TokenLogprobShape(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChosenLogprobShape(TokenLogprobShape):
-    top_logprobs: list[TokenLogprobShape]
-
+from start_llm.api.common.shapes import CacheReportShape, ChosenLogprobShape
 
 # --- chat completions, completions ---
 
