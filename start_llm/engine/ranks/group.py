@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -30,6 +31,7 @@ HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "
 """Of a model's configuration: what each rank has an equal part of."""
 REACH_SECONDS = 30.0  # that a rank's neighbours in the ring may take to be there
 RING_SECONDS = 60.0  # and the ring, once all neighbours have been there
+WORDS_SECONDS = 1.0  # to write where it waits, before the process is ended
 MOST_SAMPLERS = 256  # more than the samplers without a seed that `make_sampler` keeps
 _PAUSE = 0.1
 
@@ -100,11 +102,14 @@ class RankGroup(ABC):
             json.dump([[address] for address in self.addresses], file)
             file.flush()
             os.environ.update(MLX_HOSTFILE=file.name, MLX_RANK=str(self.rank))
-            # MLX waits without an end, and holds Python's lock: no other thread could end this process.
-            faulthandler.dump_traceback_later(RING_SECONDS, exit=True)
+            # MLX waits without an end, and holds Python's lock: no code of Python could end this process. A signal that
+            # has no handler ends it, and the supervisor starts all again. (`faulthandler` ends it with NOT_STARTED.)
+            faulthandler.dump_traceback_later(RING_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, RING_SECONDS + WORDS_SECONDS)
             try:
                 self._group = mx.distributed.init(strict=True, backend="ring")
             finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 faulthandler.cancel_dump_traceback_later()
         self._check_ring()
 

@@ -52,7 +52,8 @@ def host_command(host: RankHost, *arguments: str) -> list[str]:
     if host.is_local:
         return command
     folder = shlex.quote(str(Path.cwd()))
-    return ["ssh", "-o", "BatchMode=yes", host.name, f"cd {folder} && exec {shlex.join(command)}"]
+    # After "--" a name that begins with "-" is no option of ssh.
+    return ["ssh", "-o", "BatchMode=yes", "--", host.name, f"cd {folder} && exec {shlex.join(command)}"]
 
 
 def rank_hosts(settings: Settings) -> list[RankHost]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -20,6 +24,8 @@ from start_llm.engine.ranks import group
 from start_llm.engine.ranks.group import MOST_SAMPLERS, RankGroup
 from start_llm.host.ports import free_port
 from tests.integration.processes import until
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Rank(RankGroup):
@@ -79,6 +85,26 @@ def test_all_ranks_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(SystemExit, match=rf"rank 1 \({first.addresses[1]}\) has not connected"),
     ):
         first.connect()
+
+
+RING_THAT_NEVER_COMES = """
+import ctypes
+from start_llm.engine.ranks import group
+from tests.engine.ranks.test_group import Rank
+
+group.RING_SECONDS = group.WORDS_SECONDS = 0.2
+group.mx.distributed.init = lambda **about: ctypes.PyDLL(None).sleep(600)  # it keeps Python's lock
+rank = Rank(0, 2)
+rank._meet_neighbours = lambda: None
+rank.connect()
+"""
+
+
+def test_a_ring_that_never_comes_ends_the_process() -> None:
+    command = [sys.executable, "-c", RING_THAT_NEVER_COMES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGALRM, done.stderr  # 1 would say that another start is of no use
+    assert "Timeout" in done.stderr and "in connect" in done.stderr
 
 
 def knocks(port: int) -> bool:

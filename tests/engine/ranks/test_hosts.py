@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
-from start_llm.engine.ranks.hosts import one_model_only, rank_hosts
+from start_llm.engine.ranks.hosts import RankHost, host_command, one_model_only, rank_hosts
 from tests.engine.ranks.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -244,6 +244,11 @@ def test_a_hostfile_is_read(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(SettingsError, match="HOSTFILE"):
             rank_hosts(Settings(hostfile=path))
+
+
+def test_a_name_is_no_option_of_ssh() -> None:
+    *options, name, command = host_command(RankHost("-oProxyCommand=touch stolen", "10.0.0.2"), "rank")
+    assert options == ["ssh", "-o", "BatchMode=yes", "--"] and name.startswith("-o") and command.endswith(" rank")
 
 
 def test_without_hosts_nothing_of_it_is_imported() -> None:
