@@ -56,7 +56,11 @@ def compare(home: Path, kind: str, hosts: int, turns: int, seed: int = 1) -> Non
     assert together["figures"]["failed_steps"] == together["figures"]["kv_errors"] == 0
     one, several = (_token_bytes(each["figures"]) for each in (alone, together))
     assert several * hosts == one
-    print(f"{kind}, {hosts} hosts, seed {seed}: {len(alone['said'])} answers in {turns} rounds are equal")
+    figures, counts = together["figures"], ", ".join(f"{count} {name}" for name, count in together["counts"].items())
+    print(f"{kind}, {hosts} hosts, seed {seed}: {len(alone['said'])} answers in {turns} rounds are equal; {counts}")
+    events = [figures[name] for name in ("kv_evicted", "requests_paused", "tokens_accepted", "tokens_drafted")]
+    print("{} segments evicted, {} requests paused, {} of {} drafted tokens right".format(*events))
+    assert events[0] > 0 or turns < 30
     divided = (alone["weights"] - together["weights"]) * hosts / (hosts - 1)  # all but embeddings, norms and head
     assert 0.5 < divided / alone["weights"] < 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -33,18 +34,24 @@ class RandomTurns:
         self._ends: list[tuple[int, ...]] = [()]
         self._sent = 0
         self.said: list[Any] = []
+        self.counts: Counter[str] = Counter()
 
     def turn(self) -> None:
         """One to three requests at once. A cancelled one ends anywhere, so its words are not told."""
         pick, running = self._random, []
-        for _ in range(pick.choice((1, 1, 2, 3))):
+        number = pick.choice((1, 1, 2, 3))
+        self.counts["side by side"] += number if number > 1 else 0
+        for _ in range(number):
             base = pick.choice(self._ends)
-            base = base[: pick.randrange(len(base) + 1)] if pick.random() < 0.3 else base
+            if pick.random() < 0.3:
+                base = base[: pick.randrange(len(base) + 1)]
+                self.counts["forked"] += 1
             new = tuple(pick.randrange(2, 250) for _ in range(pick.randrange(1, 60))) * pick.choice((1, 1, 2, 3))
             running.append((self._submit((*base, *new)), pick.random() < 0.15))
         for (work, events), cancelled in running:
             if cancelled:
                 self._app.engine.cancel(work.id)
+                self.counts["cancelled"] += 1
             words = self._words(events)
             if not cancelled:
                 self.said.append(words)
@@ -93,7 +100,7 @@ def main(about: dict[str, Any]) -> None:
     runtime = app.pool.main_runtime
     assert runtime is not None
     weights = sum(array.nbytes for _, array in tree_flatten(runtime.loaded.model.parameters()))
-    print(json.dumps({"said": turns.said, "figures": figures, "weights": weights}), flush=True)
+    print(json.dumps({"said": turns.said, "figures": figures, "weights": weights, "counts": turns.counts}), flush=True)
     app.stop()
 
 
