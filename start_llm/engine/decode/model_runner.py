@@ -185,8 +185,8 @@ class ModelRunner:
                     quantisation=self._quantisation,
                     landmarks=self._landmarks,
                 )
-            drafter = None if row.drafts.find_drafter is None else row.drafts.find_drafter()
-            if drafter is not None:
+            find = None if row.place.has_text else row.drafts.find_drafter
+            if find is not None and (drafter := find()) is not None:
                 row.place.offer(drafter)
             return row.place.step()
 

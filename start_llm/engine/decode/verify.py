@@ -95,11 +95,17 @@ class SingleRow:
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
 
+    @property
+    def has_text(self) -> bool:
+        return self._proposals.text is not None
+
     def offer(self, drafter: SuffixIndex) -> None:
         """From now on it proposes; it may have missed what was said."""
-        if self._gate is not None and self._proposals.text is not drafter:
+        if self._gate is not None:
             self._proposals.text = drafter
             drafter.append([*self.state.tokens, *self._next.carried][drafter.known :])
+            if not self.state.fresh and not self._next.waits:
+                self._next = self._next_pass()
 
     def step(self) -> list[DecodeRow]:
         """One pass. Returns the tokens that went through the model with it; none for the end of the prompt."""

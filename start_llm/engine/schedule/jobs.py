@@ -56,7 +56,7 @@ class Job:
     alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
     idle: bool = False  # work for an idle gap: it has no client and yields to everyone
     cancelled: bool = False
-    drawing: Any = None  # a `TextDrawing`: how its tokens are drawn, once it decodes
+    drawing: Any = None  # a `TextDrawing`: how its tokens are drawn, once it is admitted
     pending: int | None = None  # a token that `drawing` has drawn before a pause and that is not reported yet
     room: float = math.inf  # tokens that memory allows it to generate in all
 

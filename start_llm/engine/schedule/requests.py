@@ -35,11 +35,15 @@ class Rows:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def prepare(self, job: Job) -> None:
+        """To be called before its prefill: the index of its drafts is built meanwhile."""
+        if job.drawing is None:
+            job.drawing = self._draw(job.work, job.generated)
+
     def insert(self, job: Job, cache: Cache, on_move: Callable[[KVReader | None], None]) -> None:
         """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens. `on_move`: of `RowState`."""
         tokens, newest, fresh = job.tokens.tolist(), job.pending, job.pending is None
         if fresh:
-            job.drawing = self._draw(job.work, job.generated)
             newest = tokens.pop()
         job.pending = None
         drawing = job.drawing

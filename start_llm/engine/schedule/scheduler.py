@@ -193,6 +193,7 @@ class Scheduler:
                 if not self._preemption.admit(job):
                     return
                 waiting.popleft()
+                self._rows.prepare(job)
                 self._prompts.begin(job)
                 self._preemption.restored(job)
 

@@ -378,16 +378,22 @@ def test_how_often_a_known_pair_becomes_a_match_is_learnt_from_every_token() -> 
 
 
 def test_a_drafter_may_come_late() -> None:
+    class Watching(Eager):
+        def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+            return outlook >= LEAST_MATCH
+
     model = make("qwen3_5")
     expected = reference(model, SAMPLINGS["greedy"], 30)
     sampler, processors = drawing(SAMPLINGS["greedy"])
     state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 30, sampler, processors)
-    row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
+    row = SingleRow(1, model, state, eos=frozenset(), gate=Watching())
     tokens = [one.token for _ in range(6) for one in row.step()]
     prophet = Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (8, 5))
     row.offer(prophet)
     assert prophet.known == len(PROMPT) + len(tokens)
-    assert [*tokens, *said(row).tokens] == expected.tokens
+    first = [one.token for one in row.step()]
+    assert len(first) > 1, "the pass that comes next has a draft"
+    assert [*tokens, *first, *said(row).tokens] == expected.tokens
 
 
 def test_the_window_and_the_state_of_one_model_are_put_back_together() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from start_llm.core.events import Failed, Progress
+from start_llm.core.work import Submit
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -25,14 +27,19 @@ class Clock:
 
 
 def make(
-    runner: FakeRunner | None = None, store: FakeStore | None = None, memory: int = 0, reuse: bool = True, **limits: Any
+    runner: FakeRunner | None = None,
+    store: FakeStore | None = None,
+    memory: int = 0,
+    reuse: bool = True,
+    draw: Any = FakeDrawing,
+    **limits: Any,
 ) -> Any:
     runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
     guarded = GuardedStore(store, list, reuse=reuse)  # type: ignore[arg-type]
     scheduler = Scheduler(
         runner,
         guarded,
-        FakeDrawing,
+        draw,
         limits=SchedulerLimits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,
         memory=MemoryGuard(guarded, FixedMemory(memory, memory)),
@@ -62,6 +69,19 @@ def test_a_request_is_prefilled_decoded_and_stored() -> None:
     assert len(store.entries[-1]) == 254
     assert sink.done.report.computed == 250
     assert sink.done.report.generated == 4
+
+
+def test_drafts_are_prepared_before_the_prompt_is_prefilled() -> None:
+    runner, prefilled = FakeRunner(), list[int]()
+
+    def draw(work: Submit, generated: Sequence[int]) -> FakeDrawing:
+        prefilled.append(runner.work)
+        return FakeDrawing(work, generated)
+
+    scheduler, *_ = make(runner, draw=draw)
+    scheduler.add(submit("a", range(1, 251))[0])
+    drain(scheduler)
+    assert prefilled == [0]
 
 
 def test_a_turn_is_over_once_and_a_guess_is_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
