@@ -181,7 +181,7 @@ class PassCosts:
 
     def by_width(self, context: int) -> list[float]:
         """What `seconds` said lately, for about this context, of passes over 0 (as over 1) to `MOST_WIDE` tokens."""
-        near = context >> 9, self._fitted, self._passes >> 4
+        near = context >> 9, self._fitted, self._passes >> 6
         if near != self._near:
             self._near = near
             self._widths = [self.seconds(width, context) for width in range(MOST_WIDE + 1)]

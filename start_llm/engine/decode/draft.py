@@ -22,7 +22,7 @@ LEAST_MATCH = 3  # a proposal needs at least this many equal tokens in front of 
 LONGEST_MATCH = 32  # longer matches are not told apart
 FORCED_MATCH = 64  # stands for a match where a grammar leaves no choice
 HEAD_MATCH = 128  # stands for a match where a head proposes; one more for each token that it has proposed before
-MOST_INDEXED = 1 << 20  # tokens an index holds at first; of longer texts the end is kept. About 20 bytes each.
+MOST_INDEXED = 1 << 20  # tokens an index holds at first; of longer texts the end is kept. About 24 bytes each.
 
 _MATCHES = (*range(LEAST_MATCH - 1, 7), 8, 12, 16, 24, LONGEST_MATCH, FORCED_MATCH, *range(HEAD_MATCH, HEAD_MATCH + 5))
 _EXPECTED = (0.55, 0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97, 0.8, 0.7, 0.6, 0.6, 0.5)
@@ -30,6 +30,8 @@ _EXPECTED = (0.55, 0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97, 0
 
 The first entry is another share: how often the token behind a known pair makes a match of three.
 """
+_FARTHEST: int = max(_MATCHES)
+_BUCKETS = [max(0, bisect_right(_MATCHES, match) - 1) for match in range(_FARTHEST + 1)]  # by length of the match
 _BELIEF = 8.0
 _DECAY = 0.97
 
@@ -38,7 +40,8 @@ _CANDIDATES = 256  # places looked at when a new match is searched, the newest o
 _RECENT = 16  # the same among the tokens that were appended
 _BACK = np.arange(1, LONGEST_MATCH + 1)
 
-_WORD = (1 << 64) - 1
+_WORD_BITS = 64
+_WORD = (1 << _WORD_BITS) - 1
 _PLACE_BITS = 21
 _PLACE = (1 << _PLACE_BITS) - 1
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
@@ -93,13 +96,13 @@ class Acceptance:
 
     def chance(self, match: int) -> float:
         """That the token behind a match of this length is right."""
-        bucket = max(0, bisect_right(_MATCHES, match) - 1)
+        bucket = _BUCKETS[min(match, _FARTHEST)]
         expected = _EXPECTED[bucket] if self._general is None else self._general.chance(match)
         belief = self._belief[bucket]
         return (self._right[bucket] + belief * expected) / (self._tried[bucket] + belief)
 
     def observe(self, match: int, right: bool) -> None:
-        bucket = max(0, bisect_right(_MATCHES, match) - 1)
+        bucket = _BUCKETS[min(match, _FARTHEST)]
         self._right[bucket] = self._right[bucket] * _DECAY + right
         self._tried[bucket] = self._tried[bucket] * _DECAY + 1.0
         self._belief[bucket] *= _DECAY
@@ -111,8 +114,8 @@ class SuffixIndex:
     """Proposes what follows a row's tokens: by the longest match among them and in views of them.
 
     Building takes under 100 ms for 200,000 tokens, appending a few microseconds a token. What was there at first is
-    a sorted array of hashed runs of three tokens; what is appended goes into a dictionary. A match that goes on is
-    followed without a search.
+    in tables of hashed runs of two and three tokens (`_Runs`); what is appended goes into a dictionary. A match that
+    goes on is followed without a search.
 
     Args:
         prompt: token ids; the row continues them.
@@ -135,8 +138,7 @@ class SuffixIndex:
         text = np.concatenate(parts[::-1])
         self._size = len(text)
         self._text = np.concatenate([text, np.empty(4096, dtype=np.int32)])
-        self._triples = memoryview(_sorted_runs(text, 3))  # single numbers are read quicker than from an array
-        self._pairs = memoryview(_sorted_runs(text, 2))
+        self._triples, self._pairs = _Runs(text, LEAST_MATCH), _Runs(text, LEAST_MATCH - 1)
         self._newest: dict[tuple[int, ...], list[int]] = {}
         self._new_pairs: set[tuple[int, ...]] = set()
         self._end: tuple[int, ...] = tuple(text[-LEAST_MATCH:].tolist())
@@ -195,8 +197,7 @@ class SuffixIndex:
             return min(self._match, LONGEST_MATCH) + 1
         if not self._is_new:
             pair = self._end[1 - LEAST_MATCH :]
-            first, last = _range(self._pairs, pair)
-            self._is_new = first == last and pair not in self._new_pairs
+            self._is_new = pair not in self._new_pairs and not self._pairs.ends(pair, 1)
         return 0 if self._is_new else LEAST_MATCH
 
     def _search(self) -> None:
@@ -205,10 +206,7 @@ class SuffixIndex:
         size, text, end = self._size, self._text, self._end
         if len(end) < LEAST_MATCH or _SEPARATOR in end:
             return
-        first, last = _range(self._triples, end)
-        places = [run & _PLACE for run in self._triples[max(first, last - _CANDIDATES) : last]]
-        places += self._newest.get(end, ())
-        if not places:
+        if not (places := [*self._triples.ends(end, _CANDIDATES), *self._newest.get(end, ())]):
             return
         ends = np.array(places)
         tail = text[max(0, size - LONGEST_MATCH) : size][::-1]
@@ -239,28 +237,32 @@ def _hash(run: Sequence[int]) -> int:
     return mixed & (_WORD ^ _PLACE)
 
 
-def _sorted_runs(text: NDArray[np.int32], length: int) -> NDArray[np.uint64]:
-    """Hash and end of every run of so many tokens that another one follows, sorted.
+class _Runs:
+    """Where each run of so many tokens of a text ends, if another token follows it."""
 
-    Both in one number, for one array is sorted ten times quicker than the order of it is found.
-    """
-    count = len(text) - length
-    if count < 1:
-        return np.empty(0, dtype=np.uint64)
-    mixed = np.zeros(count, dtype=np.uint64)
-    for i in range(length):
-        mixed ^= text[i : i + count].astype(np.uint64)
-        mixed *= np.uint64(_MIX[i])
-        mixed ^= mixed >> np.uint64(29)
-    mixed &= np.uint64(_WORD ^ _PLACE)
-    mixed |= np.arange(length, length + count, dtype=np.uint64)
-    kept: NDArray[np.uint64] = mixed[text[length:] != _SEPARATOR]
-    kept.sort()
-    return kept
+    def __init__(self, text: NDArray[np.int32], length: int) -> None:
+        count = max(0, len(text) - length)
+        mixed = np.zeros(count, dtype=np.uint64)
+        for i in range(length):
+            mixed ^= text[i : i + count].astype(np.uint64)
+            mixed *= np.uint64(_MIX[i])
+            mixed ^= mixed >> np.uint64(29)
+        mixed &= np.uint64(_WORD ^ _PLACE)
+        mixed |= np.arange(length, length + count, dtype=np.uint64)
+        # Hash and end in one number: one array is sorted ten times quicker than the order of it is found.
+        runs = mixed[text[length : length + count] != _SEPARATOR]
+        runs.sort()
+        self._shift = _WORD_BITS - max(1, count.bit_length() - 2)  # a few runs have the same first bits
+        first_bits = (runs >> np.uint64(self._shift)).astype(np.int64)
+        starts = np.cumsum(np.bincount(first_bits + 1, minlength=(1 << (_WORD_BITS - self._shift)) + 1))
+        # Single numbers are read quicker than from an array.
+        self._runs, self._starts = memoryview(runs), memoryview(starts.astype(np.int32))
 
-
-def _range(runs: memoryview, run: Sequence[int]) -> tuple[int, int]:
-    """Which of the sorted runs are this one: the first of them, and the one behind the last."""
-    key = _hash(run)
-    first = bisect_left(runs, key)
-    return first, bisect_left(runs, key + _PLACE, lo=first)
+    def ends(self, run: Sequence[int], most: int) -> list[int]:
+        """The newest ends of a run, ascending; a hash may lie, so some of them may be ends of another one."""
+        key = _hash(run)
+        bucket = key >> self._shift
+        first, last = self._starts[bucket], self._starts[bucket + 1]
+        first = bisect_left(self._runs, key, first, last)
+        last = bisect_left(self._runs, key + _PLACE, first, last)
+        return [found & _PLACE for found in self._runs[max(first, last - most) : last]]

@@ -31,6 +31,7 @@ _FIRST_TRY = 250  # narrow passes before it
 _TRIED_LENGTHS = (7, 31, 15)
 _WIDE_AT_MOST = 128  # passes in a row that may be wide: what a narrow one takes has to be known, too
 _NEWEST = 0.05  # weight of one launch in what launches take
+_AT_ONCE = 16  # narrow passes that the costs are told of together, which takes less time than one by one
 _HOPELESS = 0.02  # a token that is right less often ends a draft
 MOST_HEADED = 8  # tokens that a head proposes at once; the further it goes the less it knows
 
@@ -80,6 +81,7 @@ class DraftGate:
         self._tries, self._is_trying = 0, False
         self._wide = _WIDE_AT_MOST  # passes in a row
         self._launching = 0.0  # seconds that the launch of a pass takes, usually
+        self._observed: list[tuple[int, int, float]] = []  # passes that the costs are not told of yet
 
     def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
         """Tokens to draft; 0 if none pays.
@@ -118,6 +120,8 @@ class DraftGate:
 
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         """Whether a head, or a match of at most this length, could be worth a draft, or a try."""
+        if outlook < LEAST_MATCH and self.head is None:
+            return False
         options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
         seconds = self.costs.by_width(context)
         if outlook >= LEAST_MATCH and self._is_worth_waiting(acceptance, outlook, seconds[1]):
@@ -161,7 +165,11 @@ class DraftGate:
 
     def observe(self, width: int, context: int, seconds: float, launching: float = 0.0) -> None:
         """A pass of a row that decodes took so long, and its launch so much of that."""
-        self.costs.observe(width, context, seconds)
+        self._observed.append((width, context, seconds))
+        if width > 1 or self.costs.wants_narrow or len(self._observed) == _AT_ONCE:
+            for observed in self._observed:
+                self.costs.observe(*observed)
+            self._observed.clear()
         if launching:
             usual = self._launching or launching
             self._launching = usual + _NEWEST * (min(launching, 2 * usual) - usual)
