@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,8 +89,8 @@ class Client:
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.timeout = timeout
 
-    def ask(self, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:
-        """Sends `body` (messages, tools, ...); `on_first` is called when the answer's first piece is here."""
+    def ask(self, body: Json) -> Reply:
+        """Sends `body` (messages, tools, ...)."""
         body = {**body, "model": self.model, "stream": True, "stream_options": {"include_usage": True}}
         reply, started, first = Reply(), time.perf_counter(), False
         try:
@@ -104,17 +104,15 @@ class Client:
                     if _add(reply, event) and not first:
                         first = True
                         reply.seconds_to_first = time.perf_counter() - started
-                        on_first()
         except (httpx.HTTPError, json.JSONDecodeError) as error:
             reply.error = f"{type(error).__name__}: {error}"
         reply.seconds = time.perf_counter() - started
         if not first:
             reply.seconds_to_first = reply.seconds
-            on_first()
         return reply
 
-    def ask_messages(self, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:
-        """Sends `body` to Anthropic's API, and takes the answer whole; `on_first` is called when it is here."""
+    def ask_messages(self, body: Json) -> Reply:
+        """Sends `body` to Anthropic's API, and takes the answer whole."""
         reply, started = Reply(), time.perf_counter()
         body = {**body, "model": self.model, "stream": False}
         try:
@@ -123,7 +121,6 @@ class Client:
             answer = response.json()
         except (httpx.HTTPError, json.JSONDecodeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        on_first()
         reply.seconds = reply.seconds_to_first = time.perf_counter() - started
         if "error" in answer:
             reply.error = json.dumps(answer["error"])

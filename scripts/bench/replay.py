@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from scripts.bench.client import Client, Reply
 from scripts.bench.counting import text_of
 from scripts.bench.servers import Server
 from tests.oracle.answers import END
-from tests.oracle.log import mark, work_done
+from tests.oracle.log import mark, prompt_work
 
 Json = dict[str, Any]
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -38,7 +37,10 @@ IMAGES = ('"image_url"', '"type": "image"', '"type":"image"')
 
 @dataclass(frozen=True)
 class Replayed:
-    """One recorded request: its run (``client/file``), the prompt's tokens, the yardsticks, and what was computed."""
+    """One recorded request: its run (``client/file``), the prompt's tokens, the yardsticks, and what was computed.
+
+    The server may make another prompt of it than the plain rendering: `computed` counts tokens of the server's.
+    """
 
     run: str
     prompt: int
@@ -150,10 +152,6 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def _note(log: Path, marks: list[int]) -> None:
-    marks.append(mark(log))
-
-
 class CallIds:
     """What calls are named now: for the recorded ids, which clients may send back without ``call_``, the server's."""
 
@@ -210,10 +208,10 @@ def replay(
         server.replies.write_text(answer, "utf-8")
         anthropic = entry["path"].startswith(MESSAGES)
         prompt, best, new = optimum.of(as_chat(body) if anthropic else body, answer)
-        first: list[int] = []
-        before, on_first = mark(log), partial(_note, log, first)
-        reply = client.ask_messages(body, on_first) if anthropic else client.ask(body, on_first)
-        computed = work_done(log, before, first[0])
+        before = mark(log)
+        reply = client.ask_messages(body) if anthropic else client.ask(body)
+        length = (reply.report or {}).get("prompt") or reply.usage.get("prompt_tokens") or prompt
+        computed = prompt_work(log, length, before)
         ids.learn(entry["reply"], reply)
         wrong = _wrong(reply, entry["reply"])
         rows.append(Replayed(run, prompt, best, new, computed, reply.seconds_to_first, wrong, reply.report))

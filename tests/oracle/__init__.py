@@ -8,7 +8,7 @@
 """
 
 from tests.oracle.build import CONTEXT, LAYERS, Kind, build_oracle, make_tokenizer
-from tests.oracle.log import LoggedPass, mark, passes, work_done
+from tests.oracle.log import LoggedPass, mark, passes, prompt_work, work_done
 from tests.oracle.oracle import MISMATCH, Oracle, expected_truth, script
 from tests.oracle.templates import TEMPLATES
 
@@ -25,6 +25,7 @@ __all__ = [
     "make_tokenizer",
     "mark",
     "passes",
+    "prompt_work",
     "script",
     "work_done",
 ]

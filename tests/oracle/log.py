@@ -43,6 +43,16 @@ def passes(log: Path, since: int = 0, until: int | None = None) -> Iterator[Logg
         yield LoggedPass(entry["t"], tuple(entry["tokens"]), tuple(entry["offsets"]), tuple(entry["decode"]))
 
 
+def prompt_work(log: Path, prompt: int, since: int = 0) -> int:
+    """What one request computed of its prompt of so many tokens, where no other one ran beside it.
+
+    Unlike `work_done` it goes by places. An answer that is computed again as a part of a prompt looks like a block of
+    drafts to the oracle.
+    """
+    found = ((n, offset) for p in passes(log, since) for n, offset in zip(p.tokens, p.offsets, strict=True))
+    return sum(max(0, min(offset + n, prompt) - offset) for n, offset in found)
+
+
 def work_done(log: Path, since: int = 0, until: int | None = None) -> int:
     """Prompt tokens that went through the model; answer tokens fed back are not counted."""
     return sum(p.computed for p in passes(log, since, until))
