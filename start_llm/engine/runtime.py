@@ -132,7 +132,7 @@ def make_runner(
         gate=gate,
         quantisation=quantisation,
         batches=batches,
-        landmarks=landmarks,
+        marks=landmarks,
         agree=(lambda nbytes: nbytes) if ranks is None else ranks.agree,
     )
 

@@ -46,6 +46,9 @@ class FakeRunner:
         cache.extend(tokens)
         return len(tokens) * self.token_bytes
 
+    def parted(self, owner: str | None, tokens: Any) -> None:
+        """Keeps no states."""
+
     def insert(self, row: RowState) -> int:
         assert row.tokens == row.cache
         self.uid += 1

@@ -57,6 +57,16 @@ class Live:
         """Prompt tokens that went through the model so far, re-anchoring included."""
         return int(self.app.on_model_thread(lambda model, _: model.work.computed))
 
+    def passes(self) -> int:
+        """How many passes there were so far."""
+        return int(self.app.on_model_thread(lambda model, _: len(model.work.passes)))
+
+    def prompt_work(self, prompt: int, since: int) -> int:
+        """What passes behind the first `since` computed of a prompt of so many tokens; no other request ran."""
+        made = self.app.on_model_thread(lambda model, _: list(model.work.passes[since:]))
+        places = [(n, offset) for one in made for n, offset in zip(one.tokens, one.offsets, strict=True)]
+        return sum(max(0, min(offset + n, prompt) - offset) for n, offset in places)
+
     def chat(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """One request; the answer's message, with the whole body under ``body``."""
         body = {"model": "default", "messages": messages, **more}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.integration.live import TOOLS, Live, echoed
-from tests.oracle import expected_truth, script
+from tests.oracle import expected_truth, make_tokenizer, script
 from tests.unique import unique
 
 KINDS = ["plain", "hybrid", "windowed"]
 TURNS = 4
+TOKENIZER = make_tokenizer()
 READ_IT = "I read it. " + " ".join(f"line {i} says so," for i in range(15)) + " done."
 
 
@@ -164,3 +165,31 @@ def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callabl
     assert costs[0] > 1000
     # The note: its frame, the old line and the new one.
     assert max(costs[1:]) <= min(costs[1:]) + 60, costs
+
+
+def test_a_call_that_its_client_rewrites_is_computed_from_there_on(servers: Callable[..., Live]) -> None:
+    """A client cuts the same words off each call. The second time the model's state is kept where it will do so."""
+    server = servers("hybrid")
+    calls = [json.dumps({"name": "run", "arguments": {"path": f"cd /demo && test {n}"}}) for n in range(TURNS)]
+    raw = [
+        f"<think>\nstep {n}, carefully\n</think>\n\n<tool_call>\n{call}\n</tool_call>" for n, call in enumerate(calls)
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"{unique()} {script(*raw, 'Done.')} {long_text('first')}"}
+    ]
+    tokens, again = list[int](), []
+    for turn in range(TURNS + 1):
+        answer = server.chat(messages, tools=TOOLS)
+        prompt = server.prompt_of(answer)
+        shared = next((i for i, (x, y) in enumerate(zip(tokens, prompt, strict=False)) if x != y), 0)
+        again.append(shared - answer["report"]["reused"])
+        if turn == TURNS:
+            break
+        tokens = [*prompt, *TOKENIZER.encode(raw[turn], add_special_tokens=False).ids]
+        message = echoed(answer["message"], "keep")
+        (call,) = message["tool_calls"]
+        call["function"]["arguments"] = call["function"]["arguments"].replace("cd /demo && ", "")
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "ok"}]
+    assert answer["message"]["content"] == "Done."
+    assert 8 <= again[1] < 20, "the call began there, and its state was kept"
+    assert again[2:] == [0] * (TURNS - 1)

@@ -20,14 +20,18 @@ from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.landmarks import Landmarks
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.together import verify_together
 from start_llm.engine.decode.verify import PAUSE, SingleRow
+from start_llm.files.lru import Lru
+from start_llm.kvcache.blocks import TokenSequence
 from start_llm.kvcache.layers import held_tokens
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
+_MOST_OWNERS = 64  # whose landmarks are known
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
 
@@ -55,7 +59,7 @@ class ModelRunner:
         gate: decides about drafts, and learns what passes cost; ``None``: there are no drafts.
         quantisation: of a row's KV, as it grows.
         batches: several rows are decoded together; else each by itself, one after the other.
-        landmarks: see `SingleRow`. A row in a batch keeps no states.
+        marks: see `landmarks`. A row in a batch keeps no states.
         agree: gives what is measured of memory; where several processes compute one model, the same to all of them.
     """
 
@@ -68,12 +72,13 @@ class ModelRunner:
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
         batches: bool = True,
-        landmarks: Iterable[int] = (),
+        marks: Iterable[int] = (),
         agree: Callable[[int], int] = lambda nbytes: nbytes,
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
-        self._together, self._landmarks, self._agree = batches, frozenset(landmarks), agree
+        self._together, self._marks, self._agree = batches, frozenset(marks), agree
+        self._landmarks = Lru[str | None, Landmarks](_MOST_OWNERS)
         self._clock = time.perf_counter if gate is None else gate.clock
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
@@ -104,6 +109,16 @@ class ModelRunner:
             # A chunk is a wide pass for nothing. Its tokens see half of the chunk, on average.
             self._gate.costs.observe(len(tokens), held + len(tokens) // 2, self._clock() - began)
         return self._agree(taken)
+
+    def parted(self, owner: str | None, tokens: TokenSequence) -> None:
+        """A request of this owner parted behind these tokens from what is stored, and no state is kept there."""
+        self._landmarks_of(owner).learn(tokens)
+
+    def _landmarks_of(self, owner: str | None) -> Landmarks:
+        if (known := self._landmarks.get(owner)) is None:
+            known = Landmarks(self._marks)
+            self._landmarks.put(owner, known)
+        return known
 
     def insert(self, row: RowState) -> int:
         """Begins, or goes on, to decode a row, which belongs to the runner then. Returns its uid."""
@@ -183,7 +198,7 @@ class ModelRunner:
                     eos=self._eos,
                     gate=gate,
                     quantisation=self._quantisation,
-                    landmarks=self._landmarks,
+                    landmarks=self._landmarks_of(row.place.owner),
                 )
             find = None if row.place.has_text else row.drafts.find_drafter
             if find is not None and (drafter := find()) is not None:

@@ -17,6 +17,7 @@ from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
 from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import MOST_HEADED, DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel
+from start_llm.engine.decode.landmarks import LONGEST_LEAD, Landmarks
 from start_llm.engine.decode.row import RowState
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
@@ -29,7 +30,8 @@ class RowProposals:
         state: of the row. Its KV is not changed here.
         gate: where it is missing, nothing is proposed.
         guide: the grammar that the answer follows, if any.
-        stops: a draft ends with one of these tokens.
+        eos: a draft ends with one of these tokens.
+        landmarks: a draft ends there, too, so that a pass does.
         quantisation: a draft does not reach beyond its `start`.
 
     Attributes:
@@ -42,11 +44,12 @@ class RowProposals:
         gate: DraftGate | None,
         head: HeadedModel | None,
         guide: GrammarProcessor | None,
-        stops: frozenset[int],
+        eos: frozenset[int],
+        landmarks: Landmarks,
         quantisation: Quantisation | None,
     ) -> None:
         self._state, self._gate, self._head, self._guide = state, gate, head, guide
-        self._stops, self._quantisation = stops, quantisation
+        self._eos, self._landmarks, self._quantisation = eos, landmarks, quantisation
         self.text: SuffixIndex | None = None
 
     def draft(self, token: int, carried: Sequence[int], ahead: mx.array | None) -> Proposal | None:
@@ -57,7 +60,10 @@ class RowProposals:
             ahead: the hidden states behind `carried`, for a head.
         """
         most = self._room(len(carried))
-        if self._gate is None or token in self._stops or most < 1:
+        if self._gate is None or token in self._eos or most < 1:
+            return None
+        before = [*self._state.tokens[-LONGEST_LEAD:], *carried, token]
+        if self._landmarks.at_end(before):
             return None
         proposals = [] if (read := self._from_text(token, most)) is None else [read]
         if self._head is not None:
@@ -68,10 +74,10 @@ class RowProposals:
         acceptance, context = self._state.drafts.acceptance, len(self._state.tokens)
         index, length = self._gate.choose(acceptance, options, carried=len(carried), context=context)
         first = proposals[index].tokens[:length]
-        draft = self._possible(token, first)
+        draft = self._possible(before, first)
         if len(draft) == len(first) < length:
             headed = self._from_head([*carried, token], ahead, draft, length - len(draft))
-            draft = self._possible(token, [*draft, *headed])
+            draft = self._possible(before, [*draft, *headed])
         return Proposal(draft, proposals[index].match, max(0, len(draft) - len(first))) if draft else None
 
     def learn(self, proposal: Proposal, right: int) -> None:
@@ -89,16 +95,18 @@ class RowProposals:
         count = len(proposal.tokens)
         if not count:
             return DraftOption(proposal.match, min(most, MOST_HEADED))
-        if self._head is None or proposal.tokens[-1] in self._stops:
+        if self._head is None or proposal.tokens[-1] in self._eos | self._landmarks.marks:
             return DraftOption(proposal.match, count)
         read = self._head.steps_over(count)
         return DraftOption(proposal.match, count, max(0, min(most - count, MOST_HEADED - read)), read)
 
-    def _possible(self, token: int, draft: list[int]) -> list[int]:
-        """The draft, up to where the answer may end or the grammar forbids it."""
-        end = next((i for i, drafted in enumerate(draft) if drafted in self._stops), None)
-        draft = draft if end is None else draft[: end + 1]
-        return draft if self._guide is None or not draft else draft[: self._guide.allowed(token, draft)]
+    def _possible(self, before: list[int], draft: list[int]) -> list[int]:
+        """The draft, up to where the answer may end, a state is to be kept, or the grammar forbids it."""
+        end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), len(draft))
+        draft = draft[: end + 1]
+        kept = self._landmarks.first(before, draft)
+        draft = draft if kept is None else draft[: kept + 1]
+        return draft if self._guide is None or not draft else draft[: self._guide.allowed(before[-1], draft)]
 
     def _from_text(self, token: int, most: int) -> Proposal | None:
         """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""

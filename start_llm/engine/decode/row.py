@@ -45,6 +45,7 @@ class RowState:
     drafts: RowDrafts = field(default_factory=RowDrafts)
     # Called when its KV moves into a batch, with what reads it there, and when it is in `cache` again.
     on_move: Callable[[KVReader | None], None] = lambda reader: None
+    owner: str | None = None  # who asked
     # (tokens, layers): what the layers that cannot be cut held at landmarks of the answer, see `SingleRow`
     states: list[tuple[int, Cache]] = field(default_factory=list)
 

@@ -36,6 +36,7 @@ from start_llm.engine.decode.constraint import GrammarProcessor
 from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
+from start_llm.engine.decode.landmarks import Landmarks
 from start_llm.engine.decode.proposals import RowProposals
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
@@ -45,7 +46,7 @@ if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
 PAUSE = 0.005  # seconds; a longer one between two passes may mean that somebody else used the device
-_NEAR = 16  # tokens: of two landmarks so near to each other one is enough
+_NEAR = 16  # tokens: of two landmarks that end alike and stand so near to each other one is enough
 _MOST_STATES = 4  # that a row keeps
 
 
@@ -65,8 +66,7 @@ class SingleRow:
         state: taken over.
         gate: where it is missing, nothing is drafted.
         quantisation: a block does not reach beyond its `start`.
-        landmarks: tokens behind which clients are likely to part from an answer, as the beginning of a call, which
-            they may write down otherwise. Layers that cannot be cut leave their state there (`RowState.states`).
+        landmarks: layers that cannot be cut leave their state there (`RowState.states`).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SingleRow:
         eos: frozenset[int],
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
-        landmarks: frozenset[int] = frozenset(),
+        landmarks: Landmarks | None = None,
     ) -> None:
         self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
@@ -86,11 +86,11 @@ class SingleRow:
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
         self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
-        self._landmarks = landmarks if self._rewinder.possible and self._rewinder.carries else frozenset[int]()
+        keeps = self._rewinder.possible and self._rewinder.carries
+        self._landmarks = landmarks if keeps and landmarks is not None else Landmarks()
         self._timer = _PassTimer(self._gate)
         self._clock = time.perf_counter if gate is None else gate.clock
-        stops = eos | self._landmarks
-        self._proposals = RowProposals(state, self._gate, self._head, self._guide, stops, quantisation)
+        self._proposals = RowProposals(state, self._gate, self._head, self._guide, eos, self._landmarks, quantisation)
         self._next = _NextPass()  # while the state is `fresh`: `Start`
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
@@ -195,15 +195,16 @@ class SingleRow:
     def _commit(self, tokens: Sequence[int]) -> None:
         """These are in the KV for good. Chooses the next state."""
         self.state.tokens += tokens
-        if tokens[-1] in self._landmarks:
+        if self._landmarks.at_end(self.state.tokens):
             self._keep_states()
         if self._quantisation is not None:
             self._quantisation.apply(self.state.cache)
         self._next = self._next_pass()
 
     def _keep_states(self) -> None:
-        kept, here = self.state.states, len(self.state.tokens)
-        if len(kept) == _MOST_STATES or (kept and here - kept[-1][0] < _NEAR):
+        kept, tokens, here = self.state.states, self.state.tokens, len(self.state.tokens)
+        alike = (length for length, _ in kept if tokens[length - 1] == tokens[-1])
+        if len(kept) == _MOST_STATES or any(here - length < _NEAR for length in alike):
             return
         if (layers := self._rewinder.states()) is not None:
             kept.append((here, layers))
