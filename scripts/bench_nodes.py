@@ -42,7 +42,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.node_processes import KEY, NodeProcess, node_processes, proxies, session_affinity, smg
+from scripts.node_processes import KEY, NodeProcess, all_computed, node_processes, proxies, session_affinity, smg
 from start_llm.proxy.fleet import NODE_HEADER
 
 ANSWER_SECONDS = 300.0
@@ -166,7 +166,7 @@ def play(
 def measure(
     name: str, nodes: Sequence[NodeProcess], dialect: str, work: list[Conversation], place: Place, at_once: int
 ) -> Result:
-    before, answered = [node.computed() for node in nodes], [node.answered() for node in nodes]
+    before, answered = all_computed(nodes), [node.answered() for node in nodes]
     counts: Counter[str] = Counter()
 
     def counted(conversation: Conversation, number: int) -> str:
@@ -176,7 +176,7 @@ def measure(
 
     model = nodes[0].model() if name == "smg" else "default"  # it knows the names that nodes list
     answers = play(dialect, work, counted, at_once, model=model, named=name == "affinity")
-    result = Result(name, [node.computed() - was for node, was in zip(nodes, before, strict=True)], [], [])
+    result = Result(name, [now - was for now, was in zip(all_computed(nodes), before, strict=True)], [], [])
     labels = [answer.headers[NODE_HEADER].split("; ") for answer in answers if NODE_HEADER in answer.headers]
     served = Counter(label[0] for label in labels)
     result.requests = [

@@ -24,12 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
+from start_llm.engine.loop import FIGURES_SECONDS
 from start_llm.host.ports import free_port
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.oracle.build import build_oracle
 
 KEY = "sk-bench"
 READY_SECONDS = 400.0
+STILL_SECONDS = 3 * FIGURES_SECONDS
 SMG_SETTINGS = ("--policy", "cache_aware", "--cache-threshold", "0.5")
 _COMPUTED = re.compile(r"^start_llm_tokens_prefilled_total (\S+)$", re.MULTILINE)
 
@@ -102,6 +104,15 @@ class NodeProcess:
             self.process.send_signal(signal.SIGCONT)
         self.process.kill()
         self.process.wait()
+
+
+def all_computed(nodes: Sequence[NodeProcess]) -> list[int]:
+    """Prompt tokens of each node since its start, when they stand still: what a node shows is up to a second old."""
+    found: list[int] = []
+    while (now := [node.computed() for node in nodes]) != found:
+        found = now
+        time.sleep(STILL_SECONDS)
+    return found
 
 
 @contextmanager
