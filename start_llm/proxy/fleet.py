@@ -128,19 +128,6 @@ def broken(node: ServerNode, dialect: str) -> dict[str, Any]:
     return {"message": message, "type": "server_error", "param": None, "code": "node_lost"}
 
 
-async def _done_within[T](tasks: Iterable[asyncio.Task[T]], seconds: float) -> set[asyncio.Task[T]]:
-    """Those that end in that time; the others are cancelled. Where this process was too busy to read the answers, they
-    get it once more."""
-    began = time.monotonic()
-    done, late = await asyncio.wait(tasks, timeout=seconds)
-    if late and time.monotonic() - began > seconds + BUSY_SECONDS:
-        more, late = await asyncio.wait(late, timeout=seconds)
-        done |= more
-    for task in late:
-        task.cancel()
-    return done
-
-
 class NodeFleet:
     """All nodes of this proxy.
 
@@ -154,6 +141,7 @@ class NodeFleet:
         verify = certificates(Path(ca_file) if ca_file else None)
         self.client = httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False, verify=verify)
         self._watchers: list[asyncio.Task[None]] = []
+        self._late: set[asyncio.Task[Any]] = set()  # questions whose answers nobody waits for any more
 
     # --- which nodes answer -------------------------------------------------------------------
 
@@ -307,14 +295,14 @@ class NodeFleet:
             is_elsewhere = any(view.known for view in views.values())
             names = key.conversation[:1] if is_elsewhere else key.conversation
             telling = asyncio.create_task(self._ask_view(self.members[home], key, names, place=True, revision=revision))
-            if not any(not told.result()[1] for told in await _done_within([telling], VIEW_SECONDS)):
+            if not any(not told.result()[1] for told in await self._done_within([telling], VIEW_SECONDS)):
                 break
         return home, "stored", max(0, prompt - (stored or {}).get(home, 0))
 
     async def _views(self, members: Sequence[Member], key: RouteKey) -> dict[str, NodeView]:
         """What the nodes say of the conversation. It also tells how much each has to do now."""
         asking = {asyncio.create_task(self._ask_view(member, key, key.conversation)): member for member in members}
-        found = {asking[task].name: task.result()[0] for task in await _done_within(asking, VIEW_SECONDS)}
+        found = {asking[task].name: task.result()[0] for task in await self._done_within(asking, VIEW_SECONDS)}
         return {name: view for name, view in found.items() if view is not None}
 
     async def _ask_view(
@@ -346,6 +334,22 @@ class NodeFleet:
         )
         return view, not place or said.get("placed") is True
 
+    async def _done_within[T](self, tasks: Iterable[asyncio.Task[T]], seconds: float) -> set[asyncio.Task[T]]:
+        """Those that end in that time. Where this process was too busy to read the answers, they get it once more.
+
+        The others end by themselves, after `LOOK_SECONDS` without a byte: a request that is cancelled may keep its
+        connection for ever (httpcore 1.0.9), and the client has a hundred.
+        """
+        began = time.monotonic()
+        done, late = await asyncio.wait(tasks, timeout=seconds)
+        if late and time.monotonic() - began > seconds + BUSY_SECONDS:
+            more, late = await asyncio.wait(late, timeout=seconds)
+            done |= more
+        for task in late:
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+        return done
+
     def _serving(self, model: str) -> list[Member]:
         """Those that list the model, or else all: names that nobody lists mean something to the nodes, or nothing."""
         name = self._names.get(model, model).partition(ADAPTER_SIGN)[0]
@@ -368,7 +372,7 @@ class NodeFleet:
         if body is None or not ready:
             return {}, 0
         asking = {asyncio.create_task(self._explain(member, body, anthropic)): member.name for member in ready}
-        done = await _done_within(asking, EXPLAIN_AGAIN_SECONDS if key.goes_on else EXPLAIN_SECONDS)
+        done = await self._done_within(asking, EXPLAIN_AGAIN_SECONDS if key.goes_on else EXPLAIN_SECONDS)
         said = {asking[task]: task.result() for task in done}
         return {name: reused for name, (reused, _) in said.items()}, max((each for _, each in said.values()), default=0)
 
