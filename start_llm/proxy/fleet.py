@@ -60,6 +60,8 @@ NODE_HEADER = "x-start-llm-node"
 """Of an answer: the node, how it was chosen and the time that took (`Choice.label`)."""
 MOST_BREAKS = 2
 """Nodes at which the connection may break for one request."""
+KEPT_CONNECTIONS = 20
+"""Connections to nodes that stay open while nobody needs them."""
 ELSEWHERE = frozenset({429, 502, 503, 504, 507})
 """Statuses that say nothing against the request."""
 
@@ -139,7 +141,9 @@ class NodeFleet:
         self._names = names
         self._picker, self._placing = NodePicker(), asyncio.Lock()
         verify = certificates(Path(ca_file) if ca_file else None)
-        self.client = httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False, verify=verify)
+        # No limit of connections: requests that wait for an answer must not keep anybody from asking how a node is.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
+        self.client = httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False, verify=verify, limits=limits)
         self._watchers: list[asyncio.Task[None]] = []
         self._late: set[asyncio.Task[Any]] = set()  # questions whose answers nobody waits for any more
 
@@ -338,7 +342,7 @@ class NodeFleet:
         """Those that end in that time. Where this process was too busy to read the answers, they get it once more.
 
         The others end by themselves, after `LOOK_SECONDS` without a byte: a request that is cancelled may keep its
-        connection for ever (httpcore 1.0.9), and the client has a hundred.
+        connection for ever (httpcore 1.0.9).
         """
         began = time.monotonic()
         done, late = await asyncio.wait(tasks, timeout=seconds)

@@ -74,7 +74,8 @@ def run(model: Model, jobs: Sequence[Job], stop: Sequence[int] = ()) -> list[tup
         samplers=[job.sampler for job in jobs],
         logits_processors=[list(job.processors) for job in jobs],
     )
-    return collect(generator, uids)
+    found: list[tuple[list[int], str]] = collect(generator, uids)
+    return found
 
 
 def collect(generator: BatchGenerator, uids: Sequence[int], on: Callable[[Any], None] | None = None) -> Any:

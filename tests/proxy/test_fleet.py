@@ -114,6 +114,24 @@ def test_a_late_answer_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> N
     run(test)
 
 
+def test_requests_that_wait_keep_nobody_from_asking_how_a_node_is() -> None:
+    """By itself httpx has a hundred connections: the next question fails, and every node seems to be silent."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].mode = "frozen"
+        async with watched(stubs) as fleet:
+            url = f"{stubs[0].url}/v1/embeddings"
+            asking = [asyncio.create_task(fleet.client.post(url, json={}, timeout=WAIT)) for _ in range(101)]
+            await asyncio.sleep(0)
+            await until(lambda: fleet.members[stubs[0].name].state == "silent")
+            assert fleet.members[stubs[1].name].state == "ready"
+            stubs[0].mode = "ok"
+            stubs[0].thaw.set()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    run(test)
+
+
 @pytest.mark.parametrize(("busy", "is_done"), [(0.5, True), (0.0, False)])
 def test_an_answer_that_this_process_was_too_busy_to_read_is_not_late(busy: float, is_done: bool) -> None:
     async def answer() -> None:
