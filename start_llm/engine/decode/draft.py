@@ -9,9 +9,11 @@ token. Whoever uses a proposal verifies it, so a wrong one costs time and never 
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +40,11 @@ _DECAY = 0.97
 _SEPARATOR = (1 << 31) - 1  # stands between the texts and for images; no vocabulary has this token
 _CANDIDATES = 256  # places looked at when a new match is searched, the newest ones
 _RECENT = 16  # the same among the tokens that were appended
-_BACK = np.arange(1, LONGEST_MATCH + 1)
 
-_WORD_BITS = 64
-_WORD = (1 << _WORD_BITS) - 1
-_PLACE_BITS = 21
+_WORD_BITS, _PLACE_BITS = 64, 21
 _PLACE = (1 << _PLACE_BITS) - 1
-_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_HASH = ((1 << _WORD_BITS) - 1) ^ _PLACE
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,7 @@ class SuffixIndex:
             left -= len(kept) + 1
         self.known = len(prompt)
         text = np.concatenate(parts[::-1])
-        self._size = len(text)
-        self._text = np.concatenate([text, np.empty(4096, dtype=np.int32)])
+        self._text = array("i", text.tobytes())  # single numbers are read and appended quicker than in numpy
         self._triples, self._pairs = _Runs(text, LEAST_MATCH), _Runs(text, LEAST_MATCH - 1)
         self._newest: dict[tuple[int, ...], list[int]] = {}
         self._new_pairs: set[tuple[int, ...]] = set()
@@ -148,7 +147,7 @@ class SuffixIndex:
         self._search()
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._text)
 
     def append(self, tokens: Iterable[int]) -> None:
         """The row has said these."""
@@ -157,22 +156,19 @@ class SuffixIndex:
             self.known += 1
 
     def _append(self, token: int) -> None:
-        size = self._size
-        if size == len(self._text):
-            self._text = np.concatenate([self._text, np.empty(size, dtype=np.int32)])
         text, end = self._text, self._end
-        if size >= 3:  # only now something stands behind these
+        if len(text) >= LEAST_MATCH:  # only now something stands behind these
             places = self._newest.setdefault(end, [])
-            places.append(size)
+            places.append(len(text))
             del places[:-_RECENT]
             self._new_pairs.add(end[1:])
-        text[size] = token
-        self._size, self._end = size + 1, (*end[1 - LEAST_MATCH :], token)
+        text.append(token)
+        self._end = (*end[1 - LEAST_MATCH :], token)
         is_new, self._is_new = self._is_new, False
-        if self._match and text.item(self._at) == token:
+        if self._match and text[self._at] == token:
             self._at += 1
             self._match += 1
-            if text.item(self._at) == _SEPARATOR:
+            if text[self._at] == _SEPARATOR:
                 self._search()
         else:
             self._match = 0
@@ -183,8 +179,7 @@ class SuffixIndex:
         """A continuation of at most `most` tokens, at least one."""
         if self._match < LEAST_MATCH or most < 1:
             return None
-        at, size = self._at, self._size
-        tokens: list[int] = self._text[at : min(at + most, size)].tolist()
+        tokens = self._text[self._at : self._at + most].tolist()
         if _SEPARATOR in tokens:
             del tokens[tokens.index(_SEPARATOR) :]
         elif tokens and len(tokens) < most:  # the match reaches to the end: what repeats, goes on repeating
@@ -203,19 +198,21 @@ class SuffixIndex:
     def _search(self) -> None:
         """Finds the longest match of the end, the newest place among equals."""
         self._match = 0
-        size, text, end = self._size, self._text, self._end
+        text, size, end = self._text, len(self._text), self._end
         if len(end) < LEAST_MATCH or _SEPARATOR in end:
             return
-        if not (places := [*self._triples.ends(end, _CANDIDATES), *self._newest.get(end, ())]):
-            return
-        ends = np.array(places)
-        tail = text[max(0, size - LONGEST_MATCH) : size][::-1]
-        # The text begins with a separator and no match reaches over one, so nothing is read in front of the text.
-        same = (text[ends[:, None] - _BACK[: len(tail)]] == tail) & (tail != _SEPARATOR)
-        lengths = np.logical_and.accumulate(same, axis=1).sum(axis=1)
-        longest = int(lengths.max())
-        if longest >= LEAST_MATCH:  # a hash may have lied
-            self._match, self._at = longest, int(ends[lengths == longest][-1])
+        longest = LEAST_MATCH - 1  # a hash may have lied
+        for at in reversed([*self._triples.ends(end, _CANDIDATES), *self._newest.get(end, ())]):
+            if text[at - 1 - longest] != text[size - 1 - longest]:
+                continue
+            length = 0
+            # The text begins with a separator and no match reaches over one, so nothing is read in front of the text.
+            while length < LONGEST_MATCH and text[at - 1 - length] == text[size - 1 - length] != _SEPARATOR:
+                length += 1
+            if length > longest:
+                self._match, self._at, longest = length, at, length
+            if length == LONGEST_MATCH:
+                return
 
 
 @dataclass(slots=True)
@@ -230,11 +227,8 @@ class RowDrafts:
 
 def _hash(run: Sequence[int]) -> int:
     """Of a run of two or three tokens; its low bits are left free for a place."""
-    mixed = 0
-    for token, factor in zip(run, _MIX, strict=False):
-        mixed = ((mixed ^ token) * factor) & _WORD
-        mixed ^= mixed >> 29
-    return mixed & (_WORD ^ _PLACE)
+    hashed: int = sum(map(mul, run, _FACTORS)) & _HASH
+    return hashed
 
 
 class _Runs:
@@ -242,15 +236,13 @@ class _Runs:
 
     def __init__(self, text: NDArray[np.int32], length: int) -> None:
         count = max(0, len(text) - length)
-        mixed = np.zeros(count, dtype=np.uint64)
+        hashed = np.zeros(count, dtype=np.uint64)
         for i in range(length):
-            mixed ^= text[i : i + count].astype(np.uint64)
-            mixed *= np.uint64(_MIX[i])
-            mixed ^= mixed >> np.uint64(29)
-        mixed &= np.uint64(_WORD ^ _PLACE)
-        mixed |= np.arange(length, length + count, dtype=np.uint64)
+            hashed += text[i : i + count].astype(np.uint64) * np.uint64(_FACTORS[i])
+        hashed &= np.uint64(_HASH)
+        hashed |= np.arange(length, length + count, dtype=np.uint64)
         # Hash and end in one number: one array is sorted ten times quicker than the order of it is found.
-        runs = mixed[text[length : length + count] != _SEPARATOR]
+        runs = hashed[text[length : length + count] != _SEPARATOR]
         runs.sort()
         self._shift = _WORD_BITS - max(1, count.bit_length() - 2)  # a few runs have the same first bits
         first_bits = (runs >> np.uint64(self._shift)).astype(np.int64)

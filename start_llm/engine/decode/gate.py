@@ -31,7 +31,7 @@ _FIRST_TRY = 250  # narrow passes before it
 _TRIED_LENGTHS = (7, 31, 15)
 _WIDE_AT_MOST = 128  # passes in a row that may be wide: what a narrow one takes has to be known, too
 _NEWEST = 0.05  # weight of one launch in what launches take
-_AT_ONCE = 16  # narrow passes that the costs are told of together, which takes less time than one by one
+_AT_ONCE = 16  # narrow passes that are learnt from together, if nothing is decided before: that takes less time
 _HOPELESS = 0.02  # a token that is right less often ends a draft
 MOST_HEADED = 8  # tokens that a head proposes at once; the further it goes the less it knows
 
@@ -81,7 +81,7 @@ class DraftGate:
         self._tries, self._is_trying = 0, False
         self._wide = _WIDE_AT_MOST  # passes in a row
         self._launching = 0.0  # seconds that the launch of a pass takes, usually
-        self._observed: list[tuple[int, int, float]] = []  # passes that the costs are not told of yet
+        self._observed: list[tuple[int, int, float, float]] = []  # passes that nothing was learnt from yet
 
     def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
         """Tokens to draft; 0 if none pays.
@@ -98,6 +98,7 @@ class DraftGate:
         self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
     ) -> tuple[int, int]:
         """Which of the options to take, one at least, and how many tokens of it; 0 if none pays. See `length`."""
+        self._learn_observed()
         if self._wide >= (1 if self.costs.wants_narrow else _WIDE_AT_MOST):
             self._wide = 0
             return 0, 0
@@ -165,11 +166,17 @@ class DraftGate:
 
     def observe(self, width: int, context: int, seconds: float, launching: float = 0.0) -> None:
         """A pass of a row that decodes took so long, and its launch so much of that."""
-        self._observed.append((width, context, seconds))
-        if width > 1 or self.costs.wants_narrow or len(self._observed) == _AT_ONCE:
-            for observed in self._observed:
-                self.costs.observe(*observed)
-            self._observed.clear()
+        self._observed.append((width, context, seconds, launching))
+        if width > 1 or len(self._observed) == _AT_ONCE:
+            self._learn_observed()
+
+    def _learn_observed(self) -> None:
+        for observed in self._observed:
+            self._learn(*observed)
+        self._observed.clear()
+
+    def _learn(self, width: int, context: int, seconds: float, launching: float) -> None:
+        self.costs.observe(width, context, seconds)
         if launching:
             usual = self._launching or launching
             self._launching = usual + _NEWEST * (min(launching, 2 * usual) - usual)

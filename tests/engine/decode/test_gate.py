@@ -65,22 +65,31 @@ def test_no_more_than_proposed_and_no_match_too_short_gives_hope() -> None:
 
 def test_the_loop_waits_only_where_a_draft_is_likely_to_be_worth_the_launch_of_a_pass() -> None:
     one, acceptance = gate(FLAT), Acceptance()
-    one.observe(1, 100, 1.0, launching=0.2)
+    for _ in range(16):
+        one.observe(1, 100, 1.0, launching=0.2)
     assert one.hopeful(acceptance, LEAST_MATCH, context=100)
     for _ in range(60):
         acceptance.observe(LEAST_MATCH - 1, False)
     assert not one.hopeful(acceptance, LEAST_MATCH, context=100)
     assert one.hopeful(acceptance, 32, context=100), "a match that is there already goes on"
     at_once = gate(FLAT)
-    at_once.observe(1, 100, 1.0, launching=1.0)
+    for _ in range(16):
+        at_once.observe(1, 100, 1.0, launching=1.0)
     assert at_once.hopeful(acceptance, LEAST_MATCH, context=100), "it computes while it is launched"
 
 
 def test_one_slow_launch_changes_little() -> None:
     one = gate(FLAT)
-    for launching in (*[0.1] * 20, 0.9):
+    for launching in (*[0.1] * 31, 0.9):
         one.observe(1, 100, 1.0, launching)
     assert 0.1 < one._launching < 0.11
+
+
+def test_what_passes_took_is_known_where_something_is_decided() -> None:
+    one = DraftGate(PassCosts())
+    one.observe(1, 200_000, 3.0)
+    ask(one, 32, context=200_000)
+    assert one.costs.seconds(1, 200_000) == pytest.approx(3.0, rel=0.25)
 
 
 def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
