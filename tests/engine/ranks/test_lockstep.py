@@ -20,7 +20,6 @@ from start_llm.core.events import Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
-from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.ranks import follower
@@ -95,7 +94,7 @@ def make(oracle: Oracle, make_scheduler: Any, ranks: RankGroup, budget: int) -> 
     store = KVStore(LayerKit(oracle.model.make_cache), config, clock=ranks.clock)
     guarded = GuardedStore(store, oracle.model.make_cache)
     scheduler: Scheduler = make_scheduler(
-        BatchRunner(oracle.model, eos=[3], max_rows=3),
+        ModelRunner(oracle.model, eos=[3], max_rows=3),
         guarded,
         lambda work, generated: TextDrawing(work, None, generated),
         limits=SchedulerLimits(step=None, idle_step=32, join=16, decode_share=0.5),
