@@ -26,7 +26,7 @@ from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.decode.batch import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -77,7 +77,7 @@ class Life:
             disk=disk,
         )
         self.guarded = GuardedStore(self.store, make_cache)
-        self.runner = BatchRunner(oracle.model, eos=[END], max_rows=4)
+        self.runner = ModelRunner(oracle.model, eos=[END], max_rows=4)
         self.scheduler = Scheduler(
             self.runner,
             self.guarded,
@@ -169,7 +169,7 @@ METHODS = {
     LentRows: ("lend", "take_back", "fill_from"),
     LayerKit: ("build", "make_room", "take_buffers"),
     SegmentTree: ("__iter__", "walk", "read_consistently", "extend", "split", "absorb", "remove"),
-    BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
+    ModelRunner: ("prefill", "insert", "decode", "remove", "clear"),
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }
 DISK = {

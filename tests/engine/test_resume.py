@@ -14,8 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.events import Failed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
-from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.constraint import Grammars
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -72,7 +72,7 @@ def make() -> Scheduler:
     model, grammars = parts()
     store = GuardedStore(NothingStored(), lambda: make_prompt_cache(model))  # type: ignore[arg-type]
     return Scheduler(
-        BatchRunner(model, eos=[END], max_rows=4),
+        ModelRunner(model, eos=[END], max_rows=4),
         store,
         lambda work, generated: TextDrawing(work, grammars, generated),
         limits=SchedulerLimits(step=64),
