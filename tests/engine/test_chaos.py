@@ -175,7 +175,7 @@ METHODS = {
 DISK = {
     DiskTier: ("has_room", "write", "touch", "read", "take_lost", "stats"),
 }
-ONE_ENDS = ("BatchRunner", "MemoryGuard")
+ONE_ENDS = ("ModelRunner", "MemoryGuard")
 """What is asked for one request: that one may end by it."""
 
 
@@ -255,7 +255,7 @@ def test_a_fault_anywhere_is_nobody_elses(
     wrapped = METHODS | (DISK if disk else {})
     methods = {f"{owner.__name__}.{name}" for owner, names in wrapped.items() for name in names}
     missing = methods - {name for name, _ in sites}
-    assert missing == {"BatchRunner.clear"} | ({"SegmentTree.remove"} if disk else set()), missing
+    assert missing == {"ModelRunner.clear"} | ({"SegmentTree.remove"} if disk else set()), missing
     assert len(sites) > 40
 
     for number, fault in enumerate(sites):
