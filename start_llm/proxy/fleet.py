@@ -130,6 +130,14 @@ def broken(node: ServerNode, dialect: str) -> dict[str, Any]:
     return {"message": message, "type": "server_error", "param": None, "code": "node_lost"}
 
 
+def _able(members: Sequence[Member], now: float) -> tuple[list[Member], list[Member]]:
+    """Those that may get a request, and those that are in doubt: late, and perhaps only busy."""
+    in_doubt = [member for member in members if member.is_in_doubt(now)]
+    offered = [member for member in members if member.is_offered(now)] or in_doubt
+    # One request that all nodes refuse, as with 507, must not leave the others without a node.
+    return offered or [member for member in members if member.state in {"ready", "busy"}], in_doubt
+
+
 class NodeFleet:
     """All nodes of this proxy.
 
@@ -236,10 +244,7 @@ class NodeFleet:
         untried = [member for member in serving if member.name not in tried]
         if len(self.members) == 1 and untried:
             return Choice(untried[0].node, "alone", 0.0)
-        in_doubt = [member for member in untried if member.is_in_doubt(began)]
-        offered = [member for member in untried if member.is_offered(began)] or in_doubt
-        # One request that all nodes refuse, as with 507, must not leave the others without a node.
-        offered = offered or [member for member in untried if member.state in {"ready", "busy"}]
+        offered, in_doubt = _able(untried, began)
         if not offered:
             raise self._none_left(serving, tried)
         loads = {member.name: member.load for member in offered}
