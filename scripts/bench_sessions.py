@@ -11,7 +11,8 @@ Columns: computed / optimum, where the optimum computes what no earlier prompt b
 from memory and from disk; seconds waited at p50 and p90; KB that a real model would have written to disk for each token
 of the optimum; and what was computed beyond the optimum, by cause, in parts of the optimum (evicted; no checkpoint: the
 state there was not kept; floor: between restore places). With `--restart` the server is started again in the middle,
-and a second line tells the next turn of each conversation.
+and a second line tells the next turn of each conversation. With `--hybrid` the one that knows the future keeps states,
+too; the other baselines are always those of plain models.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 
 TOKEN_BYTES = 4  # of shrunk KV: a key and a value of one float16
 GAP_SECONDS = 60.0  # between two sessions of one slot
+GENERATION = 2  # tokens behind the last message: recorded prompts part there from the next one, to the token
 FOREVER = math.inf
+_CALLS = {"tool_use": True, "end_turn": False}  # by how an answer ended
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -57,12 +60,14 @@ FOREVER = math.inf
 
 @dataclass(frozen=True)
 class Turn:
-    """A request of a session: seconds since its begin, who asks, prompt tokens, and the ids of the prompt's blocks."""
+    """A request of a session: seconds since its begin, who asks, prompt tokens, the ids of the prompt's blocks, and
+    whether its answer called tools (``None``: not recorded)."""
 
     time: float
     agent: str
     tokens: int
     blocks: tuple[int, ...]
+    calls: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ class Session:
     def parse(data: dict[str, Any]) -> Session:
         """Of one line: `id`, `block` (tokens in a block), `tools`, `system` (their tokens), and `requests`: lists of
         [t, agent, in, out, think, api, keep, new]; the prompt's first `keep` blocks are those of the same agent's
-        request before, `new` are the ids behind them. Or of a file of kv-cache-tester.
+        request before, `new` are the ids behind them. Or of a file of kv-cache-tester, which also tells how answers
+        ended: a server knows that, and evicts by it.
         """
         if "block_size" in data:
             turns = list(_nested(data["requests"], "main", 0.0))
@@ -100,7 +106,8 @@ def _nested(requests: Iterable[dict[str, Any]], agent: str, begun: float) -> Ite
         if "requests" in request:
             yield from _nested(request["requests"], f"{agent}.{number}", begun + request["t"])
         elif request.get("hash_ids"):
-            yield Turn(begun + request["t"], agent, request["in"], tuple(request["hash_ids"]))
+            calls = _CALLS.get(request.get("stop", ""))
+            yield Turn(begun + request["t"], agent, request["in"], tuple(request["hash_ids"]), calls)
 
 
 def read_sessions(paths: Sequence[Path]) -> list[Session]:
@@ -116,8 +123,14 @@ def read_sessions(paths: Sequence[Path]) -> list[Session]:
 class Request:
     """A turn at its time on the server, with its prompt's tokens.
 
+    What is recorded is whole blocks: a block in which two prompts part is another one as a whole. So a place inside a
+    block stands at the block's beginning here, as the parting itself does.
+
     Attributes:
+        head: where tools and system text end.
+        generation: where the last message ends.
         reusable: tokens that some earlier prompt of the session began with.
+        calls: of the `Turn`.
     """
 
     time: float
@@ -125,7 +138,9 @@ class Request:
     session: int
     tokens: NDArray[np.int32]
     head: int
+    generation: int
     reusable: int
+    calls: bool | None = None
 
 
 def timeline(sessions: Sequence[Session], at_once: int) -> list[Request]:
@@ -149,7 +164,12 @@ def timeline(sessions: Sequence[Session], at_once: int) -> list[Request]:
             seen |= dict.fromkeys(turn.blocks[:-1], session.block)
             seen[turn.blocks[-1]] = max(filled, seen.get(turn.blocks[-1], 0))
             name = f"{session.name}/{turn.agent}"
-            requests.append(Request(begin + turn.time, name, number, tokens.astype(np.int32), session.head, reusable))
+            head, generation = (
+                min(at // session.block * session.block, len(tokens)) for at in (session.head, turn.tokens - GENERATION)
+            )
+            prompt = tokens.astype(np.int32)
+            time = begin + turn.time
+            requests.append(Request(time, name, number, prompt, head, generation, reusable, turn.calls))
     return sorted(requests, key=lambda request: request.time)
 
 
@@ -274,7 +294,7 @@ def replay_ours(
             written += _written(disk, device, state_tokens)
             store, disk = opened()
         tokens = request.tokens
-        prompt = Prompt(tuple(tokens.tolist()), head=min(request.head, len(tokens)), generation=len(tokens) - 1)
+        prompt = Prompt(tuple(tokens.tolist()), head=request.head, generation=request.generation)
         plan = store.lookup(prompt.tokens, len(tokens) - 1)
         paged = store.stats()["paged_tokens"]
         found = store.restore(prompt.tokens, plan)
@@ -286,8 +306,8 @@ def replay_ours(
             part.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
         about: dict[str, Any] = {"session": request.conversation, "seconds_per_token": 1 / device.prefill}
         for place in store.pauses(prompt, found.length):
-            store.put(tokens[:place], model.cache(place), head=place == prompt.head, **about)
-        store.put(prompt.tokens, model.cache(len(tokens)), **about)
+            store.put(tokens[:place], model.cache(place), head=place == prompt.head, answered=False, **about)
+        store.put(prompt.tokens, model.cache(len(tokens)), calls=request.calls, **about)
         if disk is not None:
             store.disk.flush()
         mx.clear_cache()
@@ -307,10 +327,12 @@ class BlockCache:
     """Blocks of a tree of prompts in `budget` tokens; what has the smallest rank goes first.
 
     A block is named by its first token, which is enough here: equal blocks have equal tokens in front of them.
+    All blocks of one rank need one state, as large as the KV of `state_tokens`; those never used again need none.
     """
 
-    def __init__(self, budget: int, block: int) -> None:
-        self._budget, self._block = budget or 1 << 60, block
+    def __init__(self, budget: int, block: int, state_tokens: int = 0) -> None:
+        self._budget, self._block, self._state = budget or 1 << 60, block, state_tokens
+        self._alike: Counter[float] = Counter()  # blocks by rank
         self._rank: dict[int, tuple[float, int]] = {}
         self._queue: list[tuple[tuple[float, int], int]] = []
 
@@ -321,12 +343,24 @@ class BlockCache:
     def use(self, blocks: Sequence[int], ranks: Iterable[float]) -> None:
         """They are there now; deeper ones go before those in front of them."""
         for depth, (block, rank) in enumerate(zip(blocks, ranks, strict=True)):
+            self._forget(block)
             self._rank[block] = rank, -depth
+            self._alike[rank] += 1
             heapq.heappush(self._queue, (self._rank[block], block))
-        while len(self._rank) * self._block > self._budget:
+        while self._tokens() > self._budget:
             rank_then, block = heapq.heappop(self._queue)
             if self._rank.get(block) == rank_then:
-                del self._rank[block]
+                self._forget(block)
+
+    def _tokens(self) -> int:
+        states = len(self._alike) - (-FOREVER in self._alike)
+        return len(self._rank) * self._block + states * self._state
+
+    def _forget(self, block: int) -> None:
+        if (found := self._rank.pop(block, None)) is not None:
+            self._alike[found[0]] -= 1
+            if not self._alike[found[0]]:
+                del self._alike[found[0]]
 
 
 def replay_blocks(
@@ -336,9 +370,10 @@ def replay_blocks(
     device: Device,
     block: int,
     ranks: Callable[[int, Sequence[int]], Iterable[float]],
+    state_tokens: int = 0,
 ) -> Score:
     """`ranks`: of the blocks of the request with this number."""
-    score, cache = Score(name), BlockCache(budget, block)
+    score, cache = Score(name), BlockCache(budget, block, state_tokens)
     for number, request in enumerate(requests):
         blocks = _blocks(request, block)
         reused = min(cache.match(blocks) * block, request.reusable, len(request.tokens) - 1)
@@ -358,8 +393,12 @@ def replay_lru(name: str, requests: Sequence[Request], budget: int, device: Devi
     return replay_blocks(name, requests, budget, device, block, lambda number, blocks: [float(number)] * len(blocks))
 
 
-def replay_oracle(requests: Sequence[Request], budget: int, device: Device, block: int) -> Score:
-    """What is used again last goes first."""
+def replay_oracle(requests: Sequence[Request], budget: int, device: Device, block: int, state_tokens: int = 0) -> Score:
+    """What is used again last goes first.
+
+    With `state_tokens` each request to come has one state, at the end of its KV wherever that is given up. Nobody can
+    move a state, so this is a lower bound.
+    """
     uses: dict[int, list[int]] = {}
     for number, request in enumerate(requests):
         for each in _blocks(request, block):
@@ -371,7 +410,7 @@ def replay_oracle(requests: Sequence[Request], budget: int, device: Device, bloc
             index = bisect_right(after, number)
             yield -after[index] if index < len(after) else -FOREVER
 
-    return replay_blocks("knows the future", requests, budget, device, block, ranks)
+    return replay_blocks("knows the future", requests, budget, device, block, ranks, state_tokens)
 
 
 def replay_conversations(requests: Sequence[Request], budget: int, device: Device) -> Score:
@@ -409,7 +448,7 @@ def scores(requests: Sequence[Request], budget: int, device: Device, options: ar
         with tempfile.TemporaryDirectory() as folder:
             yield from replay_ours(requests, budget, device, state, Path(folder), options.restart)
     if options.baselines:
-        yield replay_oracle(requests, budget, device, options.block)
+        yield replay_oracle(requests, budget, device, options.block, state)
         yield replay_lru("LRU, blocks of a tree", requests, budget, device, options.block)
         yield replay_lru("LRU, blocks of 256", requests, budget, device, 256)
         yield replay_conversations(requests, budget, device)

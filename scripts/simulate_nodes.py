@@ -122,19 +122,24 @@ class SimulatedNode:
         """What a proxy's question gets."""
         now = {"running": self.running, "queued": 0}
         if request.url.path == "/health":
-            return httpx.Response(200, json={"state": "ready"} | now)
+            return answered({"state": "ready"} | now)
         if request.url.path == "/v1/models":
             card = {"id": "default", "details": {"state": "ready"}}
-            return httpx.Response(200, json={"data": [card]})
+            return answered({"data": [card]})
         body = json.loads(request.content)
         if request.url.path == "/v1/cache/placements":
             await self.pause(self.delays.view)
             found = asdict(self.placements.ask(PlacementBody(**body)))
             await self.pause(self.delays.view)
-            return httpx.Response(200, json=found | now)
+            return answered(found | now)
         await self.pause(self.delays.explain)
         parts = [message["content"] for message in body["messages"]]
-        return httpx.Response(200, json={"reused": self.reused(parts), "prompt": sum(map(tokens_of, parts))} | now)
+        return answered({"reused": self.reused(parts), "prompt": sum(map(tokens_of, parts))} | now)
+
+
+def answered(body: dict[str, Any]) -> httpx.Response:
+    """With the body still to be read, as it comes from a real node."""
+    return httpx.Response(200, stream=httpx.ByteStream(json.dumps(body).encode()))
 
 
 def tokens_of(text: str) -> int:

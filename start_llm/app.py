@@ -22,7 +22,7 @@ from start_llm.chat.service import ChatService
 from start_llm.clients import CLIENTS
 from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
-from start_llm.core.settings import Settings
+from start_llm.core.settings import SECRETS, Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
@@ -347,9 +347,7 @@ def _traces(environment: Mapping[str, str]) -> Traces | None:
 def _dumps(settings: Settings) -> Dumps | None:
     if not settings.dump_requests:
         return None
-    redactor = Redactor(
-        [settings.api_key, settings.litellm_master_key, settings.fallback_api_key, settings.nodes_api_key]
-    )
+    redactor = Redactor([getattr(settings, name) for name in SECRETS])
     return Dumps(settings.log_root, settings.log_max_bytes, redactor)
 
 

@@ -98,7 +98,15 @@ def test_what_agents_are_told_is_there() -> None:
 
 
 #: Variables of other programs that pages name.
-OTHERS = {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OLLAMA_CONTEXT_LENGTH", "ORACLE_LOG"}
+OTHERS = {
+    "ANTHROPIC_API_KEY",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER",
+    "HTTP_PROXY",
+    "OPENAI_API_KEY",
+    "OLLAMA_CONTEXT_LENGTH",
+    "ORACLE_LOG",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS",
+}
 
 
 def unknown(text: str) -> set[str]:

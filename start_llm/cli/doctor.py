@@ -51,7 +51,7 @@ MISSES = {
     "unproved": "nothing proved that other values belong to the same conversation: send session_id in all turns",
     "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
     "not_restorable": "this model cannot go on from stored KV; `models show` says why",
-    "store_error": "the KV store failed, see the log",
+    "store_error": "stored KV could not be read, see the log",
 }
 COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
 
@@ -126,6 +126,8 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     for found in check_hosts(settings):
         yield Finding(found.name, "ok" if found.is_well else "bad", found.text)
     yield check_disk(settings.cache_dir)
+    if settings.disk_dir is not None and settings.cache_dir not in settings.disk_dir.parents:
+        yield check_disk(settings.disk_dir, "KV_DISK_DIR")
     yield from check_reuse(home() / settings.cache_dir / AUDIT_FILE)
 
 
@@ -282,12 +284,14 @@ def check_reuse(audit: Path) -> Iterator[Finding]:
     )
 
 
-def check_disk(folder: Path) -> Finding:
-    """Room and rights where models and KV are stored."""
+def check_disk(folder: Path, setting: str = "START_LLM_CACHE_DIR") -> Finding:
+    """Room and rights where models or KV are stored; `setting` says where that is."""
     here = folder
     while not here.exists():
         here = here.parent
     if not os.access(here, os.W_OK):
-        return Finding("disk", "bad", f"{here} cannot be written; set START_LLM_CACHE_DIR")
+        return Finding("disk", "bad", f"{here} cannot be written; set {setting}")
     free = shutil.disk_usage(here).free
-    return Finding("disk", "ok" if free > ROOM else "note", f"{free / GIB:.0f} GiB free under {here}")
+    if free <= ROOM:
+        return Finding("disk", "note", f"{free / GIB:.1f} GiB free under {here}: a model, or stored KV, may not fit")
+    return Finding("disk", "ok", f"{free / GIB:.0f} GiB free under {here}")

@@ -31,13 +31,15 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return ExitCode.BAD_SETTING
     if options.json:
         print(json.dumps(found, indent=1))
+    elif not settings.nodes and found[0]["state"] == "gone":
+        print(f"NODES is not set, and no server answers on port {settings.mlx_port}.")
     else:
+        if not settings.nodes:
+            print("NODES is not set: the proxy has this server alone.")
         print_table(_HEADINGS, [_row(node) for node in found], words=("NODE", "STATE", "VERSION", "MODELS"))
         for node in found:
             if node["detail"]:
                 print(printable(f"{node['name']}: {node['detail']}"))
-        if not settings.nodes:
-            print("NODES is not set: the proxy has this server alone.")
     return 0 if all(node["state"] in _ANSWERING for node in found) else 1
 
 

@@ -21,6 +21,7 @@ _FIRST = (
     ("launch pi", "an agent in this folder; a server starts if none runs"),
     ("serve owner/name", "a model from Hugging Face"),
 )
+_ELSEWHERE = {"run": "chat", "list": "models", "ls": "models", "show": "models", "get": "pull", "setup": "recommend"}
 
 
 class UsageError(Exception):
@@ -124,8 +125,8 @@ def _no_command(word: str, allowed: list[str]) -> str:
 
 
 def _near(word: str, allowed: list[str]) -> str:
-    """``did you mean serve? `` if something allowed is like `word`."""
-    found = difflib.get_close_matches(word, allowed, 1, 0.6)
+    """``did you mean serve? `` if something allowed is like `word`, or means what another server calls so."""
+    found = [_ELSEWHERE[word]] if _ELSEWHERE.get(word) in allowed else difflib.get_close_matches(word, allowed, 1, 0.7)
     return f"did you mean {found[0]}? " if found else ""
 
 

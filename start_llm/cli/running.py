@@ -10,16 +10,15 @@ import gc
 import logging
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-
-from dotenv import dotenv_values
 
 from start_llm.api.http.listener import check_bind
 from start_llm.cli.commands import Command
 from start_llm.cli.reading import ParsedCommand
 from start_llm.core.errors import ExitCode, NotSupported
 from start_llm.core.paths import expanded
-from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.core.settings import Settings, SettingsError, load_settings, stored_values
 from start_llm.dashboard.process_log import json_line
 from start_llm.host.blas import begin_again
 from start_llm.host.home import command as program
@@ -101,7 +100,9 @@ def _start(typed: ParsedCommand, settings: Settings) -> int:
 
 def _refuse(message: str, typed: ParsedCommand) -> int:
     # A variable as it stands: the settings as a whole cannot be read.
-    raw = os.environ.get("LOG_JSON") or dotenv_values(home() / ".env").get("LOG_JSON") or ""
+    raw = os.environ.get("LOG_JSON", "")
+    with suppress(SettingsError):
+        raw = raw or stored_values(home() / ".env").get("LOG_JSON") or ""
     as_json = typed.command.in_home and raw.strip().lower() in {"1", "true", "t", "yes", "y", "on"}
     print(json_line(message, level="error") if as_json else message, file=sys.stderr)
     return ExitCode.BAD_SETTING

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import NotSupported
+from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
@@ -30,7 +31,7 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 def show(settings: Settings, options: argparse.Namespace) -> int:
     """A summary; with ``--all`` every fact. 1 with a sentence: no such model is here, or its own file is wrong."""
-    asked = options.name or settings.model_path or EMBEDDED_NAME
+    asked = _model_name(settings, options.name)
     source = full_name(asked) or asked
     folder = _folder(settings, source)
     if folder is None:
@@ -66,6 +67,11 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def _model_name(settings: Settings, asked: str | None) -> str:
+    """The main model's name where none is given, or the one that requests may use for it."""
+    return asked if asked and asked != MAIN_NAME else settings.model_path or EMBEDDED_NAME
 
 
 def _probed(settings: Settings, folder: Path) -> ProbeResult | None:

@@ -156,7 +156,8 @@ def whole_characters(value: Any) -> Any:
     return value
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """A number of JSON text. Raises ValueError: it is too large, and would be written as Infinity."""
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"the number {text[:40]} is too large")
@@ -175,7 +176,7 @@ def _too_deep() -> BadRequest:
     return BadRequest(f"The body is nested too deeply: at most {DEPTH.most} lists and objects inside each other.")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=finite)
 
 
 # --- strings of many megabytes, a piece at a time ---

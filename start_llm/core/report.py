@@ -11,8 +11,8 @@ class Miss:
     """Why more was computed than was new."""
 
     # ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``, ``store_error``
-    # (the KV store failed), ``not_restorable`` (the model cannot go on from stored KV), ``unproved`` (an earlier
-    # turn has the same words, but other values in a declared place, and nothing proves that it is the same
+    # (stored KV could not be read), ``not_restorable`` (the model cannot go on from stored KV), ``unproved`` (an
+    # earlier turn has the same words, but other values in a declared place, and nothing proves that it is the same
     # conversation), ...
     reason: str
     token: int  # index of the first prompt token that differs from what was stored

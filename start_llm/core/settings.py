@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from start_llm.core.modelmap import MOST_NAME, ModelMap, parse_model_map
@@ -70,12 +72,18 @@ def _web_address(value: str | None) -> str | None:
     return value
 
 
+def _key(value: str | None) -> str | None:
+    if value is not None and re.search(r"[\x00-\x1f\x7f]|^\s|\s$", value):
+        raise ValueError("a key goes into a header: give one without line breaks, and without spaces at its ends")
+    return value
+
+
 def _node_addresses(value: str) -> str:
     """Addresses separated by commas, without a slash at their ends."""
     addresses = [address.strip().rstrip("/") for address in value.split(",") if address.strip()]
     for address in addresses:
-        port = re.fullmatch(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", address)
-        if port is None or not 0 < int(port[1] or 1) < 65536:
+        found = re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", address)
+        if found is None or not 0 < int(found[2] or 1) < 65536 or _is_wrong_number(found[1]):
             raise ValueError(
                 f"{address[:80]!r} is no address of a node; give scheme, host and port, "
                 "e.g. http://mac-1:8080,http://mac-2:8080"
@@ -83,6 +91,15 @@ def _node_addresses(value: str) -> str:
         if addresses.count(address) > 1:
             raise ValueError(f"{address!r} stands there twice")
     return ",".join(addresses)
+
+
+def _is_wrong_number(host: str) -> bool:
+    """Whether it is written like an IP address, and is none."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return re.fullmatch(r"\[.*|[0-9.]+", host) is not None
+    return False
 
 
 def _hosts(value: str) -> str:
@@ -109,6 +126,8 @@ def _model_map(value: str) -> str:
     return value
 
 
+SECRETS = ("api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key")
+"""Settings whose values nobody is shown."""
 RETIRED = {
     "PROMPT_CACHE_BLOCK_SIZE": "stored prefixes are compared token by token, not by block",
     "CACHE_USE_BLOCK_INDEX": "a lookup walks the tree of stored prefixes, which is exact and faster than an index",
@@ -204,7 +223,7 @@ class Settings(BaseModel):
     """A second port of the server, for clients that look for Ollama at its own, 11434. Unset: none."""
     http_threads: Annotated[int, Field(ge=1, le=1024)] = 16
     """HTTP worker threads; 1 is a strictly single-threaded accept loop."""
-    api_key: Annotated[str | None, OffOr] = None
+    api_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
     """If set, clients must send it as a bearer token."""
     allow_open_bind: bool = False
     """Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."""
@@ -245,14 +264,14 @@ class Settings(BaseModel):
     """Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."""
     proxy_startup_wait_seconds: Seconds = 2.0
     """How long start-up waits for the proxy before it goes on without; it is watched after that."""
-    litellm_master_key: Annotated[str | None, OffOr] = None
+    litellm_master_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
     """Key for the proxy. Made on first start and kept in .env."""
 
     fallback_model: Annotated[str | None, OffOr, AfterValidator(_fallback_model)] = None
     """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5, that gets through the proxy what this server
     cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this machine. See
     docs/operations.md."""
-    fallback_api_key: Annotated[str | None, OffOr] = None
+    fallback_api_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
     """Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."""
     fallback_api_base: Annotated[str | None, OffOr, AfterValidator(_web_address)] = None
     """Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."""
@@ -261,7 +280,7 @@ class Settings(BaseModel):
     nodes: Annotated[str, AfterValidator(_node_addresses)] = ""
     """Other start_llm servers that the proxy shares requests with: addresses separated by commas, e.g.
     http://mac-1:8080,http://mac-2:8080. See docs/fleet.md."""
-    nodes_api_key: Annotated[str | None, OffOr] = None
+    nodes_api_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
     """API_KEY of the servers in NODES."""
     nodes_self: Literal["on", "off"] = "on"
     """on: this server is a node beside those of NODES; off: the proxy sends conversations to them only."""
@@ -467,7 +486,7 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
     """Reads the environment and `env_file`. Raises SettingsError: naming the variable, its value and what is allowed;
     or a name in the file that is no setting. All of them at once."""
     known = {*setting_names(), *RETIRED}
-    stored = _stored_values(env_file)
+    stored = stored_values(env_file)
     unknown = [name for name in stored if name.upper() not in known]
     wrong = [f"{env_file}: {name} is no setting of start_llm{_hint(name)}" for name in unknown]
     # Both may hold names in small letters. The last one counts: flags, then the environment, then the file.
@@ -478,7 +497,8 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
     except ValidationError as error:
         for problem in error.errors():
             name = str(problem["loc"][0]).upper() if problem["loc"] else "?"
-            wrong.append(f"{name}={problem['input']!r}: {plain(problem['msg'])}")
+            shown = "(not shown)" if name.lower() in SECRETS else repr(problem["input"])
+            wrong.append(f"{name}={shown}: {plain(problem['msg'])}")
     if settings is None or wrong:
         raise SettingsError("\n".join(wrong))
     return settings
@@ -489,7 +509,7 @@ def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str
     so: retired or misspelt."""
     settings = setting_names()
     sentences = []
-    for name in dict.fromkeys(name.upper() for name in [*_stored_values(env_file), *os.environ]):
+    for name in dict.fromkeys(name.upper() for name in [*stored_values(env_file), *os.environ]):
         if name in RETIRED:
             sentences.append(f"{name} does nothing any more: {RETIRED[name]}. You can remove it.")
         elif name not in settings and (near := difflib.get_close_matches(name, settings, 1, _SURELY_MEANT)):
@@ -506,16 +526,34 @@ def setting_names() -> list[str]:
     return [name.upper() for name in dict.fromkeys(names)]
 
 
-def _stored_values(env_file: str | os.PathLike[str] | None) -> dict[str, str | None]:
-    """Empty where there is no such file. Raises SettingsError."""
+def stored_values(env_file: str | os.PathLike[str] | None) -> dict[str, str | None]:
+    """What the file says, as text; nothing where there is no such file. Raises SettingsError: it is not understood."""
+    if env_file is None:
+        return {}
     try:
-        return {} if env_file is None else dotenv_values(env_file)
+        if Path(env_file).is_file():
+            _check_lines(Path(env_file))
+        return dotenv_values(env_file)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{env_file}: it must be a text file (UTF-8) that can be read: {error}") from None
 
 
+def _check_lines(env_file: Path) -> None:
+    """dotenv passes over lines that it does not understand. Values are not told: one may be a key."""
+    with env_file.open(encoding="utf-8") as lines:
+        read = [found.original for found in parse_stream(lines) if found.error or (found.key and found.value is None)]
+    wrong = []
+    for place in read:
+        text = place.string.lstrip()
+        line = place.line + place.string[: len(place.string) - len(text)].count("\n")
+        name = re.split(r"[\s=]", text, maxsplit=1)[0]
+        wrong.append(f"{env_file}: line {line} ({name}) must be NAME=value; quotes come in pairs.")
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name.upper(), setting_names(), 1, _LIKE)
+    near = difflib.get_close_matches(name.upper(), map(str.upper, Settings.model_fields), 1, _LIKE)
     return f"; the nearest one is {near[0]}." if near else "; .env.example lists all of them."
 
 

@@ -27,6 +27,8 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
 from start_llm.models.loader import LoadedModel
+from start_llm.parsing.registry import SHARED_SIGNS
+from start_llm.parsing.tools.pythonic import LLAMA
 
 if TYPE_CHECKING:  # few need it, and what it imports
     from start_llm.engine.ranks.leader import LeaderGroup
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
 WRITE_LOOK_SECONDS = 0.02
+_CALL_HEAD = 64  # tokens at an answer's beginning that tell whether it is a call
 
 
 class TextRuntime:
@@ -122,8 +125,9 @@ def make_runner(
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
         quantisation.check(loaded.model)
     batches, landmarks = not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded))
+    call_marks = sorted(call_marks_of(loaded))
     if ranks is not None:
-        batches, landmarks = ranks.agree([batches, landmarks])
+        batches, landmarks, call_marks = ranks.agree([batches, landmarks, call_marks])
     make = ModelRunner if ranks is None else partial(RankRunner, ranks=ranks)
     return make(
         loaded.model,
@@ -133,15 +137,29 @@ def make_runner(
         quantisation=quantisation,
         batches=batches,
         marks=landmarks,
+        call_marks=call_marks,
+        begins_call=partial(begins_plain_call, loaded),
         agree=(lambda nbytes: nbytes) if ranks is None else ranks.agree,
     )
 
 
 def landmarks_of(loaded: LoadedModel) -> set[int]:
     """The tokens that end reasoning and that begin a call, where these are tokens of their own."""
-    style, marks = loaded.style, loaded.tokenizer.get_added_vocab()
-    texts = (style.reasoning.end, *(opener.text for opener in style.openers(())))
-    return {marks[text] for text in texts if text in marks}
+    end = loaded.tokenizer.get_added_vocab().get(loaded.style.reasoning.end)
+    return call_marks_of(loaded) | ({end} if end is not None else set())
+
+
+def call_marks_of(loaded: LoadedModel) -> set[int]:
+    """The tokens that begin a call; empty where calls begin with text that is no token of its own."""
+    marks = loaded.tokenizer.get_added_vocab()
+    return {marks[opener.text] for opener in loaded.style.openers(()) if opener.text in marks}
+
+
+def begins_plain_call(loaded: LoadedModel, answer: Sequence[int]) -> bool:
+    """Whether a line at the beginning of an answer is a call in plain JSON, as Llama models write most of theirs."""
+    if loaded.style.tools.id != LLAMA.id:
+        return False
+    return SHARED_SIGNS[LLAMA.id].search(loaded.tokenizer.decode(answer[:_CALL_HEAD])) is not None
 
 
 def make_store(

@@ -85,6 +85,9 @@ class ImageReader:
         """
         fresh = _behind_last_answer(messages)
         self._check_sizes(fresh)
+        for image in fresh:
+            if image.kind == "url":
+                self._known.pop(_key(image))  # by now there may be another one
         known = {
             at: replace(seen, problem=seen.problem or problem(seen.width, seen.height))
             for at, seen in self._read(messages, fetched=True).items()
@@ -228,7 +231,7 @@ def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> dict[
     for image in (image for message in messages for image in message.attachments):
         identity = known[id(image)].identity
         if identity not in numbers:
-            numbers[identity] = given.get(identity[:_SHORT]) or last + 1
+            numbers[identity] = given.pop(identity[:_SHORT], 0) or last + 1
             last = max(last, numbers[identity])
     return numbers
 

@@ -68,3 +68,34 @@ def hash_on(chain: hashlib._Hash, tokens: Tokens) -> hashlib._Hash:
     following = chain.copy()
     following.update(np.ascontiguousarray(tokens, dtype="<i4"))
     return following
+
+
+class PathHash:
+    """The hash chain (`hash_on`) of all tokens up to a place. It is computed when it is needed, by any thread.
+
+    So the model thread names a prefix without hashing it.
+    """
+
+    __slots__ = ("_above", "_chain", "_raw")
+
+    def __init__(self, above: PathHash | None = None, raw: bytes = b"") -> None:
+        """Of `raw`, tokens as int32 in native order, behind all those of `above`."""
+        self._above, self._raw = above, raw
+        self._chain: hashlib._Hash | None = None
+
+    def chain(self) -> hashlib._Hash:
+        """Remembered, here and on the way. Not to be updated."""
+        todo: list[tuple[PathHash, bytes]] = []
+        here: PathHash | None = self
+        chain = hashlib.sha256()
+        while here is not None:
+            above, raw = here._above, here._raw
+            if here._chain is not None:  # read last: another thread sets it before it gives up the other two
+                chain = here._chain
+                break
+            todo.append((here, raw))
+            here = above
+        for here, raw in reversed(todo):
+            here._chain = chain = hash_on(chain, np.frombuffer(raw, np.int32))
+            here._above, here._raw = None, b""
+        return chain

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from start_llm.kvcache.blocks import Tokens, TokenSequence, common_prefix
+from start_llm.kvcache.blocks import PathHash, Tokens, TokenSequence, common_prefix
 from start_llm.kvcache.types import RestorePlan
 
 BLOCK = 64
@@ -29,10 +29,10 @@ Peek = Callable[[Tokens, int], RestorePlan]
 class KVListener(Protocol):
     """Is told what a store gave up. Called on the model thread: returns at once."""
 
-    def evicted(self, chain: hashlib._Hash, start: int, raw: bytes) -> None:
+    def evicted(self, before: PathHash, start: int, raw: bytes) -> None:
         """KV of a run of tokens is neither in memory nor on disk any more.
 
-        `chain`: of all `start` tokens before it, see `blocks.hash_on`. `raw`: the tokens, int32.
+        `before`: of all `start` tokens before it. `raw`: the tokens, int32.
         """
 
     def cleared(self) -> None:

@@ -20,6 +20,7 @@ _UNPROTECTED = (-1, 0.0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000, 0  # from a protected end: checkpoints, tokens
+_CUT_STEP = 256  # tokens; a multiple of the blocks that routers are told of
 _SPARSE = 8  # at an end the KV between two checkpoints that are kept to the last is as large as so many of their states
 
 Strengths = dict[int, Strength]
@@ -96,10 +97,27 @@ class Eviction:
                 heapq.heappush(queue, (here, next(turns), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
-            elif is_lent(segment.rows):
-                continue
-            elif (above := resident.drop(segment)) is not None:
+            elif not is_lent(segment.rows) and (above := self._give_up(segment, strengths)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
+
+    def _give_up(self, leaf: Segment, strengths: Strengths) -> Segment | None:
+        """Drops as much of a leaf as is needed. Returns the leaf above it, if there is one now."""
+        if self._kit.cuttable and (front := self._split_at_budget(leaf)) is not None:
+            strengths[id(front)] = strengths.get(id(leaf), _UNPROTECTED)
+        return self._resident.drop(leaf)
+
+    def _split_at_budget(self, leaf: Segment) -> Segment | None:
+        """Divides a leaf, so that no more of it has to go than the budget asks for. Returns the part that can stay;
+        ``None``: all of it has to go. Only where every layer can be cut: elsewhere that part would restore nothing.
+
+        Cuts are at multiples of `_CUT_STEP`, so that a run of tokens does not fall into ever smaller segments.
+        """
+        excess_bytes = self._resident.nbytes - self.budget_bytes
+        if excess_bytes <= 0:  # it goes for another limit's sake
+            return None
+        excess_tokens = math.ceil(excess_bytes * leaf.length / max(leaf.nbytes, 1))
+        cut = (leaf.end - excess_tokens) // _CUT_STEP * _CUT_STEP
+        return self._resident.tree.split(leaf, cut - leaf.start) if cut > leaf.start else None
 
 
 def value(segment: Segment, now: float) -> float:
@@ -141,10 +159,11 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
 
     What losing it costs: the tokens back to the next one above, for each time that a request lands here.
     That is likely near a conversation's end, at the end of a system text, and where it happened before.
-    The first go only after all unprotected leaves, a system text's only after conversations unused for longer. All
-    others go before KV of conversations; but the first of every `window` tokens stays as long as the end below it:
-    without it, all KV would be of no use once that end has gone. Windows are wider the further from the end they are:
-    a conversation that has lost so much computes so much again, and a part of that more is no great loss.
+    The first go only after all unprotected leaves, a system text's only after the KV of the conversations in progress
+    that begin with it: without it, what is left of them may be of no use. All others go before KV of conversations; but
+    the first of every `window` tokens stays as long as the end below it, for the same reason. Windows are wider the
+    further from the end they are: a conversation that has lost so much computes so much again, and a part of that more
+    is no great loss.
 
     Args:
         nearest: of `nearest_ends`, for this segment.
@@ -157,7 +176,7 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
     worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
     strength = strengths.get(id(segment), _UNPROTECTED)
     if segment.head:
-        return 3, strength, worth
+        return 3, strength, worth if strength == _UNPROTECTED else math.inf
     while 2 * window <= tokens:
         window *= 2
     if segment.end // window > next_above // window:

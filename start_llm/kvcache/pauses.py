@@ -2,7 +2,8 @@
 
 The idea: the longer a pause has lasted, the longer it will still last. A coding agent comes back within seconds while
 its tools run, a person within minutes or not at all. So the question is: of all pauses that lasted as long as this
-one, how many ended soon after? Each conversation has habits of its own, and those of all others tell what is usual.
+one, how many ended soon after, and how long was it until then? KV that waits takes room, so returns are counted by
+seconds of waiting. Each conversation has habits of its own, and those of all others tell what is usual.
 """
 
 from __future__ import annotations
@@ -29,14 +30,22 @@ class Pauses:
         self._recent.append(seconds)
         insort(self._sorted, seconds)
 
-    def ended(self, silence: float, soon: float) -> tuple[int, int]:
-        """Of the pauses of at least `silence` seconds: how many ended within `soon` more, and how many there are."""
-        first = bisect_left(self._sorted, silence)
-        return bisect_left(self._sorted, silence + soon) - first, len(self._sorted) - first
+    @property
+    def longest(self) -> float:
+        """Seconds; 0: there are none."""
+        return self._sorted[-1] if self._sorted else 0.0
+
+    def ended(self, silence: float, soon: float) -> tuple[int, int, float]:
+        """Of the pauses of at least `silence` seconds: how many ended within `soon` more, how many there are, and for
+        how many of these `soon` seconds they lasted together."""
+        first, last = bisect_left(self._sorted, silence), bisect_left(self._sorted, silence + soon)
+        ended, longer = last - first, len(self._sorted) - last
+        return ended, ended + longer, sum(self._sorted[first:last]) - silence * ended + soon * longer
 
 
 def rate_of_return(silence: float, own: Pauses, everyone: Pauses, silences: Sequence[float]) -> float:
-    """How likely a conversation that is silent for `silence` seconds comes back soon: chance a second.
+    """How soon a conversation that is silent for `silence` seconds is likely to come back: returns for each second of
+    waiting. A wait ends with the return, or is given up when `soon` is over.
 
     Args:
         own: the conversation's pauses.
@@ -44,8 +53,8 @@ def rate_of_return(silence: float, own: Pauses, everyone: Pauses, silences: Sequ
         silences: how long each conversation is silent now, ascending: pauses that have not ended yet.
     """
     soon = max(_SOON, silence * _SOON_SHARE)
-    ended, lasted = everyone.ended(silence, soon)
-    lasted += len(silences) - bisect_left(silences, silence)
-    usual = ended / max(lasted, 1)
-    own_ended, own_lasted = own.ended(silence, soon)
-    return (own_ended + _OTHERS_COUNT * usual) / (own_lasted + 1 + _OTHERS_COUNT) / soon
+    ended, lasted, seconds = everyone.ended(silence, soon)
+    silent = len(silences) - bisect_left(silences, silence)
+    weight = _OTHERS_COUNT / max(lasted + silent, 1)
+    own_ended, _, own_seconds = own.ended(silence, soon)
+    return (own_ended + weight * ended) / (own_seconds + soon + weight * (seconds + silent * soon))

@@ -10,7 +10,6 @@ router that was told of blocks by an earlier process sees a gap, asks for what i
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -22,7 +21,7 @@ import msgspec
 import zmq
 
 from start_llm.core.errors import Unavailable
-from start_llm.kvcache.blocks import TokenSequence, as_tokens
+from start_llm.kvcache.blocks import PathHash, TokenSequence, as_tokens
 from start_llm.kvcache.events import BLOCK, Peek, PublishedBlocks, block_names
 
 log = logging.getLogger(__name__)
@@ -36,6 +35,9 @@ REPLAYED = 10_000  # batches, as vLLM keeps
 REPLAYED_BYTES = 64 << 20  # of all of them; a prompt of 200,000 tokens makes a batch of a megabyte
 MOST_ASKED_BYTES = 1024  # of a part of a question; longer ones end their connection
 RANK = 0  # of data parallelism; this server has one
+
+# A method that makes events, and its arguments: one object, for the model thread pays for each.
+_Work = tuple[Callable[..., list[Any]], *tuple[Any, ...]]
 
 
 class KVEventPublisher:
@@ -53,7 +55,7 @@ class KVEventPublisher:
         """`endpoint`: ``tcp://HOST:PORT``; PORT + 1 is the replay socket's, and 0 means any two."""
         self.endpoint, self.replay = endpoint, _next_port(endpoint)
         self._topic = topic.encode()
-        self._waiting: deque[Callable[[], list[Any]]] = deque(maxlen=most_waiting)
+        self._waiting: deque[_Work] = deque(maxlen=most_waiting)
         self._blocks = PublishedBlocks()
         self._buffer: deque[tuple[int, bytes]] = deque()
         self._buffer_bytes = 0
@@ -95,16 +97,16 @@ class KVEventPublisher:
 
     # --- what is said -------------------------------------------------------------
 
-    def evicted(self, chain: hashlib._Hash, start: int, raw: bytes) -> None:
-        self._put(lambda: self._release(chain, start, raw))
+    def evicted(self, before: PathHash, start: int, raw: bytes) -> None:
+        self._put((KVEventPublisher._release, before, start, raw))
 
     def cleared(self) -> None:
-        self._put(self._clear)
+        self._put((KVEventPublisher._clear,))
 
     def announce(self, plain: TokenSequence, prompt: TokenSequence, peek: Peek) -> None:
-        self._put(lambda: self._announce(plain, prompt, peek))
+        self._put((KVEventPublisher._announce, plain, prompt, peek))
 
-    def _put(self, work: Callable[[], list[Any]]) -> None:
+    def _put(self, work: _Work) -> None:
         if len(self._waiting) == self._waiting.maxlen:
             with self._drops_lock:
                 self._dropped += 1
@@ -146,7 +148,8 @@ class KVEventPublisher:
         events: list[Any] = []
         until = time.thread_time() + TICK_MILLISECONDS / 1000 / REST * 2
         while self._waiting and (self._stopping or time.thread_time() < until):
-            events += self._waiting.popleft()()
+            method, *arguments = self._waiting.popleft()
+            events += method(self, *arguments)
         if self._dropped > self._dropped_before:
             level = logging.DEBUG if self._dropped_before else logging.WARNING  # once; the rest is counted
             self._dropped_before = self._dropped
@@ -162,8 +165,8 @@ class KVEventPublisher:
         self._stored += len(new.names)
         return [["BlockStored", new.names, new.parent, new.tokens, BLOCK, None, MEDIUM, None]]
 
-    def _release(self, chain: hashlib._Hash, start: int, raw: bytes) -> list[Any]:
-        gone = self._blocks.release(block_names(raw, chain, start))
+    def _release(self, before: PathHash, start: int, raw: bytes) -> list[Any]:
+        gone = self._blocks.release(block_names(raw, before.chain(), start))
         self._removed += len(gone)
         return [["BlockRemoved", gone, MEDIUM]] if gone else []
 

@@ -11,7 +11,7 @@ from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run, divided
-from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
+from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
 from start_llm.kvcache.types import Checkpoint, Form, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
@@ -82,7 +82,7 @@ class ResidentKV:
     def tell_evicted(self, segment: Segment) -> None:
         """Tells the listener of a segment whose KV is neither in memory nor on disk any more."""
         if self._listener is not None and segment.is_ghost and segment.parent is not None:
-            self._listener.evicted(chain_of(segment.parent), segment.start, segment.raw)
+            self._listener.evicted(path_hash(segment.parent), segment.start, segment.raw)
 
     def forget_ghosts(self, down_to: int) -> None:
         """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""

@@ -12,14 +12,22 @@ from start_llm.kvcache.tree import Segment
 
 _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
 _RESERVED_SHARE = 0.7  # of the budget: if those that were begun have less than the rest, they cost more than is saved
+_PERSON = 20.0  # seconds; who went on with a final answer later than that was a person, so this is no sub-agent
 _PAUSES = 4096  # of all conversations
 _OWN_PAUSES = 128
+
+
+def _pauses(most: int) -> dict[bool, Pauses]:
+    """By whether the answer in front of a pause was final."""
+    return {False: Pauses(most), True: Pauses(most)}
+
 
 Key = tuple[str | None, str]
 """Owner and name of a conversation: two owners may have chosen the same name."""
 Strength = tuple[int, float, float]
 """Of a protected end, the weakest first. (0, 0, last use): its conversation left it behind. (1, how likely the
-conversation comes back soon, last use). (2, minus its first use, 0): it waits for conversations that it began."""
+conversation comes back soon, last use), where a sub-agent that has ended counts as used long ago. (2, minus its first
+use, 0): it waits for conversations that it began."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +40,10 @@ class Session:
     caller: Key | None = None  # the conversation that is taken to have begun this one, as an agent begins sub-agents
     called: float = -math.inf  # when one that it began was used last
     answered: float = math.inf  # when its last turn was over; `used` moves within a turn, too
+    unanswered: bool = False  # the newest end is one of a part of a turn, or of a guess
     alternates: bool = False  # it once went on from an end that was not its newest one
-    pauses: Pauses = field(default_factory=partial(Pauses, _OWN_PAUSES))
+    calls: bool | None = None  # whether its last answer called tools; else a person goes on with it, or nobody
+    pauses: dict[bool, Pauses] = field(default_factory=partial(_pauses, _OWN_PAUSES))
 
 
 class Sessions:
@@ -49,71 +59,105 @@ class Sessions:
         self._idle = idle
         self._keep = keep
         self._lately = (idle or _USUAL_IDLE) / 6
+        self._waits_for = (idle or _USUAL_IDLE) / 3  # so long a conversation may wait for those that it began
         self._between = (idle or _USUAL_IDLE) / 30  # two requests of a sub-agent are seldom further apart
         self._known: Lru[Key, Session] = Lru(most)
-        self._pauses = Pauses(_PAUSES)
+        self._pauses = _pauses(_PAUSES)
 
-    def add_end(self, name: str, end: Segment, now: float, *, owner: str | None = None, answered: bool = True) -> None:
+    def add_end(
+        self,
+        name: str,
+        end: Segment,
+        now: float,
+        *,
+        owner: str | None = None,
+        answered: bool = True,
+        calls: bool | None = None,
+    ) -> None:
         """A turn of the owner's conversation `name` was stored up to `end`; ends that it grew out of are no ends any
         more.
 
         `answered`: the turn is over. Else this is a part of it, or a guess of the next one: no pause has ended.
+        `calls`: its answer calls tools; ``None``: nobody knows, which counts as if it did.
         """
         key = owner, name
         if (session := self._known.get(key)) is None:
             session = Session(now, now, caller=self._likely_caller(owner, end, now))
         if answered:
             if now > session.answered:
-                session.pauses.add(now - session.answered)
-                self._pauses.add(now - session.answered)
-            session.answered = now
+                for pauses in (session.pauses, self._pauses):
+                    pauses[session.calls is False].add(now - session.answered)
+            session.answered, session.calls = now, calls
         session.used = now
         if (caller := self._caller(session)) is not None and caller.used < session.created:
             caller.called = now  # it has not come back since it began this one
         above = set(map(id, end.ancestors()))
-        session.alternates = session.alternates or any(id(e) in above for e in session.ends[:-1])
+        turns_ends = session.ends[:-1] if session.unanswered else session.ends
+        session.alternates = session.alternates or any(id(e) in above for e in turns_ends[:-1])
+        session.unanswered = not answered
         kept = [e for e in session.ends if e is not end and _held(e) is not None and id(e) not in above]
-        session.ends = [*kept, end][-self._keep :] if self._keep else []
+        session.ends = [*kept, end][-self._keep - session.unanswered :] if self._keep else []
         self._known.put(key, session)
 
     def _caller(self, session: Session | None) -> Session | None:
         return self._known.get(session.caller) if session is not None and session.caller is not None else None
 
     def _likely_caller(self, owner: str | None, end: Segment, now: float) -> Key | None:
-        """Of a new conversation: the owner's conversation that was active last and begins with the same segment. If
-        that one was begun by another that has not come back since, the same one has begun this, too."""
+        """Of a new conversation: the owner's conversation that was active last and begins with the same segment; if any
+        of these waits for a call, the last of those. If that one was begun by another that has not come back since, the
+        same one has begun this, too, unless only the later one waits for a call. Where nobody knows which answers call
+        tools, nobody is found: a sub-agent that has ended resembles a new one more than their caller does."""
         first = _first(end)
         alike = [
-            (session.used, key)
+            (session.calls, session.used, key)
             for key, session in self._known.items()
             if key[0] == owner
+            and session.calls is not None
             and now - max(session.used, session.called) <= self._lately
             and any(_first(known) is first for known in session.ends[-1:])
         ]
         if not alike:
             return None
-        _, latest = max(alike)
+        *_, latest = max(alike)
         session = self._known.get(latest)
         caller = self._caller(session)
-        return session.caller if session and caller and caller.used < session.created else latest
+        if session is None or caller is None or caller.used >= session.created:
+            return latest
+        return session.caller if caller.calls or not session.calls else latest
 
     def protection(self, now: float, budget_bytes: int) -> dict[int, Strength]:
         """For the deepest segment of each protected end that holds KV (by `id`): how strongly, greater is stronger.
 
         The weakest is the conversation that is least likely to come back soon (`pauses`); of two that are equally
-        likely, the longest unused. One that waits for conversations that it began will come back for sure: up to
-        `_RESERVED_SHARE` of the budget is reserved for such ones, the eldest first, so that a dozen sub-agents do not
-        push out the one that called them. (By `bench_sessions.py` reserving room for all in progress costs more than it
-        saves.)
+        likely, the longest unused. Behind an answer that calls tools a client comes back by itself, behind a final
+        answer a person does: so each kind of pause is judged by pauses of its kind. One that waits for conversations
+        that it began will come back for sure: up to `_RESERVED_SHARE` of the budget is reserved for such ones, the
+        eldest first, so that a dozen sub-agents do not push out the one that called them. (By `bench_sessions.py`
+        reserving room for all in progress costs more than it saves.)
+
+        A sub-agent that has given its final answer seldom goes on: it is weaker than the larger one that is taken to
+        have begun it and has not come back since. (Not while it is the last that was used: if that guess is wrong, each
+        turn of a new conversation would give itself up for an earlier one.)
 
         A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
         back to where it was: such an end is weaker than the newest end of any other. One that was seen to go back may
         be several that share a name: then each end counts by its own silence.
         """
         strengths: dict[int, Strength] = {}
-        silences = sorted(now - session.used for _, session in self._known.items())
+        silences = {
+            final: sorted(now - session.used for _, session in self._known.items() if (session.calls is False) is final)
+            for final in (False, True)
+        }
+
+        def rate_of(session: Session, used: float) -> float:
+            kind = session.calls is False
+            return rate_of_return(now - used, session.pauses[kind], self._pauses[kind], silences[kind])
+
         reserved = self._reserved(now, int(budget_bytes * _RESERVED_SHARE))
-        for session in self._live(now):
+        live = self._live(now)
+        last = max((session.used for session in live), default=now)
+        for session in live:
+            caller = self._caller_of_ended(session, now) if session.used < last else None
             for end in session.ends:
                 if (held := _held(end)) is None:
                     continue
@@ -122,8 +166,9 @@ class Sessions:
                     strength = 2, -session.created, 0.0
                 elif newest or session.alternates:
                     used = session.used if newest else end.used
-                    rate = rate_of_return(now - used, session.pauses, self._pauses, silences)
-                    strength = 1, rate, used
+                    strength = 1, rate_of(session, used), used
+                    if caller is not None:
+                        strength = 1, min(strength[1], rate_of(caller, caller.used)), used - self._waits_for
                 else:
                     strength = 0, 0.0, end.used
                 strengths[id(held)] = max(strengths.get(id(held), strength), strength)
@@ -132,14 +177,24 @@ class Sessions:
     def _reserved(self, now: float, room: int) -> set[int]:
         """The conversations (by `id`) that wait for those that they began, as many as fit into `room` bytes."""
         seen, reserved = set[int](), set[int]()
-        waiting = [s for s in self._live(now) if s.called > s.used and now - s.called <= self._between]
-        waiting = [s for s in waiting if now - s.used <= 2 * self._lately]
+        waiting = [s for s in self._live(now) if s.calls and s.called > s.used and now - s.called <= self._between]
+        waiting = [s for s in waiting if now - s.used <= self._waits_for]
         for session in sorted(waiting, key=lambda s: s.created):
             taken = sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
             if taken <= room:
                 room -= taken
                 reserved.add(id(session))
         return reserved
+
+    def _caller_of_ended(self, session: Session, now: float) -> Session | None:
+        """If this is a sub-agent that has given its final answer: the larger conversation that has begun it and has not
+        come back since. It need not wait for a call: some clients begin sub-agents by themselves."""
+        caller = self._caller(session)
+        if caller is None or not caller.ends or not session.ends:
+            return None
+        ended = session.calls is False and session.pauses[True].longest <= _PERSON
+        waits = caller.used < session.created and now - caller.used <= self._waits_for
+        return caller if ended and waits and session.ends[-1].end < caller.ends[-1].end else None
 
     def protected_bytes(self, now: float) -> int:
         """KV that the protected ends stand on, themselves included."""

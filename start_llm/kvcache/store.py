@@ -183,6 +183,7 @@ class KVStore:
         head: bool = False,
         states: Sequence[tuple[int, Sequence[Any]]] = (),
         answered: bool = True,
+        calls: bool | None = None,
     ) -> None:
         """Stores what is not stored yet of `cache`, which holds exactly `tokens` (one row, not a batch).
 
@@ -196,6 +197,7 @@ class KVStore:
             states: layers as they were after so many of `tokens`: checkpoints of these places are saved, too.
             answered: a turn of that conversation is over, so checkpoints that it has outgrown are given up. Else this
                 is a part of it, or a guess of the next one.
+            calls: the answer of that turn calls tools, so the client comes back by itself (``None``: unknown).
 
         Raises:
             ValueError: the cache holds another number of tokens.
@@ -216,7 +218,7 @@ class KVStore:
             return
         end.head = end.head or head
         if session is not None and not one_shot:
-            self._sessions.add_end(session, end, self._clock(), owner=owner, answered=answered)
+            self._sessions.add_end(session, end, self._clock(), owner=owner, answered=answered, calls=calls)
         # Not while the prompt is computed: where its system text ends is not known yet.
         for segment in thin_after(end, self._config) if answered and not self._kit.cuttable else ():
             self.resident.drop_checkpoint(segment)

@@ -12,7 +12,6 @@ eviction, and a copy on disk still has its place. Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from start_llm.kvcache.blocks import Tokens, common_prefix, hash_on
+from start_llm.kvcache.blocks import PathHash, Tokens, common_prefix
 from start_llm.kvcache.types import Checkpoint, FilePart, StoredRows
 
 _TOKEN = 4  # bytes
@@ -47,7 +46,7 @@ class Segment:
     landed: int = 0  # restores that ended exactly here
     head: bool = False  # a tools+system block ends here
     one_shot: bool = False  # only side requests went through here
-    chain: hashlib._Hash | None = None  # of the whole path up to the segment's end, where it was asked for
+    path_hash: PathHash | None = None  # of the whole path up to the segment's end, where it was asked for
 
     @property
     def tokens(self) -> Tokens:
@@ -251,7 +250,7 @@ class SegmentTree:
         if child.is_ghost:
             with self._changing():
                 segment.raw += child.raw
-                segment.chain = child.chain
+                segment.path_hash = child.path_hash
                 segment.used = max(segment.used, child.used)
                 segment.children = child.children
                 for below in segment.children.values():
@@ -265,15 +264,15 @@ class SegmentTree:
         segment.parent = None
 
 
-def chain_of(segment: Segment) -> hashlib._Hash:
-    """The hash chain up to the segment's end; remembered along the way."""
-    todo = [segment]
-    while todo[-1].chain is None and todo[-1].parent is not None:
-        todo.append(todo[-1].parent)
-    chain = todo[-1].chain or hashlib.sha256()
-    for here in reversed(todo):
-        if here.chain is None:
-            here.chain = chain = hash_on(chain, here.tokens)
-        else:
-            chain = here.chain
-    return chain
+def path_hash(segment: Segment) -> PathHash:
+    """Of all tokens up to the segment's end; remembered along the way. Hashes nothing."""
+    todo: list[Segment] = []
+    here: Segment | None = segment
+    while here is not None and here.path_hash is None:
+        todo.append(here)
+        here = here.parent
+    found = None if here is None else here.path_hash
+    for each in reversed(todo):
+        each.path_hash = found = PathHash(found, each.raw)
+    assert found is not None
+    return found

@@ -20,6 +20,7 @@ from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
+from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.launch.folder import claimed, mark_of
 from start_llm.launch.mine import bring, config_folder, take_away
@@ -95,7 +96,8 @@ def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:
     if endpoint.context <= client.first_prompt:
         say(
             f"launch: {client.title}'s first prompt has about {client.first_prompt:,} tokens, but {endpoint.model} is "
-            f"served with {endpoint.context:,}. Serve a model with room for more (MODEL_PATH, MAX_KV_SIZE)."
+            f"served with {endpoint.context:,}. Start a model with room for more ({program()} recommend), or raise "
+            "MAX_KV_SIZE if that is what limits it."
         )
 
 

@@ -99,6 +99,8 @@ def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tupl
     """What the server tells of the model that `flags` ask for (the main one where they name none), and of all."""
     status, body = ask_json(f"{url}/v1/models", settings.api_key)
     cards = body.get("data") if isinstance(body, dict) else None
+    if status == 401:
+        raise LaunchError(f"The server at {url} needs its API key: set API_KEY, here or in {home() / '.env'}.")
     if status != 200 or not cards:
         raise LaunchError(f"{url}/v1/models answered {status}: {body}")
     wanted, context = full_name(flags.get("model_path")), flags.get("max_kv_size")

@@ -134,7 +134,7 @@ class Pool:
         with self._registry.lock:
             entry = self._registry.entry(known)
             if entry.users:
-                raise Conflict(f"{entry.name} has {entry.users} requests at work or waiting; end them first.")
+                raise Conflict(f"{entry.name} is in use (requests at work or waiting: {entry.users}); end them first.")
             if entry.state == "ready":
                 self._registry.order(entry, "evicted")
         until = time.monotonic() + UNLOAD_SECONDS

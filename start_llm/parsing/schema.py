@@ -14,7 +14,7 @@ from jsonschema.exceptions import SchemaError, UnknownType
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from start_llm.core.jsontext import too_much_to_read
+from start_llm.core.jsontext import finite, too_much_to_read
 from start_llm.parsing.schema_form import pointed
 
 ANY: Mapping[str, Any] = {}
@@ -213,7 +213,7 @@ def parse_literal(text: str) -> tuple[bool, Any]:
     if too_much_to_read(text):
         return False, None
     try:
-        return True, json.loads(text, strict=False, parse_constant=no_constant)
+        return True, json.loads(text, strict=False, parse_constant=no_constant, parse_float=finite)
     except (ValueError, RecursionError):
         pass
     try:

@@ -61,6 +61,7 @@ class Change:
     new: str | None  # None if it is gone
     rule: Rule | None = None
     repeated: bool = False  # a newer message says it as well
+    earlier: int | None = None  # index in the chain of an earlier message that says it as well
 
     @property
     def difference(self) -> Difference:

@@ -43,7 +43,8 @@ def _told(change: Change) -> list[str] | None:
         return [_tool(slot.name, old, new)]
     title = _title(slot)
     if new is None:
-        gone = "not there any more, newer messages count" if change.repeated else "withdrawn"
+        gone = "withdrawn" if change.earlier is None else f"withdrawn there, message {change.earlier + 1} still has it"
+        gone = "not there any more, newer messages count" if change.repeated else gone
         return [f"{title}, {gone}: {_brief(old or '')}"]
     if old is None:
         return [f"{title}, new:", new]

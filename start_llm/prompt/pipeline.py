@@ -177,14 +177,15 @@ class Pipeline:
             return None
         return Prompt(guess, rendering.boundaries(end), head, None, end, images)
 
-    def plain(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that a router makes of the conversation up to and with `answer`; none if it cannot."""
+    def plain(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """The tokens that a router may make of the conversation up to and with `answer` (`PlainTokens.of`); none if it
+        cannot."""
         if prepared.raw:
-            return (*prepared.prompt.tokens, *tokens)
+            return [(*prepared.prompt.tokens, *tokens)]
         try:
             return self._plain.of(prepared, answer)
         except (BadRequest, ContextLengthExceeded):
-            return ()
+            return []
 
     def _path_of(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Path:
         """The conversation with this answer at its end."""

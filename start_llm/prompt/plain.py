@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from start_llm.core.messages import Message
 from start_llm.core.prompt import FIRST_IMAGE_ID
+from start_llm.core.request import ChatRequest
 from start_llm.files.lru import Lru
 from start_llm.prompt.predict import followers, known_until
 from start_llm.prompt.prepared import Prepared
@@ -27,22 +28,29 @@ class PlainTokens:
         self._renderer, self._coder = renderer, coder
         self._last: Lru[tuple[str | None, str], Rendering] = Lru(_KEPT)
 
-    def of(self, prepared: Prepared, answer: Message) -> tuple[int, ...]:
-        """Those of the request's messages and `answer`, as the next request will carry it: without its reasoning.
+    def of(self, prepared: Prepared, answer: Message) -> list[tuple[int, ...]]:
+        """Those of the request's messages and `answer`, in each way in which the next request may carry it: without its
+        reasoning, and with it where the template then shows it.
 
         They end before the first image: its tokens are a router's own matter. Raises BadRequest: the template refuses
         these messages.
         """
-        request = prepared.request
-        sent = replace(answer, reasoning=None)
-        messages = [*request.messages, sent, *followers(sent, [])]
+        ways = [replace(answer, reasoning=None), *([answer] if answer.reasoning else [])]
+        renderings = [self._render(prepared.request, sent) for sent in ways]
+        different = {rendering.text: rendering for rendering in renderings}.values()
+        return [self._tokens((prepared.request.owner, prepared.session), rendering) for rendering in different]
+
+    def _render(self, request: ChatRequest, answer: Message) -> Rendering:
+        """The conversation, and stand-ins for what will follow `answer`."""
+        messages = [*request.messages, answer, *followers(answer, [])]
         variables = dict(request.template_kwargs)
         if request.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", request.reasoning_effort)
-        text = self._renderer.render(messages, request.tools, variables)
-        key = (request.owner, prepared.session)
-        old = self._last.get(key) or Rendering("", 0)
-        rendering = self._coder.code_again(text, old)
+        return self._renderer.render(messages, request.tools, variables)
+
+    def _tokens(self, key: tuple[str | None, str], text: Rendering) -> tuple[int, ...]:
+        """Those in front of the stand-ins and of the first image."""
+        rendering = self._coder.code_again(text, self._last.get(key) or Rendering("", 0))
         self._last.put(key, rendering)
         tokens = rendering.tokens[: rendering.anchor_at(known_until(rendering.text)).token]
         image = next((index for index, token in enumerate(tokens) if token >= FIRST_IMAGE_ID), len(tokens))

@@ -305,4 +305,7 @@ def _answered(message: Message, calls: dict[str, int]) -> bytes:
     """Which of the calls before it a result answers: ids may change on the way, their order does not."""
     if message.role != "tool":
         return b""
-    return bytes([calls.get(call_id(message.tool_call_id), 254) % 255])
+    number = calls.get(call_id(message.tool_call_id))
+    if number is None:
+        return b"\xfe"
+    return bytes([number]) if number < 254 else number.to_bytes(4, "little")

@@ -82,5 +82,6 @@ class Recorder:
 
     def _tell_routers(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
         publish = self._publish
-        if publish is not None and (plain := self._pipeline.plain(prepared, answer, tokens)):
-            publish(plain, (*prepared.prompt.tokens, *tokens))
+        if publish is not None:
+            for plain in self._pipeline.plain(prepared, answer, tokens):
+                publish(plain, (*prepared.prompt.tokens, *tokens))

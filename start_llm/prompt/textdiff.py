@@ -40,6 +40,7 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     places, still = _Places(after), {line for line in after if len(line.strip()) >= _ALIKE}
+    ordered = sorted(before) if a else ()
     for a1, a2, b1, b2 in _differences(a, b):
         gone, came = a[a1:a2], b[b1:b2]
         place = places.at(head + b1)
@@ -47,28 +48,34 @@ def diff(old: str, new: str) -> list[str] | None:
             pairs = zip(gone, came, strict=True)
             lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
             continue
+        runs = list(_by_whether_moved(gone, still, as_block=not came))
+        for is_moved, run in runs:
+            heading = f"{place}, {MOVED}:" if is_moved else f"{place}:" if came else f"{place}, {GONE}:"
+            lines += [heading, *_minus(run, ordered)]
         if came:
-            lines += [f"{place}:", *_minus(gone, before), *(f"+{line}" for line in came)]
-            continue
-        for is_moved, run in _by_whether_moved(gone, still):
-            lines += [f"{place}, {MOVED if is_moved else GONE}:", *_minus(run, before)]
+            is_open = bool(runs) and not runs[-1][0]  # under the last heading both are told
+            lines += [*(() if is_open else (f"{place}:",)), *(f"+{line}" for line in came)]
     return lines
 
 
-def _by_whether_moved(gone: Sequence[str], still: Set[str]) -> Iterator[tuple[bool, list[str]]]:
-    """Runs of lines, and whether they stand in the new text; short lines say too little to be told apart."""
-    if all(line in still or len(line.strip()) < _ALIKE for line in gone) and not still.isdisjoint(gone):
-        yield True, list(gone)
+def _by_whether_moved(gone: Sequence[str], still: Set[str], *, as_block: bool) -> Iterator[tuple[bool, Sequence[str]]]:
+    """Runs of lines, and whether they stand in the new text; short lines say too little to be told apart.
+
+    `as_block`: short lines among those that stand there are taken to have moved with them.
+    """
+    moved = all(line in still or len(line.strip()) < _ALIKE for line in gone) and not still.isdisjoint(gone)
+    if moved and as_block:
+        yield True, gone
         return
     for is_moved, run in groupby(gone, still.__contains__):
         yield is_moved, list(run)
 
 
-def _minus(gone: Sequence[str], before: Sequence[str]) -> list[str]:
-    """How lines that are gone are told; of many the first and the last."""
+def _minus(gone: Sequence[str], ordered: Sequence[str]) -> list[str]:
+    """How lines that are gone are told; of many the first and the last. `ordered`: all lines of the old text."""
     if len(gone) < _ELIDE and (len(gone) < _LONG[0] or sum(map(len, gone)) <= _LONG[1]):
-        return [f"-{_name(line, before)}" for line in gone]
-    first, last = (f"-{_name(line, before)}" for line in (gone[0], gone[-1]))
+        return [f"-{_name(line, ordered)}" for line in gone]
+    first, last = (f"-{_name(line, ordered)}" for line in (gone[0], gone[-1]))
     return [first, f"(-{len(gone) - 2} more lines, down to)", last]
 
 
@@ -107,10 +114,11 @@ def _shortened(text: str, *, last: bool = False) -> str:
     return f"{text[:left]}{_SAME}{text[right:]}"
 
 
-def _name(line: str, lines: Sequence[str]) -> str:
-    """The beginning of a long line, if no other line begins so."""
+def _name(line: str, ordered: Sequence[str]) -> str:
+    """The beginning of a long line, if no other line begins so. `ordered`: all lines, this one included."""
     name = line[: line.rfind(" ", 0, _WORTH)] if len(line) > _WORTH + _NAMES else ""
-    if not name.strip() or sum(other.startswith(name) for other in lines) > 1:
+    following = bisect_left(ordered, name) + 1
+    if not name.strip() or (following < len(ordered) and ordered[following].startswith(name)):
         return line
     return f"{name} ..."
 

@@ -64,7 +64,7 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
         return None
     if changes:
         note = note_of(
-            [_with_repetition(change, messages) for change in changes], nonce_after(path, query.request.session)
+            [_elsewhere(change, messages, last_places) for change in changes], nonce_after(path, query.request.session)
         )
         place = _note_place(messages, transient)
         if note is None or place is None:
@@ -95,11 +95,12 @@ def _still_said(change: Change, last_places: Mapping[tuple[str, str], int]) -> b
     return last_places.get((gone.rule, change.old), gone.place - 1) >= gone.place
 
 
-def _with_repetition(change: Change, new: Sequence[ShownMessage]) -> Change:
-    """A note stands behind the newest message: it must not take back what that message says."""
+def _elsewhere(change: Change, new: Sequence[ShownMessage], last_places: Mapping[tuple[str, str], int]) -> Change:
+    """A note stands behind the newest message: it must not take back what that message says, or one that stays."""
     if not change.old or change.new is not None or change.slot.rule in ("tool", "system"):
         return change
-    return replace(change, repeated=any(change.old in one.message.content for one in new))
+    earlier = last_places.get((change.slot.rule, change.old))
+    return replace(change, repeated=any(change.old in one.message.content for one in new), earlier=earlier)
 
 
 def _says(entry: ChainEntry) -> bool:

@@ -4,7 +4,8 @@ seconds and hundreds of megabytes.
 A request passes `gate` (who may ask), `bodies` (what may be asked), `Direct` (what LiteLLM fails on goes past it),
 `fallback` (only with FALLBACK_MODEL), `balancer` (only with NODES), then the routes of `passthrough` or LiteLLM's own.
 
-Used of LiteLLM: its application, its lists of its own parameters, and its rules for models that it does not know.
+Used of LiteLLM: its application, its lists of its own parameters, its rules for models that it does not know, and the
+transport of its HTTP clients.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import inspect
 import json
 import logging
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import litellm
 from litellm import router
 from litellm.litellm_core_utils import fallback_generalizations
+from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
 from litellm.proxy import litellm_pre_call_utils, proxy_cli, proxy_server
 from litellm.proxy.auth import auth_utils
 from litellm.types.router import CredentialLiteLLMParams, GenericLiteLLMParams
@@ -38,6 +42,11 @@ from start_llm.proxy.passthrough import Direct, ServerRoutes
 _CLIENT_OPTIONS = frozenset({"default_headers", "deployment_id", "extra_headers", "extra_query", "specific_deployment"})
 _FALLBACKS = frozenset({"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "litellm_params"})
 _LOOKED_FOR = re.compile(r"""kwargs\.(?:get|pop)\(\s*["'](\w+)["']""")
+MOST_ANSWER_BYTES = 64 * 2**20
+"""Of a node's answer that is no stream: LiteLLM has all of it in memory."""
+MOST_LINE_BYTES = 16 * 2**20
+"""Of a stream, between two line breaks: so much of it is in memory."""
+_STREAMED = re.compile(rb'"stream": ?true')  # of a request; in a text the quotes are escaped
 _CALLS = ("completion", "text_completion", "responses", "embedding", "rerank")
 
 
@@ -55,6 +64,7 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     """The layer that is added last is the outermost. `app` and `config` are LiteLLM's; see `config.additions`."""
     _leave_alone()
     nodes = [ServerNode(**node) for node in additions["fleet"]["nodes"]]
+    _bound_answers({httpx.URL(node.url).netloc for node in nodes})
     fleet = NodeFleet(nodes, names_behind(config), additions["fleet"]["ca_file"])
     server, fallback = ServerRoutes(config, fleet), additions["fallback"]
     server.add_to(app, proxy_server.user_api_key_auth)
@@ -81,6 +91,48 @@ def _leave_alone() -> None:
     rule = {"name": "start_llm", "pattern": f"^[a-z_]+/{re.escape(PROXIED)}", "model_info": info}
     rules = fallback_generalizations.get_fallback_generalization_rules()
     fallback_generalizations.set_fallback_generalizations([*rules, rule])  # the last one that fits has the last word
+
+
+def _bound_answers(places: Collection[bytes]) -> None:
+    """A node whose answer leads elsewhere, is packed, or has no end, has failed. `places`: host and port of each node.
+
+    LiteLLM would send the conversation to any address that the answer names, also one that only this machine reaches,
+    unpack what it gets and keep it. (It would send the request to the same node again after a RemoteProtocolError.)
+    """
+    transport: Callable[[Any, httpx.Request], Awaitable[httpx.Response]] = LiteLLMAiohttpTransport.handle_async_request
+
+    async def bounded(self: Any, request: httpx.Request) -> httpx.Response:
+        if request.url.netloc not in places:
+            return await transport(self, request)
+        request.headers["accept-encoding"] = "identity"
+        answer = await transport(self, request)
+        if answer.has_redirect_location or "content-encoding" in answer.headers:
+            await answer.aclose()
+            raise httpx.ReadError("The node's answer leads elsewhere, or is packed.", request=request)
+        is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
+        answer.stream = _Bounded(answer.stream, by_lines=is_stream and bool(_STREAMED.search(request.content)))
+        return answer
+
+    LiteLLMAiohttpTransport.handle_async_request = bounded
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """`stream`, which ends with an error if it is too long, or one of its lines (`by_lines`)."""
+
+    def __init__(self, stream: Any, *, by_lines: bool) -> None:
+        self._stream, self._by_lines = stream, by_lines
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        read, most = 0, MOST_LINE_BYTES if self._by_lines else MOST_ANSWER_BYTES
+        async for piece in self._stream:
+            end = piece.rfind(b"\n") + 1 if self._by_lines else 0
+            read = len(piece) - end if end else read + len(piece)
+            if read > most:
+                raise httpx.ReadError(f"The node's answer has more than {most} bytes{' in a line' * self._by_lines}.")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def litellm_names() -> LiteLLMNames:

@@ -43,7 +43,11 @@ from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
 from start_llm.proxy.routing import RouteKey, fields_of, route_key
 
 _LOOK_SECONDS = 0.5
-_ENDS = re.compile(rb"data: \[DONE\]|event: (message_stop|error|response\.(completed|failed|incomplete))|\"error\": ?{")
+# At the beginning of a line: the model may write the same words.
+_ENDS = re.compile(
+    rb"^(data: \[DONE\]|event: (message_stop|error|response\.(completed|failed|incomplete))|data: \{\"error\": ?\{)",
+    re.MULTILINE,
+)
 _TAIL_BYTES = 4096
 
 
@@ -209,6 +213,7 @@ class _NodeAnswer:
         body = message.get("body", b"")
         if not self._is_stream:
             self.has_begun = True
+            self._begun()
             await self._send_head()
             await self._send(message)
             return

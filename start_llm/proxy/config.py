@@ -17,11 +17,12 @@ import importlib.util
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
 import certifi
 from dotenv import dotenv_values, set_key
@@ -158,10 +159,13 @@ def _address(node: ServerNode) -> dict[str, str]:
     return {"api_base": f"{node.url}/v1", "api_key": node.key or "none"}
 
 
-def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: nothing is fetched, reported or taken from a `.env` of the current folder."""
+def proxy_environment(inherited: Mapping[str, str], nodes: Sequence[str] = ()) -> dict[str, str]:
+    """The child's environment: nothing is fetched, reported or taken from a `.env` of the current folder.
+
+    `nodes`: addresses. HTTP_PROXY is not for them: it would see their keys and all conversations.
+    """
     environment = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
-    hosts = ["127.0.0.1", "localhost", "::1"]
+    hosts = ["127.0.0.1", "localhost", "::1", *(urlsplit(node).hostname or "" for node in nodes)]
     for name in ("no_proxy", "NO_PROXY"):
         listed = [host for host in inherited.get(name, "").split(",") if host]
         environment[name] = ",".join(dict.fromkeys(listed + hosts))

@@ -8,9 +8,10 @@ may be offered. One event loop only.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,14 @@ from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
 from start_llm.proxy.nodes import (
     LOOK_SECONDS,
     ServerNode,
+    ask,
     cards_of,
-    certificates,
     count_of,
+    detail_of,
     headers_for,
+    json_of,
     loaded_of,
+    node_client,
     seconds_of,
     state_of,
 )
@@ -60,10 +64,9 @@ NODE_HEADER = "x-start-llm-node"
 """Of an answer: the node, how it was chosen and the time that took (`Choice.label`)."""
 MOST_BREAKS = 2
 """Nodes at which the connection may break for one request."""
-KEPT_CONNECTIONS = 20
-"""Connections to nodes that stay open while nobody needs them."""
-ELSEWHERE = frozenset({429, 502, 503, 504, 507})
-"""Statuses that say nothing against the request."""
+_JSON = {b"content-type": b"application/json"}
+ELSEWHERE = frozenset({401, 403, 429, 502, 503, 504, 507})
+"""Statuses that say nothing against the request. 401 and 403: the node does not take the proxy's key, or its name."""
 
 
 class Member:
@@ -148,12 +151,9 @@ class NodeFleet:
         self.members = {node.name: Member(node) for node in nodes}
         self._names = names
         self._picker, self._placing = NodePicker(), asyncio.Lock()
-        verify = certificates(Path(ca_file) if ca_file else None)
-        # No limit of connections: requests that wait for an answer must not keep anybody from asking how a node is.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
-        self.client = httpx.AsyncClient(timeout=LOOK_SECONDS, trust_env=False, verify=verify, limits=limits)
+        self.client = node_client(Path(ca_file) if ca_file else None)
         self._watchers: list[asyncio.Task[None]] = []
-        self._late: set[asyncio.Task[Any]] = set()  # questions whose answers nobody waits for any more
+        self._late: set[asyncio.Task[Any]] = set()  # questions that are not answered yet; some of them nobody waits for
 
     # --- which nodes answer -------------------------------------------------------------------
 
@@ -177,32 +177,34 @@ class NodeFleet:
         """Asks a node how it is. Whether it answers requests."""
         before, began = member.state, time.monotonic()
         try:
-            answer: httpx.Response | httpx.HTTPError = await self.client.get(f"{member.node.url}/health")
+            answer: httpx.Response | httpx.HTTPError = await ask(self.client, f"{member.node.url}/health")
         except httpx.HTTPError as error:
             answer = error
         seconds = time.monotonic() - began
         if isinstance(answer, httpx.TimeoutException) and seconds > LOOK_SECONDS + LOOK_EVERY:
             return member.state in {"ready", "busy"}  # it is this process that was busy: that says nothing of the node
-        member.state, said = state_of(answer)
-        member.detail = str(said.get("detail", ""))
-        member.silent_seconds = member.silent_seconds + seconds + LOOK_EVERY if member.state == "silent" else 0.0
+        state, said = state_of(answer)
+        detail = detail_of(said)
+        is_due = time.monotonic() - member.cards_at >= CARDS_EVERY
+        if state in {"ready", "busy"} and is_due and not await self._read_cards(member):
+            state, detail = "refused", "It does not take the key."
+        member.state, member.detail = state, detail
+        member.silent_seconds = member.silent_seconds + seconds + LOOK_EVERY if state == "silent" else 0.0
         member.running, member.waiting = count_of(said, "running"), count_of(said, "queued")
-        if member.state != before and {before, member.state} - {"ready", "busy", "unknown"}:
-            log.warning("node %s is %s%s", member.name, member.state, f": {member.detail}" if member.detail else "")
-        answers = member.state in {"ready", "busy"}
-        if answers and time.monotonic() - member.cards_at >= CARDS_EVERY:
-            await self._read_cards(member)
-        return answers
+        if state != before and {before, state} - {"ready", "busy", "unknown"}:
+            log.warning("node %s is %s%s", member.name, state, f": {detail}" if detail else "")
+        return state in {"ready", "busy"}
 
-    async def _read_cards(self, member: Member) -> None:
+    async def _read_cards(self, member: Member) -> bool:
+        """Asks which models a node has. Whether it takes the key, as far as that is known."""
         with suppress(httpx.HTTPError):
-            answer = await self.client.get(f"{member.node.url}/v1/models", headers=headers_for(member.node))
-            if answer.status_code in {401, 403}:
-                member.state, member.detail = "refused", "It does not take the key."
+            answer = await ask(self.client, f"{member.node.url}/v1/models", headers=headers_for(member.node))
             cards = cards_of(answer)
             if cards:
                 member.models, member.loaded = frozenset(card["id"] for card in cards), frozenset(loaded_of(cards))
                 member.cards_at = time.monotonic()
+            return answer.status_code not in {401, 403}
+        return member.state != "refused"
 
     def failed(self, name: str) -> None:
         """A request failed at that node: it is left out for a while."""
@@ -325,11 +327,11 @@ class NodeFleet:
     ) -> tuple[NodeView | None, bool]:
         """(what the node says, whether it has no objection). A node that does not know the question says nothing."""
         body = {"conversation": list(names), "opening": key.opening or None, "place": place, "revision": revision}
+        url, headers = f"{member.node.url}/v1/cache/placements", headers_for(member.node) | _JSON
         try:
-            url = f"{member.node.url}/v1/cache/placements"
-            answer = await self.client.post(url, json=body, headers=headers_for(member.node))
-            said = answer.json() if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError, RecursionError):
+            answer = await ask(self.client, url, body=json.dumps(body).encode(), headers=headers)
+            said = json_of(answer) if answer.status_code == 200 else None
+        except httpx.HTTPError:
             said = None
         if not isinstance(said, dict):
             return None, True
@@ -343,20 +345,20 @@ class NodeFleet:
         )
         return view, not place or said.get("placed") is True
 
-    async def _done_within[T](self, tasks: Iterable[asyncio.Task[T]], seconds: float) -> set[asyncio.Task[T]]:
+    async def _done_within[T](self, tasks: Collection[asyncio.Task[T]], seconds: float) -> set[asyncio.Task[T]]:
         """Those that end in that time. Where this process was too busy to read the answers, they get it once more.
 
-        The others end by themselves, after `LOOK_SECONDS` without a byte: a request that is cancelled may keep its
-        connection for ever (httpcore 1.0.9).
+        The others end by themselves, as `nodes.ask` says, also where the client has gone meanwhile: a request that is
+        cancelled may keep its connection for ever (httpcore 1.0.9).
         """
         began = time.monotonic()
+        self._late.update(tasks)  # nobody else holds them
+        for task in tasks:
+            task.add_done_callback(self._late.discard)
         done, late = await asyncio.wait(tasks, timeout=seconds)
         if late and time.monotonic() - began > seconds + BUSY_SECONDS:
-            more, late = await asyncio.wait(late, timeout=seconds)
+            more, _ = await asyncio.wait(late, timeout=seconds)
             done |= more
-        for task in late:
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
         return done
 
     def _serving(self, model: str) -> list[Member]:
@@ -386,14 +388,14 @@ class NodeFleet:
         return {name: reused for name, (reused, _) in said.items()}, max((each for _, each in said.values()), default=0)
 
     async def _explain(self, member: Member, body: bytes, anthropic: bool) -> tuple[int, int]:
-        headers = headers_for(member.node) | {"content-type": "application/json"}
-        headers |= {"anthropic-version": "2023-06-01"} if anthropic else {}
+        headers = headers_for(member.node) | _JSON
+        headers |= {b"anthropic-version": b"2023-06-01"} if anthropic else {}
         try:
-            answer = await self.client.post(f"{member.node.url}/v1/cache/explain", content=body, headers=headers)
-            report = answer.json() if answer.status_code == 200 else {}
-            return count_of(report, "reused"), count_of(report, "prompt")
-        except (httpx.HTTPError, ValueError, RecursionError):
+            answer = await ask(self.client, f"{member.node.url}/v1/cache/explain", body=body, headers=headers)
+        except httpx.HTTPError:
             return 0, 0
+        report = json_of(answer) if answer.status_code == 200 else {}
+        return count_of(report, "reused"), count_of(report, "prompt")
 
     @contextmanager
     def sending(self, choice: Choice) -> Iterator[Callable[[], None]]:

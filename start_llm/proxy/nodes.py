@@ -1,17 +1,21 @@
 """The nodes: start_llm servers that the proxy shares requests with. Which there are, and what each tells of itself.
 
 It does not know requests, and decides nothing. `look_at` is for people (the page, the command `nodes`); the proxy's
-own process asks in `fleet`. Used by both processes.
+own process asks in `fleet`. Used by both processes. Something else than start_llm may answer at a node's address:
+whatever it says, `ask` takes a bounded time and reads a bounded number of bytes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
+import re
 import ssl
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +28,26 @@ from start_llm.core.settings import Settings
 
 LOOK_SECONDS = 2.0
 """What a node may take to tell people how it is."""
+MOST_BYTES = 4 * 2**20
+"""Of an answer to a question."""
+_SLACK_SECONDS = 0.5
+"""httpx looks at the time between two pieces of an answer only, so there is a limit for all of it, too. The one of
+httpx is to come first: a request that is cancelled may keep its connection for ever (httpcore 1.0.9)."""
+_KEPT_CONNECTIONS = 20
+"""Connections to nodes that stay open while nobody needs them."""
+_MOST_DETAIL = 300  # characters
+_MOST_CARDS, _MOST_NAME = 1000, 1024  # models that a node lists; characters of a name
+# Of `/metrics`; all other lines are left out. The parser takes 3 s for a line of 50,000 labels, and more than twice
+# that for one of 100,000.
+_SHOWN = (
+    "start_llm_requests_total",
+    "start_llm_build_info",
+    "start_llm_models_weight_bytes",
+    "start_llm_kv_bytes",
+    "start_llm_kv_tokens",
+)
+_MOST_LINES, _MOST_LINE = 1000, 1000  # of those; characters of each
+_STATE = re.compile(r"[a-z_]{1,20}")
 _LOCAL = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1"}
 
 
@@ -62,8 +86,8 @@ def _place(url: str) -> tuple[str, int]:
     return _LOCAL.get(host.lower(), host.lower()), parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def headers_for(node: ServerNode) -> dict[str, str]:
-    return {"x-api-key": node.key} if node.key else {}
+def headers_for(node: ServerNode) -> dict[bytes, bytes]:
+    return {b"x-api-key": node.key.encode()} if node.key else {}
 
 
 def certificates(ca_file: Path | None) -> ssl.SSLContext | bool:
@@ -76,6 +100,73 @@ def certificates(ca_file: Path | None) -> ssl.SSLContext | bool:
     return context
 
 
+# --- asking a node ----------------------------------------------------------------------------------
+
+
+def node_client(ca_file: Path | None) -> httpx.AsyncClient:
+    """For one event loop. Raises OSError: see `certificates`."""
+    # No limit of connections: requests that wait for an answer must not keep anybody from asking how a node is.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_CONNECTIONS)
+    return httpx.AsyncClient(
+        timeout=LOOK_SECONDS,
+        trust_env=False,
+        verify=certificates(ca_file),
+        limits=limits,
+        # Answers are passed on as they come, without the header that says how they are packed.
+        headers={"accept-encoding": "identity"},
+        # All clients' requests share this client: what a node stores with one of them must not come with another one.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+    )
+
+
+@contextmanager
+def only_http_errors() -> Iterator[None]:
+    """Around reading a node's answer: whatever it says, httpx raises httpx.HTTPError, or TimeoutError.
+
+    httpx (0.28) lets out others, too: of a `Location` that is no address (it parses it, and does not go there), of TLS
+    records that are broken behind the handshake, of a body that was read before.
+    """
+    try:
+        yield
+    except (httpx.HTTPError, TimeoutError):
+        raise
+    except (httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
+        raise httpx.RemoteProtocolError(f"Its answer cannot be read: {error or type(error).__name__}") from error
+
+
+async def ask(
+    client: httpx.AsyncClient,
+    url: str,
+    *,
+    body: bytes | None = None,
+    headers: Mapping[bytes, bytes] | None = None,
+    seconds: float = LOOK_SECONDS,
+) -> httpx.Response:
+    """All of an answer; a POST if there is a `body`.
+
+    Raises httpx.HTTPError and nothing else, whatever the node does: nothing came or nothing that can be read, it took
+    longer than `seconds`, it has over `MOST_BYTES`, or it is packed.
+    """
+    asked = client.build_request("GET" if body is None else "POST", url, content=body, headers=headers, timeout=seconds)
+    content = bytearray()
+    try:
+        async with asyncio.timeout(seconds + _SLACK_SECONDS):
+            with only_http_errors():
+                answer = await client.send(asked, stream=True)
+                try:
+                    if "content-encoding" in answer.headers:  # little of it may be much
+                        raise httpx.RemoteProtocolError("Its answer is packed, which it was not asked for.")
+                    async for piece in answer.aiter_raw():
+                        content += piece
+                        if len(content) > MOST_BYTES:
+                            raise httpx.RemoteProtocolError(f"Its answer has more than {MOST_BYTES} bytes.")
+                finally:
+                    await answer.aclose()
+    except TimeoutError:
+        raise httpx.ReadTimeout("Its answer came too slowly.") from None
+    return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(content))
+
+
 # --- what a node tells of itself ------------------------------------------------------------------
 
 
@@ -85,7 +176,8 @@ class NodeStatus:
 
     name: str
     # `ready`, `busy`: it answers; `loading`, `wedged`, `failed`, ...: it says so itself; `gone`: nobody answers,
-    # `silent`: not in time; `refused`: it does not take the key; `foreign`: something else than start_llm answers
+    # `silent`: not in time; `refused`: it does not take the key, or its name; `foreign`: something else
+    # than start_llm answers
     state: str
     running: int = 0
     waiting: int = 0
@@ -108,19 +200,26 @@ def state_of(answer: httpx.Response | httpx.HTTPError) -> tuple[str, Mapping[str
         return "silent", {"detail": f"It did not answer in {LOOK_SECONDS:.0f} s."}
     if isinstance(answer, httpx.HTTPError):
         return "gone", {"detail": str(answer)[:200] or type(answer).__name__}
-    body = _json(answer)
-    state = body.get("state") if isinstance(body, dict) else None
-    if answer.status_code not in {200, 503} or not isinstance(state, str):
+    body = json_of(answer)
+    state, error = (body.get("state"), body.get("error")) if isinstance(body, dict) else (None, None)
+    if answer.status_code == 403 and isinstance(error, dict):  # a name that is not in its ALLOWED_HOSTS
+        return "refused", {"detail": error.get("message", "")}
+    if answer.status_code not in {200, 503} or not isinstance(state, str) or not _STATE.fullmatch(state):
         return "foreign", {"detail": "What answers at this address is no start_llm server."}
     return state, body
 
 
+def detail_of(health: Mapping[str, Any]) -> str:
+    """What `state_of` says beside the state: a line."""
+    return " ".join(str(health.get("detail", ""))[:_MOST_DETAIL].split())
+
+
 def cards_of(answer: httpx.Response) -> list[dict[str, Any]]:
     """The models that `/v1/models` lists."""
-    body = _json(answer) if answer.status_code == 200 else None
+    body = json_of(answer) if answer.status_code == 200 else None
     listed = body.get("data") if isinstance(body, dict) else None
-    found = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
-    return [card for card in found if isinstance(card.get("id"), str)]
+    found = [card for card in listed[:_MOST_CARDS] if isinstance(card, dict)] if isinstance(listed, list) else []
+    return [card for card in found if isinstance(card.get("id"), str) and len(card["id"]) <= _MOST_NAME]
 
 
 def loaded_of(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -130,17 +229,25 @@ def loaded_of(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def count_of(answer: Any, name: str) -> int:
     """A count in a node's answer; 0 for whatever is none."""
-    value = answer.get(name) if isinstance(answer, dict) else None
-    return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
+    return int(_number(answer.get(name)) or 0) if isinstance(answer, dict) else 0
 
 
 def seconds_of(answer: Mapping[str, Any], name: str) -> float | None:
     """A time in a node's answer; ``None`` for whatever is none."""
-    value = answer.get(name)
-    return max(0.0, float(value)) if isinstance(value, int | float) and math.isfinite(value) else None
+    return _number(answer.get(name))
 
 
-def _json(answer: httpx.Response) -> Any:
+def _number(value: Any) -> float | None:
+    """0 or more; ``None``: it is no number."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # JSON has whole numbers of any length
+        return None
+    return max(0.0, number) if math.isfinite(number) else None
+
+
+def json_of(answer: httpx.Response) -> Any:
+    """``None`` where it is no JSON."""
     try:
         return answer.json()
     except (ValueError, RecursionError):
@@ -152,36 +259,44 @@ def look_at(
 ) -> list[dict[str, Any]]:
     """How all nodes are now, as plain JSON types; all are asked at once, `LOOK_SECONDS` for each question.
 
+    For a thread without an event loop.
+
     `own`: of the server that asks. It is not asked over HTTP: its only thread may be the one that waits for the others.
 
     `share`: of all requests that these nodes have answered since they were started, 0.0 to 1.0. Raises OSError.
     """
-    with (
-        httpx.Client(timeout=LOOK_SECONDS, trust_env=False, verify=certificates(ca_file)) as client,
-        ThreadPoolExecutor(max(1, len(nodes))) as threads,
-    ):
-        known = {own.name: own} if own else {}
-        found = list(threads.map(lambda node: known.get(node.name) or _look_at(client, node), nodes))
+    found = asyncio.run(_look_at_all(nodes, ca_file, own))
     total = sum(status.requests for status in found)
     return [asdict(status) | {"share": status.requests / total if total else 0.0} for status in found]
 
 
-def _look_at(client: httpx.Client, node: ServerNode) -> NodeStatus:
+async def _look_at_all(
+    nodes: Sequence[ServerNode], ca_file: Path | None, own: NodeStatus | None
+) -> Sequence[NodeStatus]:
+    async with node_client(ca_file) as client:
+        asking = [_look_at(client, node) for node in nodes if own is None or node.name != own.name]
+        found = {status.name: status for status in await asyncio.gather(*asking)}
+    known = found | ({own.name: own} if own else {})
+    return [known[node.name] for node in nodes]
+
+
+async def _look_at(client: httpx.AsyncClient, node: ServerNode) -> NodeStatus:
     try:
-        state, health = state_of(client.get(f"{node.url}/health"))
+        state, health = state_of(await ask(client, f"{node.url}/health"))
     except httpx.HTTPError as error:
         state, health = state_of(error)
-    if state in {"gone", "silent", "foreign"}:
-        return NodeStatus(node.name, state, detail=str(health.get("detail", "")))
+    if state in {"gone", "silent", "foreign", "refused"}:
+        return NodeStatus(node.name, state, detail=detail_of(health))
     try:
-        models, metrics = (
-            client.get(node.url + path, headers=headers_for(node)) for path in ("/v1/models", "/metrics")
-        )
+        models, metrics = [
+            await ask(client, node.url + path, headers=headers_for(node)) for path in ("/v1/models", "/metrics")
+        ]
     except httpx.HTTPError as error:
         return NodeStatus(node.name, state_of(error)[0], detail=str(error)[:200])
     if models.status_code in {401, 403}:
         return NodeStatus(node.name, "refused", detail="It does not take the key: NODES_API_KEY must be its API_KEY.")
-    return status_of(node.name, health, cards_of(models), metrics.text)
+    # Not `metrics.text`: the node names the encoding there, and httpx fails at some (`zlib_codec`).
+    return status_of(node.name, health, cards_of(models), metrics.content.decode("utf-8", "replace"))
 
 
 def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], metrics: str) -> NodeStatus:
@@ -189,7 +304,7 @@ def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str,
     figures = _figures(metrics)
     return NodeStatus(
         name, health["state"], count_of(health, "running"), count_of(health, "queued"),
-        detail=str(health.get("detail", "")),
+        detail=detail_of(health),
         version=figures.get("version", ""), models=tuple(str(card["id"]) for card in cards), loaded=loaded_of(cards),
         memory_bytes=count_of(figures, "start_llm_models_weight_bytes") + count_of(figures, "start_llm_kv_bytes"),
         stored_tokens=count_of(figures, "start_llm_kv_tokens"), requests=count_of(figures, "requests"),
@@ -199,8 +314,9 @@ def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str,
 def _figures(text: str) -> dict[str, Any]:
     """Of `/metrics`: values by name; `requests` is the sum over dialects and statuses."""
     found: dict[str, Any] = {"requests": 0.0}
+    lines = [line for line in text.splitlines() if line.startswith(_SHOWN) and len(line) <= _MOST_LINE][:_MOST_LINES]
     try:
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families("\n".join([*lines, ""])):
             for sample in family.samples:
                 if sample.name == "start_llm_requests_total":
                     found["requests"] += sample.value
@@ -208,6 +324,6 @@ def _figures(text: str) -> dict[str, Any]:
                     found["version"] = sample.labels.get("version", "")
                 elif not sample.labels:
                     found[sample.name] = sample.value
-    except ValueError:  # another program's, or cut
+    except (ValueError, IndexError):  # another program's, or cut
         pass
     return found

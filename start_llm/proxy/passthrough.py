@@ -33,7 +33,16 @@ from start_llm.proxy.fleet import (
     NodeFleet,
     broken,
 )
-from start_llm.proxy.nodes import LOOK_SECONDS, ServerNode, cards_of, headers_for, loaded_of
+from start_llm.proxy.nodes import (
+    LOOK_SECONDS,
+    ServerNode,
+    ask,
+    cards_of,
+    headers_for,
+    json_of,
+    loaded_of,
+    only_http_errors,
+)
 from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.routing import RouteKey, fields_of, route_key
 
@@ -104,7 +113,7 @@ class ServerRoutes:
     async def _ask(self, request: Request, choice: Choice, body: bytes, kind: str) -> httpx.Response | None:
         """A node's answer, to be read; ``None``: the client has left. Raises httpx.HTTPError."""
         path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
-        headers = headers_for(choice.node) | {"content-type": kind}
+        headers = headers_for(choice.node) | {b"content-type": kind.encode("latin-1", "replace")}
         asked = self._fleet.client.build_request(
             "POST", choice.node.url + path, content=body, headers=headers, timeout=self._answer_seconds
         )
@@ -119,7 +128,8 @@ class ServerRoutes:
                         return None
                     if self._fleet.silent_for(choice.node.name) > SILENT_SECONDS:
                         raise httpx.ReadTimeout(f"{choice.node.name} has stopped to answer")
-                return asking.result()
+                with only_http_errors():
+                    return asking.result()
         finally:
             asking.cancel()
             leaving.cancel()
@@ -137,10 +147,10 @@ class ServerRoutes:
         answers = await self._get_all("/v1/models")
         if not answers[0].is_success:
             return _response(answers[0])
-        listed = answers[0].json()
-        main, cards = listed["data"][:1], _union(answers)
-        listed["data"] = [card | {"id": name} for name in self._made_up for card in main] + cards
-        return Response(json.dumps(listed | {"last_id": cards[-1]["id"] if cards else None}), media_type=JSON)
+        main, cards = cards_of(answers[0])[:1], _union(answers)
+        data = [card | {"id": name} for name in self._made_up for card in main] + cards
+        ends = {"data": data, "last_id": cards[-1]["id"] if cards else None}
+        return Response(json.dumps(json_of(answers[0]) | ends), media_type=JSON)
 
     async def info(self, request: Request) -> Response:
         """LiteLLM's list of what its entries can do, for the models that the servers have now."""
@@ -172,9 +182,11 @@ class ServerRoutes:
     async def _get(self, node: ServerNode, path: str) -> httpx.Response:
         seconds = LIST_SECONDS if len(self._fleet.members) == 1 else LOOK_SECONDS
         try:
-            return await self._fleet.client.get(node.url + path, headers=headers_for(node), timeout=seconds)
+            answer = await ask(self._fleet.client, node.url + path, headers=headers_for(node), seconds=seconds)
         except httpx.HTTPError as error:
             return _no_answer(error)
+        is_known = answer.status_code != 200 or isinstance(json_of(answer), dict)
+        return answer if is_known else _no_answer(httpx.RemoteProtocolError("what it says is no JSON object"))
 
 
 def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
@@ -196,8 +208,9 @@ def _streamed(answer: httpx.Response, choice: Choice) -> Response:
 async def _parts(answer: httpx.Response, choice: Choice) -> AsyncIterator[bytes]:
     """The body as it comes. A stream that breaks ends with an error event."""
     try:
-        async for part in answer.aiter_raw():
-            yield part
+        with only_http_errors():
+            async for part in answer.aiter_raw():
+                yield part
     except httpx.HTTPError:
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             raise
@@ -263,4 +276,5 @@ def _response(answer: httpx.Response) -> Response:
 
 
 def _headers(answer: httpx.Response) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if name.startswith("x-") or name == "retry-after"}
+    kept = {name: value for name, value in answer.headers.items() if name.startswith("x-") or name == "retry-after"}
+    return {name: value for name, value in kept.items() if value.isascii()}

@@ -42,7 +42,8 @@ COMPUTING_SECONDS = 60.0
 """A node that was given a system text so lately counts as one that has it, whatever is stored there yet."""
 MOST_CONVERSATIONS = 8192
 _OF_A_MODEL = ("reasoning", "function_call", "custom_tool_call")  # items of Responses that have no role
-_DIGITS = re.compile(r"\d+")
+# Of a system text: clocks, counts, and Claude Code's line that is another one in each conversation (`clients/claude`).
+_CHANGES = re.compile(r"^x-anthropic-billing-header:.*|\d+", re.MULTILINE)
 _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
 _CLAUDE_SESSION = re.compile(r"_session_([0-9a-fA-F-]+)$")
 
@@ -181,7 +182,7 @@ def route_key(body: Mapping[str, Any], headers: Mapping[str, str]) -> RouteKey:
     """Of a body of any dialect, whatever stands in it. `headers`: names in lower case."""
     system, user, length, goes_on = _beginning(body)
     tools = _text(body.get("tools"))
-    opening = digest(tools, _DIGITS.sub("", system)) if tools or system else ""
+    opening = digest(tools, _CHANGES.sub("", system)) if tools or system else ""
     name, model = conversation_name(body, headers), str(body.get("model", ""))
     exact = digest(model, name, opening, user) if system or user else ""
     named = digest(model, name) if name else ""

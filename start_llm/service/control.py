@@ -16,8 +16,7 @@ import psutil
 
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
-from start_llm.files.logs import last_lines
-from start_llm.host.home import home, made_home, module_command, python_path
+from start_llm.host.home import command, home, made_home, module_command, python_path
 from start_llm.host.ports import ask_json, is_free, who_listens
 from start_llm.host.processes import POLL_SECONDS, running, wait_until
 from start_llm.service.place import Place, is_waiting
@@ -28,7 +27,6 @@ ASK_SECONDS = 2.0
 GONE_SECONDS = 10.0
 WAKE_SECONDS = 30.0
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
-WORDS = 15
 
 
 class ServiceError(RuntimeError):
@@ -103,19 +101,24 @@ def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say) ->
                 follower.look()
             return child.poll() is not None and not place.is_running
 
-        if not _answers_before(place, over):
-            raise ServiceError(_why_not(place, words))
+        try:
+            came = _answers_before(place, over)
+        except KeyboardInterrupt:
+            say(f"the server goes on starting; {command()} stop --port {place.port} ends it")
+            raise
         follower.look()
+        if not came:
+            raise ServiceError(_why_not(place, words))
 
 
 def _why_not(place: Place, words: IO[bytes]) -> str:
-    """Why a server that was started has ended."""
+    """Why a server that was started has ended. What its log says has been told."""
     words.seek(0)
     if said := words.read().decode("utf-8", "replace").strip():
         return f"The server did not come up: {said}"
     state = place.read()
     why = f" ({how(state.last_exit.code)})" if state is not None and state.last_exit is not None else ""
-    return f"The server did not come up{why}; the end of {place.log}:\n{last_lines(place.log, WORDS)}"
+    return f"The server did not come up{why}; its log: {place.log}"
 
 
 def _join(place: Place, say: Say) -> bool:

@@ -274,6 +274,9 @@ def test_routes_and_methods(server: ApiServer, connect: Connect) -> None:
     status, headers, body = connect(server).get("/nothing").response()
     assert (status, headers["content-type"]) == (404, "application/problem+json")
     assert json.loads(body)["title"] == "Not Found"
+    for path, hint in (("/nothing", ""), ("/chat/completions", PATH), ("/v1/v1/messages", "/v1/messages")):
+        text = connect(server).get(path).response()[2].decode()
+        assert f"There is nothing at {path}. {f'Did you mean {hint}? ' * bool(hint)}/docs lists all paths." in text
     status, headers, body = connect(server).get(PATH).response()
     assert (status, headers["allow"]) == (405, "POST, OPTIONS")
     assert "error" in json.loads(body)

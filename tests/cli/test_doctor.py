@@ -185,3 +185,13 @@ def test_disk_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     finding = doctor.check_disk(tmp_path / "not" / "yet")
     assert finding.verdict in {"ok", "note"}
     assert str(tmp_path) in finding.text
+
+
+def test_the_disk_of_stored_kv_is_looked_at_where_it_is_another_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "check_disk", lambda folder, *_: doctor.Finding("disk", "ok", str(folder)))
+    elsewhere = tmp_path.parent / "kv"
+    for place, folders in (("auto", [tmp_path]), ("off", [tmp_path]), (str(elsewhere), [tmp_path, elsewhere])):
+        found = list(doctor.examine(settings.model_copy(update={"kv_disk_dir": place}), Probe(None)))
+        assert [f.text for f in found if f.subject == "disk"] == [str(folder) for folder in folders]

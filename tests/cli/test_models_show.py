@@ -103,6 +103,16 @@ def test_a_model_that_is_not_here(
     assert capsys.readouterr().err.endswith("Did you mean oracle-hybrid?\n")
 
 
+def test_default_is_the_main_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So requests name it, and so does the page."""
+    model = build_caller(tmp_path, "GLM-4.7", "hermes")
+    monkeypatch.setenv("MODEL_PATH", str(model))
+    assert main(["models", "show", "default"]) == 0
+    assert capsys.readouterr().out.startswith(str(model))
+
+
 def test_models_are_listed_with_their_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # command line, settings, what the sentence says
 TABLE: list[tuple[str, dict[str, str], str]] = [
     ("srve", {}, "did you mean serve?"),
+    ("list", {}, "did you mean models?"),
+    ("setup", {}, "did you mean recommend?"),
     ("serve --prot 1", {}, "did you mean --port?"),
     ("serve --port", {}, "--port"),
     ("serve one two", {}, "no argument two"),
@@ -183,3 +185,13 @@ def test_a_port_that_somebody_else_has_is_told_with_the_process(bare: None, caps
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
     said = capsys.readouterr().err
     assert f"process {os.getpid()}" in said and "serve --port" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("stored", "says"), [(b"MLX_PORT 8099\n", "line 1 (MLX_PORT)"), (b"\xff\xfe\n", "UTF-8")])
+def test_a_broken_file_of_settings_gets_one_sentence(
+    stored: bytes, says: str, bare: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home := tmp_path / "home").mkdir()
+    (home / ".env").write_bytes(stored)
+    code = main(["serve"])
+    check("serve", code, capsys.readouterr().err, says)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from scripts.settings_docs import ROOT, env_example, page
 from start_llm.core.request import Sampling
-from start_llm.core.settings import Settings, SettingsError, doubtful_names, load_settings
+from start_llm.core.settings import SECRETS, Settings, SettingsError, doubtful_names, load_settings
 from start_llm.service.control import changed_settings
 
 SEED_DEFAULTS = {
@@ -59,12 +59,27 @@ def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLX_PORT", "9002")
     settings = load_settings(file)
     assert (settings.mlx_port, settings.http_threads) == (9002, 3)
+    file.write_bytes(b"\xef\xbb\xbfHTTP_THREADS=4\r\n")  # as some editors write it
+    assert load_settings(file).http_threads == 4
+
+
+def test_every_key_is_a_secret() -> None:
+    assert {name for name in Settings.model_fields if name.endswith("_key")} == set(SECRETS)
 
 
 def test_a_file_that_is_no_text_is_told_in_a_sentence(tmp_path: Path) -> None:
     (file := tmp_path / ".env").write_bytes(b"SERVED_MODEL_NAME=\xff\n")
     with pytest.raises(SettingsError, match=r"\.env: it must be a text file \(UTF-8\)"):
         load_settings(file)
+
+
+@pytest.mark.parametrize("line", ["MLX_PORT 8099", 'MLX_PORT="8099', "MLX_PORT: 8099", "MLX_PORT", "MLX_PORT='80'99"])
+def test_a_line_that_says_nothing_is_no_setting_that_is_passed_over(line: str, tmp_path: Path) -> None:
+    (file := tmp_path / ".env").write_text(f"# a port\n\n{line}\nHTTP_THREADS=3\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings(file)
+    name = "MLX_PORT:" if ":" in line else "MLX_PORT"
+    assert str(error.value) == f"{file}: line 3 ({name}) must be NAME=value; quotes come in pairs."
 
 
 def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
@@ -131,6 +146,8 @@ def test_frozen() -> None:
     [
         ("DEFAULT_MAX_TOKEN", "the nearest one is DEFAULT_MAX_TOKENS."),
         ("mlx_prot", "the nearest one is MLX_PORT."),
+        ("PORT", "the nearest one is MLX_PORT."),
+        ("VLM_CACHE_DEBUGS", ".env.example lists all of them."),  # an older name is not advised
         ("ZZZ", ".env.example lists all of them."),
     ],
 )

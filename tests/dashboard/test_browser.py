@@ -393,6 +393,7 @@ def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: 
     try:
         window.open(waiting.url)
         field = window.one("#key-text")
+        assert not window.all("main")[0].is_displayed()  # it would say that nothing runs
         field.send_keys("wrong" + webdriver.Keys.ENTER)
         window.until_text("#key-wrong", "does not know this key")
         window.one("#key-text").send_keys("open-sesame" + webdriver.Keys.ENTER)

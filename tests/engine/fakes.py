@@ -32,6 +32,7 @@ class FakeRunner:
     token_bytes: int = 0
     answer: int = 3
     fail_on: int | None = None
+    call_mark: int | None = None  # the token that begins a call
     prefilled: list[tuple[int, int]] = field(default_factory=list)
     rows: dict[int, list[Any]] = field(default_factory=dict)
     suspended: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -45,6 +46,9 @@ class FakeRunner:
         self.prefilled.append((len(cache), len(tokens)))
         cache.extend(tokens)
         return len(tokens) * self.token_bytes
+
+    def calls(self, answer: Sequence[int]) -> bool | None:
+        return None if self.call_mark is None else self.call_mark in answer
 
     def parted(self, owner: str | None, tokens: Any) -> None:
         """Keeps no states."""
@@ -122,6 +126,7 @@ class FakeStore:
     entries: list[np.ndarray] = field(default_factory=list)
     one_shot: list[bool] = field(default_factory=list)
     heads: list[bool] = field(default_factory=list)
+    calls: list[bool | None] = field(default_factory=list)
     room: bool = True
     token_bytes: int = 0
     budgets: list[int] = field(default_factory=list)
@@ -160,6 +165,7 @@ class FakeStore:
             self.entries.append(np.asarray(tokens))
             self.one_shot.append(about.get("one_shot", False))
             self.heads.append(about.get("head", False))
+            self.calls.append(about.get("calls"))
 
     def idle(self) -> None:
         pass

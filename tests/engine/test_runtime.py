@@ -10,7 +10,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
-from start_llm.engine.runtime import landmarks_of, make_runner
+from start_llm.engine.runtime import call_marks_of, landmarks_of, make_runner
 from start_llm.models.capabilities import DecodingCheck
 from start_llm.parsing.registry import output_style
 from tests.kvcache.tiny import model
@@ -32,6 +32,33 @@ def loaded(name: str) -> Any:
 
 def test_landmarks_are_tokens_that_end_reasoning_or_begin_a_call() -> None:
     assert landmarks_of(loaded("llama")) == {5, 6}
+    assert call_marks_of(loaded("llama")) == {5}
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "read", "parameters": {"path": "a"}}', True),
+        ('\n{ "type": "function", "name": "read", "parameters": {}}', True),
+        ('{"name": "Ann", "age": 3}', False),
+        ('I read.\n{"name": "read", "parameters": {}}', True),
+        ('I say: {"name": "read", "parameters": {}}', False),
+        ("I " * 40 + '\n{"name": "read", "parameters": {}}', False),  # only the beginning of an answer is looked at
+        ("", False),
+    ],
+)
+def test_a_llama_model_calls_in_plain_json_too(text: str, calls: bool) -> None:
+    tokenizer = SimpleNamespace(
+        get_added_vocab=lambda: {"<|python_tag|>": 5}, decode=lambda ids: "".join(map(chr, ids))
+    )
+    model = SimpleNamespace(
+        **vars(loaded("llama")) | {"tokenizer": tokenizer, "style": output_style(tool_parser="llama")}
+    )
+    answer = list(map(ord, text))
+    assert make_runner(load_settings(None), model).calls(answer) is calls
+    assert make_runner(load_settings(None), model).calls([5, *answer]) is True
+    other = SimpleNamespace(**vars(model) | {"style": output_style(tool_parser="mistral")})
+    assert make_runner(load_settings(None), other).calls(answer) is None
 
 
 def test_kv_bits_quantise_and_still_batch() -> None:

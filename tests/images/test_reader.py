@@ -97,6 +97,13 @@ def test_a_forged_table_gives_no_number_twice() -> None:
     assert sorted(re.findall(r"\[Image (\d+):", told[2].content)) == ["1", "2", "3"]
 
 
+def test_images_whose_short_names_are_equal_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading.ImageFile, "identity", lambda self: f"{'ab' * 4}{self.width:056d}")
+    shown = [image(png(width=width)) for width in (64, 65)]
+    sent = [user("hi"), Message("assistant", "A.\n\n" + table({3: f"image_{'ab' * 4}.png"})), user("", *shown)]
+    assert re.findall(r"\[Image (\d+):", made().told(sent)[2].content) == ["3", "4"]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_image_ends_a_conversation(case: Case) -> None:
     reader = made(image_max_bytes=MOST_BYTES, image_max_pixels=MOST_PIXELS)
@@ -225,7 +232,8 @@ def test_an_address_is_fetched_once_for_what_it_is_and_once_for_its_pixels() -> 
     reader = ImageReader(Settings(_env_file=None), web)  # type: ignore[arg-type,call-arg]
     sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
     _, pictures = reader.shown(sent)
-    assert reader.shown(sent)[1].keys() == pictures.keys() and len(web.answers) == 2
+    later = [*sent, Message("assistant", "a"), user("and?")]
+    assert reader.shown(later)[1].keys() == pictures.keys() and len(web.answers) == 2
     (picture,) = pictures.values()
     assert picture.load().size == (64, 48)
     with pytest.raises(BadRequest, match="another image is there by now"):
@@ -254,6 +262,16 @@ def test_an_image_that_was_replaced_is_read_anew_by_the_next_request() -> None:
         picture.load()
     ((after, picture),) = reader.shown(sent)[1].items()
     assert after != before and picture.load().size == (64, 48)
+
+
+def test_a_new_image_is_what_is_at_its_address_now() -> None:
+    """Nobody loads the pixels of an image whose KV is stored, so nobody else would notice."""
+    reader = ImageReader(Settings(_env_file=None), Web(png(seed=1), png(seed=2)))  # type: ignore[arg-type,call-arg]
+    sent = [user("", Attachment(0, "url", "https://x.test/latest.png"))]
+    (before,) = reader.shown(sent)[1]
+    (after,) = reader.shown(sent)[1]
+    again = [*sent, Message("assistant", "a"), user("and?")]
+    assert after != before and set(reader.shown(again)[1]) == {after}
 
 
 def test_a_fetch_that_failed_is_tried_again() -> None:

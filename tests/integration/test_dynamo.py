@@ -14,10 +14,11 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -30,6 +31,8 @@ from start_llm.kvcache.publisher import KVEventPublisher
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import RestorePlan
 from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.prepared import Prepared
+from start_llm.proxy.routing import route_key
 from tests.kvcache.tiny import known_cache
 from tests.prompt.client import CLAUDE, ECHOES, OPENCLAW, READ, numbered, odd_tokens, pipeline, raw_answer, request
 from tests.prompt.models import EOS, model
@@ -38,6 +41,8 @@ PYTHON = os.environ.get("DYNAMO_PYTHON") or (sys.executable if importlib.util.fi
 WAIT_SECONDS = 60.0
 PROMPTS = 500
 TOKEN_BYTES = 8  # of a known_cache
+AT_ONCE = 4
+MARK = 1_000_000  # a token that is in no vocabulary
 FAMILY = "qwen3"
 WORDS = (
     "src/calc.py",
@@ -67,7 +72,10 @@ class Habit:
     first: str = "You are agent {}."
     # the messages as they are sent at the n-th request of all
     sends: Callable[[list[Message], int], list[Message]] = lambda messages, number: messages
-    is_named: bool = False  # the router is told the conversation's name, and keeps its requests at one node
+    # the name of the conversation that the router is told: it keeps requests with one name at one node
+    name_for_router: Callable[[Any], str] | None = None
+    is_named: bool = True  # the client sends a name of its conversation
+    helpers: bool = False  # a third of the conversations are of sub-agents, with the name of their caller
 
 
 def with_clock(every: int) -> Callable[[list[Message], int], list[Message]]:
@@ -78,6 +86,17 @@ def with_clock(every: int) -> Callable[[list[Message], int], list[Message]]:
         first, _, rest = messages[0].content.partition(" ")
         clock = f"Current time: 2026-11-23 {10 + turn // 60}:{turn % 60:02d}"
         return [replace(messages[0], content=f"{first}\n{clock}\n{rest}"), *messages[1:]]
+
+    return send
+
+
+def with_modes(every: int) -> Callable[[list[Message], int], list[Message]]:
+    """The system text ends with one of two modes, and with the other one after so many turns: a plan, then the work."""
+
+    def send(messages: list[Message], number: int) -> list[Message]:
+        turn = sum(message.role == "assistant" for message in messages) // every
+        mode = ("You only plan. Change nothing.", "You do what was planned.")[turn % 2]
+        return [replace(messages[0], content=f"{messages[0].content}\n{mode}"), *messages[1:]]
 
     return send
 
@@ -93,15 +112,45 @@ def with_reminder(messages: list[Message], number: int) -> list[Message]:
     return [*before, replace(last, content=f"{last.content}\n{reminder}")]
 
 
+@cache
+def template_and_tokenizer() -> Any:
+    """To make them takes as long as a prompt."""
+    return model(FAMILY)
+
+
+def clients_name(asked: Any) -> str:
+    return str(asked.session)
+
+
+def proxys_name(asked: Any) -> str:
+    """What this project's proxy knows a conversation by that its client does not name."""
+    messages = [{"role": message.role, "content": message.content} for message in asked.messages]
+    return route_key({"messages": messages, "tools": [tool.as_function() for tool in asked.tools]}, {}).conversation[0]
+
+
 OTHERS = {
     "leaves reasoning out": Habit(ECHOES["stripped"]),
     "reasoning in the text": Habit(ECHOES["in content"]),
     "writes calls anew": Habit(ECHOES["stripped and reserialised"], calls=True),
     "message ids": Habit(sends=with_message_id, first=f"{OPENCLAW} {{}}."),
     "reminders": Habit(sends=with_reminder, first=f"{CLAUDE} {{}}."),
-    "clock, named": Habit(sends=with_clock(1), is_named=True),
+    "sub-agents": Habit(ECHOES["stripped"], calls=True, helpers=True),
+    "sub-agents, named like their callers": Habit(
+        ECHOES["stripped"], calls=True, helpers=True, name_for_router=clients_name
+    ),
+    "modes, each fourth turn": Habit(sends=with_modes(4), is_named=False),
+    "modes, a name by the proxy's rule": Habit(sends=with_modes(4), name_for_router=proxys_name, is_named=False),
+    "modes, named": Habit(sends=with_modes(4), name_for_router=clients_name),
+    "clock, named": Habit(sends=with_clock(1), name_for_router=clients_name),
+    "clock, a name by the proxy's rule": Habit(sends=with_clock(1), name_for_router=proxys_name, is_named=False),
+    "clock each fourth turn, a name by the proxy's rule": Habit(
+        sends=with_clock(4), name_for_router=proxys_name, is_named=False
+    ),
 }
-CLOCKS = {"clock, each turn": Habit(sends=with_clock(1)), "clock, each fourth turn": Habit(sends=with_clock(4))}
+CLOCKS = {
+    "clock, each turn": Habit(sends=with_clock(1), is_named=False),
+    "clock, each fourth turn": Habit(sends=with_clock(4), is_named=False),
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +161,7 @@ def selector() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [PYTHON, "-m", "dynamo.select_service", "--port", str(port), "--session-affinity-ttl-secs", "3600"]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, env=os.environ | {"DYN_LOG": "error"})  # else a line for each prompt
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + WAIT_SECONDS
@@ -136,6 +185,8 @@ class Node:
     pipe: Pipeline = field(default_factory=lambda: pipeline(FAMILY))
     store: KVStore = field(init=False)
     events: KVEventPublisher = field(init=False)
+    marks: int = 0
+    last: tuple[Any, Prepared] | None = None  # the request that was prepared last
 
     def __post_init__(self) -> None:
         self.events = KVEventPublisher("tcp://127.0.0.1:0")
@@ -143,28 +194,42 @@ class Node:
         self.store = KVStore(LayerKit(lambda: known_cache([])), config, listener=self.events)
         self.events.start()
 
+    def prepared(self, asked: Any) -> Prepared:
+        """The same for a question and the request after it: nothing happens in between."""
+        if self.last is None or self.last[0] is not asked:
+            self.last = (asked, self.pipe.prepare(asked, thinking=True))
+        return self.last[1]
+
     def reused(self, asked: Any) -> int:
         """What `explain` would say."""
-        tokens = self.pipe.prepare(asked, thinking=True).prompt.tokens
+        tokens = self.prepared(asked).prompt.tokens
         return self.store.peek(as_tokens(tokens), len(tokens) - 1).length
 
     def answer(self, asked: Any, answer: Message, number: int, *, odd: bool) -> None:
-        prepared = self.pipe.prepare(asked, thinking=True)
-        tokenizer = model(FAMILY)[1]
+        prepared = self.prepared(asked)
+        tokenizer = template_and_tokenizer()[1]
         text = raw_answer(FAMILY, answer, prepared.rendering.in_reasoning)
         generated = odd_tokens(tokenizer, text, number) if odd else tokenizer.encode(text)
         tokens = (*generated, tokenizer.special_tokens[EOS[FAMILY][0]])
         whole = (*prepared.prompt.tokens, *tokens)
         self.store.put(whole, known_cache(list(whole)), session=asked.session)
         self.pipe.record(prepared, answer, tokens)
-        self.events.announce(self.pipe.plain(prepared, answer, tokens), whole, self.store.peek)
+        for plain in self.pipe.plain(prepared, answer, tokens):
+            self.events.announce(plain, whole, self.store.peek)
 
-    def published(self, seconds: float = 0.03) -> None:
-        """Returns when all that happened before was sent, and the selector has had `seconds` to read it."""
-        done = threading.Event()
-        self.events.announce([0], [0], lambda tokens, limit: (done.set(), RestorePlan(0, 0, 0))[1])
-        assert done.wait(WAIT_SECONDS)
-        time.sleep(seconds)  # the selector has no mark of how far it has read
+    def published(self, selector: str, name: str) -> None:
+        """Returns when the selector has read all that happened before: it reads a node's events in their order."""
+        self.marks += 1
+        mark = [MARK + self.marks] * 64
+        self.events.announce(mark, mark, lambda tokens, limit: RestorePlan(64, 64, 64))
+        until = time.monotonic() + WAIT_SECONDS
+        body = {"model_name": name, "token_ids": mark}
+        while True:
+            found = httpx.post(f"{selector}/overlap_scores", json=body, timeout=WAIT_SECONDS).raise_for_status().json()
+            if any(each["worker_id"] == self.number and each["device_blocks"] for each in found["workers"]):
+                return
+            assert time.monotonic() < until, found
+            time.sleep(0.005)
 
 
 @dataclass
@@ -173,7 +238,7 @@ class Conversation:
     system: Message
     node: int
     habit: Habit
-    session: str
+    session: str  # the client's name of it
     messages: list[Message] = field(default_factory=list)
 
     def text(self, most: int) -> str:
@@ -185,7 +250,9 @@ class Conversation:
         self.messages.append(Message("user", self.text(150)))
         if calls:
             self.messages[-1] = replace(self.messages[-1], role="tool", tool_call_id=calls[0].id)
-        return request(self.habit.sends(self.messages, number), (READ,), session=self.session)
+        return request(
+            self.habit.sends(self.messages, number), (READ,), session=self.session if self.habit.is_named else None
+        )
 
     def answer(self, number: int) -> Message:
         reasoning = "Let me see. " + self.text(60) if self.habit.reasoning else None
@@ -195,9 +262,19 @@ class Conversation:
         return Message("assistant", "", reasoning, (ToolCall(numbered(number), "read", arguments),))
 
 
+def begun(
+    talks: list[Conversation], systems: list[Message], habit: Habit, chance: random.Random, session: str
+) -> Conversation:
+    """A new conversation, of a user or of a sub-agent."""
+    callers = [talk for talk in talks if talk.system is not systems[-1]]
+    if habit.helpers and callers and chance.random() < 1 / 3:
+        return Conversation(chance, systems[-1], chance.randrange(2), habit, chance.choice(callers).session)
+    return Conversation(chance, chance.choice(systems), chance.randrange(2), habit, session)
+
+
 def routers_tokens(asked: Any) -> list[int]:
     """Made with nothing of this project but the tokenizer: the template, and the client's messages."""
-    template, tokenizer = model(FAMILY)
+    template, tokenizer = template_and_tokenizer()
     messages: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in asked.messages]
     for message, made in zip(asked.messages, messages, strict=True):
         if message.reasoning is not None:
@@ -214,7 +291,8 @@ def routers_tokens(asked: Any) -> list[int]:
 def agreement(selector: str, name: str, habit: Habit) -> float:
     """Part of `PROMPTS` requests for which the selector's node is one of those with the most stored.
 
-    A conversation stays at a node, whatever the selector says; one that is named goes where the selector sends it.
+    A conversation stays at a node, whatever the selector says; one that the router is told the name of goes where the
+    selector sends it.
     """
     chance = random.Random(name)
     nodes = [Node(number) for number in (1, 2)]
@@ -232,26 +310,29 @@ def agreement(selector: str, name: str, habit: Habit) -> float:
         texts = [" ".join(chance.choices(WORDS, k=400)) for _ in range(3)]
         systems = [Message("system", f"{habit.first.format(number)} {text}") for number, text in enumerate(texts)]
         talks: list[Conversation] = []
-        agreed, reused = 0, 0
+        agreed, reused, sent, reserved = 0, 0, [0, 0], deque[str]()
         for number in range(PROMPTS):
             if len(talks) < 12 or chance.random() < 0.08:
-                found = Conversation(chance, chance.choice(systems), chance.randrange(2), habit, f"{name}-{number}")
-                talks.append(found)
+                talks.append(begun(talks, systems, habit, chance, f"{name}-{number}"))
                 talks = talks[-16:]
             talk = chance.choice(talks)
             if chance.random() < 0.05 and len(talk.messages) > 4:  # goes on from an earlier place
                 del talk.messages[-2:]
             asked = talk.ask(number)
             wanted = [node.reused(asked) for node in nodes]
-            chosen = select(selector, name, routers_tokens(asked), talk.session if habit.is_named else None)
-            talk.node = chosen - 1 if habit.is_named else talk.node
+            session = habit.name_for_router(asked) if habit.name_for_router else None
+            tokens = routers_tokens(asked)
+            chosen = reserve(selector, name, tokens, session, reserved) if session else select(selector, name, tokens)
+            talk.node = chosen - 1 if session else talk.node
+            sent[talk.node] += 1
             agreed += wanted[chosen - 1] >= max(wanted) - 64  # a router's unit is a block
             reused += max(wanted) > 64
             answer = talk.answer(number)
             nodes[talk.node].answer(asked, answer, number, odd=habit.odd)
-            nodes[talk.node].published()
+            nodes[talk.node].published(selector, name)
             talk.messages.append(habit.echo(answer))
-        assert reused > PROMPTS * 0.8
+        print(f"{name}: {agreed / PROMPTS:.1%}, requests of each node: {sent}")
+        assert reused > PROMPTS * 0.8 and min(sent) > PROMPTS * 0.2
         assert all(node.store.stats()["evicted"] > 0 for node in nodes)
         return agreed / PROMPTS
     finally:
@@ -259,21 +340,35 @@ def agreement(selector: str, name: str, habit: Habit) -> float:
             node.events.stop()
 
 
-def select(selector: str, name: str, tokens: list[int], session: str | None) -> int:
-    """The number of the node; only a reservation binds a session to it."""
-    body = {"model_name": name, "token_ids": tokens} | ({"session_id": session} if session else {})
-    path = "select_and_reserve" if session else "select"
-    answer = httpx.post(f"{selector}/{path}", json=body, timeout=WAIT_SECONDS).raise_for_status().json()
-    if session:
-        httpx.delete(f"{selector}/reservations/{answer['selection_id']}", timeout=WAIT_SECONDS).raise_for_status()
+def select(selector: str, name: str, tokens: list[int]) -> int:
+    """The number of the node."""
+    body = {"model_name": name, "token_ids": tokens}
+    answer = httpx.post(f"{selector}/select", json=body, timeout=WAIT_SECONDS).raise_for_status().json()
+    return int(answer["worker_id"])
+
+
+def reserve(selector: str, name: str, tokens: list[int], session: str, reserved: deque[str]) -> int:
+    """The number of the node; the session is bound to it.
+
+    `AT_ONCE` answers are not ended, so the selector knows which node has less to do. One that knows of none may send
+    all to one node, and agrees by that alone.
+    """
+    body = {"model_name": name, "token_ids": tokens, "session_id": session}
+    url = f"{selector}/select_and_reserve"
+    answer = httpx.post(url, json=body, timeout=WAIT_SECONDS).raise_for_status().json()
+    reserved.append(answer["selection_id"])
+    if len(reserved) > AT_ONCE:
+        url = f"{selector}/reservations/{reserved.popleft()}"
+        httpx.delete(url, timeout=WAIT_SECONDS).raise_for_status()
     return int(answer["worker_id"])
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("reasoning", [False, True])
-def test_append_only_clients_are_sent_where_explain_sends_them(selector: str, reasoning: bool) -> None:
-    share = agreement(selector, f"append-{reasoning}", Habit(odd=False, reasoning=reasoning))
-    print(f"append-only, reasoning {reasoning}: {share:.1%}")
+@pytest.mark.parametrize(("reasoning", "calls"), [(False, False), (True, False), (True, True)])
+def test_append_only_clients_are_sent_where_explain_sends_them(selector: str, reasoning: bool, calls: bool) -> None:
+    name = f"append-only, reasoning {reasoning}, calls {calls}"
+    share = agreement(selector, name, Habit(odd=False, reasoning=reasoning, calls=calls))
+    print(f"{name}: {share:.1%}")
     assert share >= 0.99
 
 

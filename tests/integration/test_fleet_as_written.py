@@ -77,6 +77,8 @@ def test_two_macs(macs: tuple[Machine, Machine]) -> None:
         )
 
     on_the_second, on_the_first, asked = blocks("Two Macs in ten minutes")
+    # Here an address takes the place of that name, so nothing else would notice that the second Mac refuses it.
+    assert "export NODES=http://mac-2:8080\n" in on_the_first and "export ALLOWED_HOSTS=mac-2\n" in on_the_second
     found = typed(second, on_the_second)
     assert found.returncode == 0, found.stdout + found.stderr
     found = typed(first, on_the_first)

@@ -112,7 +112,7 @@ def test_a_model_at_work_is_not_unloaded(command: Command, server: Live) -> None
         code, _, err = command(server, "unload", "oracle-plain")
     finally:
         lease.close()
-    assert code == 1 and "oracle-plain has 1 requests at work or waiting; end them first." in err
+    assert code == 1 and "oracle-plain is in use (requests at work or waiting: 1); end them first." in err
 
 
 def test_a_models_own_file_says_what_requests_that_do_not_are_drawn_with(server: Live) -> None:

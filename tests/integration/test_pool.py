@@ -172,7 +172,7 @@ def test_a_model_at_work_is_not_unloaded(plain: Live, monkeypatch: pytest.Monkey
         lines = stream.iter_lines()
         next(lines)
         refused = admin(plain, "unload", model="oracle-hybrid")
-        assert refused.status_code == 409 and "1 requests" in refused.json()["error"]["message"]
+        assert refused.status_code == 409 and "requests at work or waiting: 1" in refused.json()["error"]["message"]
         monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")
         assert "data: [DONE]" in list(lines)
     wait_for(lambda: admin(plain, "unload", model="oracle-hybrid").status_code == 200)

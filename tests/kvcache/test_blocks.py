@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.kvcache.blocks import TokenMemo, as_tokens, common_prefix, hash_on
+from start_llm.kvcache.blocks import PathHash, TokenMemo, as_tokens, common_prefix, hash_on
 
 tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
 
@@ -53,6 +54,19 @@ def test_the_chain_does_not_depend_on_the_division(runs: list[list[int]]) -> Non
         chain = following
     whole = np.array([token for run in runs for token in run], "<i4")
     assert chain.digest() == hashlib.sha256(whole.tobytes()).digest()
+
+
+@given(st.lists(tokens, max_size=5), st.randoms())
+def test_the_hash_of_a_path_is_the_chain_of_its_tokens_whoever_asks_first(
+    runs: list[list[int]], chance: random.Random
+) -> None:
+    path = [PathHash()]
+    for run in runs:
+        path.append(PathHash(path[-1], np.array(run, np.int32).tobytes()))
+    for end in chance.sample(range(len(path)), len(path)):
+        before = np.array([token for run in runs[:end] for token in run], "<i4")
+        assert path[end].chain().digest() == hashlib.sha256(before.tobytes()).digest()
+        assert path[end].chain() is path[end].chain()
 
 
 def test_memo_makes_an_array_once() -> None:

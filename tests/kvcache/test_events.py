@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from start_llm.kvcache.blocks import Tokens, as_tokens, hash_on
+from start_llm.kvcache.blocks import PathHash, Tokens, as_tokens, hash_on
 from start_llm.kvcache.events import BLOCK, NewBlocks, PublishedBlocks, block_names
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
@@ -81,8 +81,8 @@ class Listener:
     def __init__(self) -> None:
         self.blocks, self.published = PublishedBlocks(), set[int]()
 
-    def evicted(self, chain: object, start: int, raw: bytes) -> None:
-        gone = self.blocks.release(block_names(raw, chain, start))  # type: ignore[arg-type]
+    def evicted(self, before: PathHash, start: int, raw: bytes) -> None:
+        gone = self.blocks.release(block_names(raw, before.chain(), start))
         assert self.published.issuperset(gone)
         self.published.difference_update(gone)
 

@@ -92,6 +92,25 @@ def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
     assert levels[40] > rank(leaf, {}, False, 10.0)[0] > levels[50]
 
 
+def test_a_head_stays_as_long_as_kv_of_a_conversation_that_begins_with_it() -> None:
+    """However often that KV was used: without the head, nothing of it may be left to go on from."""
+    tree = fake_tree()
+    head = grow(tree, list(range(10)), checkpoint=True)
+    head.head = True
+    end = grow(tree, list(range(100)), checkpoint=True)
+    end.uses = 10**6
+    weak, strong = (1, 0.1, 5.0), (1, 0.2, 5.0)
+    strengths = whole_paths(tree, {id(end): weak})
+    its = checkpoint_rank(head, strengths, (1, 90), 9.0, 1000)
+    assert rank(end, strengths, False, 9.0) < its < rank(end, {id(end): strong}, False, 9.0)
+    head.used = 5.0
+    later = checkpoint_rank(head, {}, (1000, 0), 9.0, 1000)
+    head.used = 8.0
+    assert later < checkpoint_rank(head, {}, (1000, 0), 9.0, 1000), (
+        "with nobody in progress the least valuable goes first"
+    )
+
+
 def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
     tree = fake_tree()
     for stop in range(10, 101, 10):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
-from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache import layers
+from start_llm.kvcache.layers import LayerKit, grow_for
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import Unstorable
 from tests.kvcache import tiny
@@ -226,3 +227,19 @@ def test_pack_and_unpack(dtype: Any) -> None:
         first, second = kit.pack(again)[0], buffers
         assert first.keys() == second.keys()
         assert all((first[k] == second[k]).all() and first[k].dtype == second[k].dtype for k in first)
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+def test_a_fault_while_rows_grow_leaves_each_layer_what_it_held(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = [tiny.known_cache([1, 2, 3])[0] for _ in range(2)]
+    calls, free = iter(range(100)), layers.eval_and_free
+
+    def failing(arrays: Any) -> None:
+        if next(calls) == fails_at:
+            raise RuntimeError("no room")
+        free(arrays)
+
+    monkeypatch.setattr(layers, "eval_and_free", failing)
+    with pytest.raises(RuntimeError, match="no room"):
+        grow_for([(layer, 3) for layer in cache], 1000)
+    assert all(tiny.read_known([layer]) == [1, 2, 3] for layer in cache)

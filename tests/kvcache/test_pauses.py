@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,15 +19,20 @@ def of(*seconds: float, most: int = 1000) -> Pauses:
 @given(SECONDS, st.floats(0, 1e5), st.floats(0.1, 1e5), st.integers(1, 10))
 def test_the_last_pauses_are_counted(seconds: list[float], silence: float, soon: float, most: int) -> None:
     lasted = [s for s in seconds[-most:] if s >= silence]
-    assert of(*seconds, most=most).ended(silence, soon) == (sum(s < silence + soon for s in lasted), len(lasted))
+    ended, of_these, waited = of(*seconds, most=most).ended(silence, soon)
+    assert (ended, of_these) == (sum(s < silence + soon for s in lasted), len(lasted))
+    assert waited == pytest.approx(sum(min(s - silence, soon) for s in lasted), abs=1e-3)
 
 
 @given(SECONDS, SECONDS, st.lists(st.floats(0, 1e5), max_size=5), st.floats(0, 1e5))
-def test_a_rate_is_a_chance_by_the_seconds_that_it_is_of(
-    own: list[float], others: list[float], silences: list[float], silence: float
-) -> None:
+def test_a_rate_has_bounds(own: list[float], others: list[float], silences: list[float], silence: float) -> None:
     rate = rate_of_return(silence, of(*own), of(*own, *others), sorted(silences))
-    assert 0 <= rate <= 1 / 40
+    assert 0 <= rate <= (len(own) + 10) / 40
+
+
+def test_of_two_that_come_back_soon_the_quicker_one_is_stronger() -> None:
+    quick, slow = of(*[5.0] * 20), of(*[35.0] * 20)
+    assert rate_of_return(2.0, quick, of(), []) > 2 * rate_of_return(2.0, slow, of(), [])
 
 
 @given(SECONDS, st.floats(0, 1e5), st.floats(0, 1e5))

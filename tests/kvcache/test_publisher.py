@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 
@@ -12,7 +11,7 @@ import zmq
 
 from start_llm.core.errors import Unavailable
 from start_llm.kvcache import publisher
-from start_llm.kvcache.blocks import as_tokens
+from start_llm.kvcache.blocks import PathHash, as_tokens
 from start_llm.kvcache.events import BLOCK, block_names
 from start_llm.kvcache.types import RestorePlan
 from tests.kvcache.replay import WAIT_SECONDS, all_events, asked_again
@@ -42,7 +41,7 @@ def test_the_wire_is_that_of_vllm(events) -> None:
         until = time.monotonic() + WAIT_SECONDS
         while not socket.poll(50) and time.monotonic() < until:
             events.announce(TOKENS, TOKENS, held)
-            events.evicted(hashlib.sha256(), 0, TOKENS.tobytes())
+            events.evicted(PathHash(), 0, TOKENS.tobytes())
         topic, number, batch = socket.recv_multipart()
     assert topic == b"kv@here@model" and len(number) == 8
     seconds, found, rank = msgspec.msgpack.decode(batch)

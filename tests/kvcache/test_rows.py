@@ -161,6 +161,19 @@ def test_a_row_at_rest_is_taken_over_as_it_is() -> None:
     assert store.resident.nbytes <= 6020 * TOKEN_BYTES * 1.05
 
 
+@pytest.mark.parametrize(("shared", "copied"), [(5000, 0), (2000, 2000)])
+def test_of_a_row_that_two_conversations_share_the_larger_part_stays_where_it_is(shared: int, copied: int) -> None:
+    store = make_store()
+    turn(store, numbers(1, 6000))
+    tokens = [*numbers(1, shared), *numbers(7000, 5)]
+    restored = store.restore(tokens, store.lookup(tokens), lend=True)
+    assert (restored.length, restored.copied_bytes) == (shared, copied * TOKEN_BYTES)
+    assert store.lookup(numbers(1, 6000)).length == 6000
+    check(store, running=1)
+    store.take_back(restored.cache)
+    check(store)
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_what_is_held_counts_spare_room_but_not_that_of_a_batch(hybrid: bool) -> None:
     store = make_store(hybrid)
@@ -181,6 +194,34 @@ def test_what_is_held_counts_spare_room_but_not_that_of_a_batch(hybrid: bool) ->
     store.moved(cache, None)
     store.take_back(cache)
     assert store.stats()["held_bytes"] == store.stats()["bytes"]
+
+
+def test_what_is_lent_does_not_expire() -> None:
+    now = [0.0]
+    kit = LayerKit(lambda: caches([]))
+    store = KVStore(kit, StoreConfig(MANY, ttl_seconds=10), clock=lambda: now[0])
+    tokens = numbers(1, 200)
+    turn(store, tokens)
+    cache = begin(store, [*tokens, 900])
+    now[0] = 100
+    store.idle()
+    assert store.lookup(tokens).length == 200
+    check(store, running=1)
+    store.take_back(cache)
+    now[0] = 200
+    store.idle()
+    assert store.lookup(tokens).length == store.resident.nbytes == 0
+
+
+def test_a_row_that_never_came_out_of_its_batch_is_given_up() -> None:
+    store = make_store()
+    tokens = numbers(1, 200)
+    turn(store, tokens)
+    cache = begin(store, [*tokens, 900])
+    store.moved(cache, lambda place: cache if place is None else [cache[place]])
+    store.take_back(cache)
+    check(store)
+    assert store.lookup(tokens).length == store.resident.nbytes == 0
 
 
 def test_who_else_needs_what_is_lent_copies_it() -> None:

@@ -69,6 +69,23 @@ def test_who_comes_back_soon_is_stronger_than_who_was_used_last() -> None:
     assert sessions.protection(900.0, BUDGET)[id(regular)] < sessions.protection(900.0, BUDGET)[id(once)]  # it is late
 
 
+def test_pauses_are_judged_by_how_the_answer_in_front_of_them_ended() -> None:
+    """Behind a call a client comes back after 5 seconds, behind a final answer after 300."""
+    tree, sessions = fake_tree(), Sessions(idle=6000, keep=2)
+    now, end = 0.0, grow(tree, run(0, 20))
+    for _ in range(6):
+        for pause, calls in ((300.0, True), (5.0, True), (5.0, False)):
+            now += pause
+            sessions.add_end("earlier", end, now, calls=calls)
+    asks, done = grow(tree, run(1000, 20)), grow(tree, run(2000, 20))
+    sessions.add_end("asks", asks, now, calls=True)
+    sessions.add_end("done", done, now + 1, calls=False)
+    strengths = sessions.protection(now + 3, BUDGET)
+    assert strengths[id(asks)][1] > 5 * strengths[id(done)][1], "though the other one was used last"
+    strengths = sessions.protection(now + 290, BUDGET)
+    assert strengths[id(asks)][1] < strengths[id(done)][1]
+
+
 def test_only_a_turn_that_is_over_ends_a_pause() -> None:
     """Parts of a prompt, and prefill of a guess, are stored between two turns."""
     tree, whole, parts = fake_tree(), Sessions(idle=6000, keep=2), Sessions(idle=6000, keep=2)
@@ -81,6 +98,22 @@ def test_only_a_turn_that_is_over_ends_a_pause() -> None:
             sessions.add_end("a", end, 100.0 * turn)
     assert whole.protection(370.0, BUDGET) == parts.protection(370.0, BUDGET)
     assert whole.protection(370.0, BUDGET)[id(end)][1] > 0
+
+
+def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
+    """Parts of a prompt are computed again where checkpoints had gone: that goes back to nothing."""
+    tree, sessions = fake_tree(), Sessions(idle=6000, keep=2)
+    left = grow(tree, [*run(0, 10), 99])
+    sessions.add_end("a", left, 0.0)
+    sessions.add_end("a", grow(tree, run(0, 50)), 1.0)
+    for tokens in (30, 60):
+        sessions.add_end("a", grow(tree, run(0, tokens)), 2.0, answered=False)
+    end = grow(tree, run(0, 70))
+    sessions.add_end("a", end, 3.0)
+    strengths = sessions.protection(4.0, BUDGET)
+    assert (strengths[id(left)][0], strengths[id(end)][0]) == (0, 1)
+    sessions.add_end("a", grow(tree, [*run(0, 10), 99, 98]), 5.0, answered=False)
+    assert sessions.protection(6.0, BUDGET)[id(end)][0] == 1, "but this does"
 
 
 def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() -> None:
@@ -98,20 +131,20 @@ def test_who_waits_for_those_it_called_is_reserved() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     tools = run(0, 10)
     main, agent, other = grow(tree, [*tools, 1, 2]), grow(tree, [*tools, 7]), grow(tree, run(1000, 5))
-    sessions.add_end("other", other, 0.0)
-    sessions.add_end("main", main, 1.0)
-    sessions.add_end("agent", agent, 50.0)
+    sessions.add_end("other", other, 0.0, calls=True)
+    sessions.add_end("main", main, 1.0, calls=True)
+    sessions.add_end("agent", agent, 50.0, calls=True)
     strengths = sessions.protection(60.0, BUDGET)
     assert strengths[id(main)] == (2, -1.0, 0.0) and strengths[id(agent)] > strengths[id(other)]
     assert strengths[id(agent)][0] == strengths[id(other)][0] == 1
-    sessions.add_end("main", main, 61.0)  # it has come back
+    sessions.add_end("main", main, 61.0, calls=True)  # it has come back
     assert sessions.protection(61.0, BUDGET)[id(main)][0] == 1
-    sessions.add_end("agent", agent, 100.0)  # goes on by itself: nobody waits for it
+    sessions.add_end("agent", agent, 100.0, calls=True)  # goes on by itself: nobody waits for it
     assert sessions.protection(100.0, BUDGET)[id(main)][0] == 1
-    sessions.add_end("main", main, 101.0)
+    sessions.add_end("main", main, 101.0, calls=True)
     for number in (7, 8):  # two at once
-        sessions.add_end(f"agent {number}", grow(tree, [*tools, 1000 + number]), 101.0 + number)
-    sessions.add_end("agent 8", grow(tree, [*tools, 1008, 1]), 130.0)
+        sessions.add_end(f"agent {number}", grow(tree, [*tools, 1000 + number]), 101.0 + number, calls=True)
+    sessions.add_end("agent 8", grow(tree, [*tools, 1008, 1]), 130.0, calls=True)
     assert sessions.protection(150.0, BUDGET)[id(main)][0] == 2
     assert sessions.protection(150.1, BUDGET)[id(main)][0] == 1  # the agents are silent, too
 
@@ -120,21 +153,84 @@ def test_one_that_began_before_the_main_conversation_is_not_reserved() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     tools = run(0, 10)
     early = grow(tree, [*tools, 7])
-    sessions.add_end("early", early, 0.0)
+    sessions.add_end("early", early, 0.0, calls=True)
     main = grow(tree, [*tools, 1])
-    sessions.add_end("main", main, 5.0)
-    sessions.add_end("early", early, 6.0)
-    sessions.add_end("main", main, 8.0)
-    sessions.add_end("agent", grow(tree, [*tools, 9]), 10.0)
+    sessions.add_end("main", main, 5.0, calls=True)
+    sessions.add_end("early", early, 6.0, calls=True)
+    sessions.add_end("main", main, 8.0, calls=True)
+    sessions.add_end("agent", grow(tree, [*tools, 9]), 10.0, calls=True)
     strengths = sessions.protection(20.0, BUDGET)
     assert (strengths[id(main)][0], strengths[id(early)][0]) == (2, 1)
+
+
+def test_only_who_is_known_to_wait_for_a_call_has_begun_another() -> None:
+    for calls, level in ((True, 2), (False, 1), (None, 1)):
+        tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+        main = grow(tree, [*run(0, 10), 1])
+        sessions.add_end("main", main, 0.0, calls=calls)
+        sessions.add_end("agent", grow(tree, [*run(0, 10), 2]), 5.0, calls=True)
+        assert sessions.protection(6.0, BUDGET)[id(main)][0] == level
+
+
+def ended_beside(
+    *, calls: bool = False, agent_calls: bool = False, tokens: int = 90, pause: float = 1.0, now: float = 260.0
+) -> tuple[bool, bool]:
+    """A conversation that answered at 0 s, one begun with the same tools at 100 s, which came back once, after `pause`
+    seconds, and an unrelated one. Whether the second is weaker than the first, and than the last."""
+    tree, sessions = fake_tree(), Sessions(idle=1800, keep=2)
+    first, other = grow(tree, run(0, 100)), grow(tree, run(5000, 5))
+    sessions.add_end("first", first, 0.0, calls=calls)
+    for time in (100.0, 100.0 + pause):
+        sessions.add_end("agent", grow(tree, [*run(0, 10), 7]), time, calls=agent_calls)
+    agent = grow(tree, [*run(0, 10), 7, *run(3000, tokens - 11)])
+    sessions.add_end("agent", agent, 102.0 + pause, calls=agent_calls)
+    sessions.add_end("other", other, 160.0, calls=agent_calls)
+    strengths = sessions.protection(now, BUDGET)
+    return strengths[id(agent)] < strengths[id(first)], strengths[id(agent)] < strengths[id(other)]
+
+
+def test_a_sub_agent_that_has_ended_is_weaker_than_the_larger_one_that_began_it() -> None:
+    assert ended_beside() == ended_beside(calls=True) == (True, True)
+    assert not ended_beside(agent_calls=True)[0], "it goes on"
+    assert not ended_beside(tokens=120)[0], "it is the larger one"
+    assert not ended_beside(now=601.0)[0], "the other one has been silent for too long"
+    assert not ended_beside(pause=30.0)[0], "a person goes on with it"
+
+
+def test_what_was_used_last_is_no_sub_agent_that_has_ended() -> None:
+    """Else each turn of a new conversation would give itself up for an earlier one."""
+    tree, sessions = fake_tree(), Sessions(idle=1800, keep=2)
+    first, second = grow(tree, run(0, 100)), grow(tree, [*run(0, 10), 7])
+    sessions.add_end("first", first, 0.0, calls=False)
+    sessions.add_end("second", second, 100.0, calls=False)
+    strengths = sessions.protection(101.0, BUDGET)
+    assert strengths[id(first)] < strengths[id(second)]
+    sessions.add_end("first", first, 110.0, calls=False)
+    sessions.add_end("other", grow(tree, run(5000, 5)), 111.0, calls=False)
+    assert (1, 0.0, 100.0) in sessions.protection(300.0, BUDGET).values(), "the first one has come back"
+
+
+def test_who_waits_for_a_call_has_begun_the_next_though_another_that_rests_is_alike() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    tools = run(0, 10)
+    sessions.add_end("rests", grow(tree, [*tools, 1]), 0.0, calls=False)
+    main = grow(tree, [*tools, 2])
+    sessions.add_end("main", main, 1.0, calls=True)
+    sessions.add_end("agent", grow(tree, [*tools, 3]), 2.0, calls=False)
+    assert sessions.protection(3.0, BUDGET)[id(main)][0] == 2
+    sessions.add_end("another", grow(tree, [*tools, 4]), 4.0, calls=True)
+    assert sessions.protection(10.0, BUDGET)[id(main)][0] == 2
+    sessions.add_end("main", main, 11.0, calls=True)
+    sessions.add_end("rests", grow(tree, [*tools, 1]), 12.0, calls=False)  # that one was used last
+    sessions.add_end("one more", grow(tree, [*tools, 5]), 13.0, calls=False)
+    assert sessions.protection(14.0, BUDGET)[id(main)][0] == 2
 
 
 def test_a_conversation_of_long_ago_called_nobody() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     first, second = grow(tree, [1, 2]), grow(tree, [1, 3])
-    sessions.add_end("first", first, 0.0)
-    sessions.add_end("second", second, 101.0)
+    sessions.add_end("first", first, 0.0, calls=True)
+    sessions.add_end("second", second, 101.0, calls=True)
     assert sessions.protection(102.0, BUDGET)[id(first)][0] == 1
 
 
@@ -146,8 +242,8 @@ def test_nobody_is_reserved_who_would_take_most_of_the_budget() -> None:
         (1.0, "small", small, [2, 5]),
         (2.0, "late", late, [4, 5]),
     ):
-        sessions.add_end(name, end, time)
-        sessions.add_end(f"by {name}", grow(tree, called), time + 0.5)
+        sessions.add_end(name, end, time, calls=True)
+        sessions.add_end(f"by {name}", grow(tree, called), time + 0.5, calls=True)
 
     def levels(budget_tokens: int) -> list[int]:
         strengths = sessions.protection(3.0, budget_tokens * A_TOKEN)
@@ -205,7 +301,7 @@ def test_nobody_waits_for_the_conversation_of_another_owner() -> None:
         tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
         tools = run(0, 50)
         main = grow(tree, [*tools, 1])
-        sessions.add_end("main", main, 0.0, owner="ann")
-        sessions.add_end("new", grow(tree, [*tools, 2]), 1.0, owner=owner)
-        sessions.add_end("new", grow(tree, [*tools, 2, 3]), 2.0, owner=owner)
+        sessions.add_end("main", main, 0.0, owner="ann", calls=True)
+        sessions.add_end("new", grow(tree, [*tools, 2]), 1.0, owner=owner, calls=True)
+        sessions.add_end("new", grow(tree, [*tools, 2, 3]), 2.0, owner=owner, calls=True)
         assert sessions.protection(3.0, BUDGET)[id(main)][0] == level

@@ -161,7 +161,7 @@ def test_side_requests_and_sub_agents_do_not_push_a_session_out() -> None:
         main = random_tokens(8000)
         store = store_of(hybrid, budget_tokens=3 * 8100, clock=clock)
         put(store, main[:4000], hybrid, session="main", seconds_per_token=0.01)
-        put(store, main, hybrid, session="main", seconds_per_token=0.01)
+        put(store, main, hybrid, session="main", seconds_per_token=0.01, calls=True)
         for n in range(80):
             clock.now += 1
             put(store, random_tokens(500, seed=n + 10), hybrid, one_shot=True, session="main")
@@ -169,7 +169,7 @@ def test_side_requests_and_sub_agents_do_not_push_a_session_out() -> None:
             agent = main[:100] + random_tokens(4900, seed=n + 1000)  # the same tools
             for turn in (3000, 4000, 5000):
                 clock.now += 1
-                put(store, agent[:turn], hybrid, session=f"agent {n}", seconds_per_token=0.01)
+                put(store, agent[:turn], hybrid, session=f"agent {n}", seconds_per_token=0.01, calls=turn < 5000)
         assert store.lookup(tuple(main)).length == 8000
         assert store.stats()["bytes"] <= 3 * 8100 * TOKEN_BYTES
         assert store.lookup((*main[:100], *random_tokens(4900, seed=1007))).length == 5000  # the one that ran last
@@ -198,6 +198,19 @@ def test_an_idle_session_loses_its_protection() -> None:
     clock.now += 61
     put(store, run(0, 900))
     assert store.lookup(tuple(run(5000, 600))).length == 0
+
+
+def test_no_more_of_a_conversation_goes_than_the_budget_asks_for() -> None:
+    store = store_of(budget_tokens=3000)
+    put(store, run(0, 2000), session="old")
+    put(store, run(5000, 1100), session="new")
+    assert store.lookup(tuple(run(0, 2000))).length == 1792  # 100 tokens are too much; cuts are at multiples of 256
+    assert restored(store, run(0, 2000)) == run(0, 1792)
+    assert store.stats()["bytes"] == (1792 + 1100) * TOKEN_BYTES and store.stats()["ghost_tokens"] == 208
+    hybrid = store_of(hybrid=True, budget_tokens=3000)
+    put(hybrid, run(0, 2000), hybrid=True, session="old")
+    put(hybrid, run(5000, 1100), hybrid=True, session="new")
+    assert hybrid.lookup(tuple(run(0, 2000))).matched == 0, "a part without a checkpoint would restore nothing"
 
 
 def test_one_owner_does_not_shift_what_another_ones_session_of_the_same_name_keeps() -> None:

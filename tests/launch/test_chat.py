@@ -38,6 +38,9 @@ def answering(chunks: list[dict[str, Any]], status: int = 200) -> Iterator[tuple
             pass
 
         def do_GET(self) -> None:
+            if status == 401 and self.path != "/health":
+                self._send(401, b'{"error": {"message": "no key"}}')
+                return
             card = {"id": "served", "context_length": 4096}
             self._send(200, json.dumps({"state": "ready", "data": [card, {**card, "id": "second"}]}).encode())
 
@@ -110,6 +113,12 @@ def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: p
     with answering([{"error": {"message": "the model died"}}]) as (port, _):
         assert run(port, "hi") == 1
     assert "the model died" in capsys.readouterr().err
+
+
+def test_a_server_with_another_key_is_told_in_a_sentence(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering([], status=401) as (port, _):
+        assert run(port, "hi") == 1
+    assert f"The server at http://127.0.0.1:{port} needs its API key: set API_KEY" in capsys.readouterr().err
 
 
 def test_a_server_that_was_stopped_meanwhile_is_told_in_words() -> None:

@@ -186,7 +186,7 @@ def test_a_model_without_room_for_the_first_prompt_is_told(
         assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
         said = capsys.readouterr().err
         assert main(["pi"], settings(tmp_path, mlx_port=port)) == 7
-    assert "12,000 tokens" in said and "8,192" in said and "MODEL_PATH" in said
+    assert "12,000 tokens" in said and "8,192" in said and "start-llm recommend" in said
     assert capsys.readouterr().err == ""
 
 

@@ -56,7 +56,9 @@ class Engine:
             eos=frozenset(),
             capabilities=SimpleNamespace(decoding=check),
             tokenizer=SimpleNamespace(get_added_vocab=dict),
-            style=SimpleNamespace(reasoning=SimpleNamespace(end="</think>"), openers=lambda tools: ()),
+            style=SimpleNamespace(
+                reasoning=SimpleNamespace(end="</think>"), tools=SimpleNamespace(id="none"), openers=lambda tools: ()
+            ),
         )
         store = at_once(make_store(settings, loaded, STORED, DiskTier(folder, name, STORED)))
         memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))

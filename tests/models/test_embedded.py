@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
 import pytest
 
+from start_llm.core.errors import StartLLMError
 from start_llm.models import embedded
 from start_llm.models.catalog import EMBEDDED_CONTEXT, EMBEDDED_NAME
 from start_llm.models.checkpoint import read_config
@@ -156,6 +158,16 @@ def test_a_cache_that_may_only_be_read(tmp_path: Path, fake_making: list[str], m
     assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == path
     with pytest.raises(EmbeddedModelError, match="START_LLM_CACHE_DIR"):
         ensure_embedded_model(tmp_path, quantised=True, progress=silent)
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
+    tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded.shutil, "disk_usage", lambda folder: SimpleNamespace(free=60_000_000))
+    words = r"needs 0\.84 GB while it is made; .*models has 0\.06 GB free. Make room, set START_LLM_CACHE_DIR"
+    with pytest.raises(EmbeddedModelError, match=words):
+        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert fake_making == [] and issubclass(EmbeddedModelError, StartLLMError)  # so its traceback is not shown
 
 
 def test_a_full_disk_is_said(tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_harmony_brings_its_reasoning_style_along(world: World) -> None:
 def test_a_model_that_babbles_keeps_what_its_template_says(babble: str, world: World) -> None:
     loaded = world.load(build_caller(world.folder, "Qwen3-8B", "xml"), babble * 500)
     assert loaded.capabilities.facts["tool_parser"] == Fact("qwen3_coder", "template")
-    assert f"wrote no call ({TOKENS} tokens" in world.said[0] and "qwen3_coder is assumed" in world.said[0]
+    assert f"wrote no call ({TOKENS} tokens" in world.said[0] and "will be read as qwen3_coder" in world.said[0]
 
 
 def test_a_call_behind_thoughts_counts(world: World) -> None:

@@ -211,7 +211,7 @@ def test_no_hub_in_reach_is_one_sentence(cache: Path, monkeypatch: pytest.Monkey
     use(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(PullError, match="no hub is in reach") as refused:
         pull("owner/model", lambda *_: None)
-    assert "on this disk can be served" in str(refused.value) and str(refused.value).count("\n") == 0
+    assert "`start-llm models` lists what can be served" in str(refused.value) and str(refused.value).count("\n") == 0
 
 
 def start_llm(hub: Hub, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

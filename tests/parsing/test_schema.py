@@ -83,6 +83,7 @@ def test_references_are_followed_and_loops_end() -> None:
         ("(1, 2)", True, [1, 2]),
         ("word", False, None),
         ("NaN", False, None),
+        ("[1e999]", False, None),  # it would be written as Infinity, which no client reads
         ("{1, 2}", False, None),
         ("b'x'", False, None),
         ("[" * 10_000, False, None),

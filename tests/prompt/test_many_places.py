@@ -6,6 +6,7 @@ Each of these once took the square of its size. The limits are generous, pytest-
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,15 @@ def test_calls_and_their_results() -> None:
     messages = [Message("user", "x"), Message("assistant", "", tool_calls=calls), *results]
     reading = ChainReader(Clients()).read(messages, None)
     assert len(reading.keys) == 2 + len(calls)
+
+
+def test_of_hundreds_of_calls_each_result_belongs_to_its_own() -> None:
+    calls = tuple(ToolCall(f"call_{number}", "read", "{}") for number in range(600))
+    reader, keys = ChainReader(Clients()), set()
+    for answered in (*range(600), "unknown"):
+        result = Message("tool", "a listing", tool_call_id=f"call_{answered}")
+        keys.add(reader.read([Message("assistant", "", tool_calls=calls), result], None).last_key)
+    assert len(keys) == 601
 
 
 def test_ids_of_megabytes_are_told_apart_by_a_digest() -> None:
@@ -110,3 +120,19 @@ def test_blocks_at_the_end(text: str) -> None:
     assert found == plainly(rules, text)
     for part in find_parts(Message("user", text), client, ""):
         assert isinstance(part, DeclaredPlace) and part.text == text[part.start : part.end].strip()
+
+
+def test_lines_that_go_one_here_one_there_take_no_square() -> None:
+    """Each is named by its beginning, if no other line begins so."""
+
+    def seconds(lines: int) -> float:
+        gone = [f"{number} {'gone' if number % 2 else 'moved'} {'word ' * 20}" for number in range(lines)]
+        texts = "\n".join(gone), "\n".join(["A line that came.", *gone[::-2]])
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            assert diff(*texts) is not None
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert seconds(2900) < 30 * seconds(290) + 0.05

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from start_llm.core.messages import Message
+from start_llm.prompt.predict import PATIENCE, Guesses
 from tests.prompt.client import INTERNAL, OPENCLAW, Client, odd_tokens, pipeline, raw_answer, say
 from tests.prompt.models import EOS, TEMPLATES, model
 
@@ -56,6 +60,19 @@ def test_nothing_is_guessed_where_all_is_computed(family):
     client.ask(Message("system", OPENCLAW), Message("user", "Go"))
     answer = say("x", None) if family in ("qwen3", "gemma", "llama3", "mistral", "harmony") else say("x", "why")
     assert guess_and_answer(client, answer) is None
+
+
+def test_two_owners_with_one_name_of_a_session_have_guesses_of_their_own():
+    def prepared(owner: str, *keys: bytes) -> Any:
+        chain = SimpleNamespace(keys=keys, last_key=keys[-1])
+        request, prompt = SimpleNamespace(owner=owner), SimpleNamespace(tokens=(1, 9))
+        return SimpleNamespace(request=request, session="main", chain=chain, prompt=prompt)
+
+    guesses = Guesses()
+    for _ in range(PATIENCE):
+        assert guesses.made(prepared("ann", b"1"), (1, 2)) and guesses.made(prepared("bob", b"1"), (1, 9))
+        assert guesses.seen(prepared("ann", b"1", b"2")) is False
+    assert not guesses.made(prepared("ann", b"1"), (1, 2)) and guesses.made(prepared("bob", b"1"), (1, 9))
 
 
 def test_a_client_that_proves_the_guesses_wrong_gets_none_until_one_is_right():

@@ -1,4 +1,4 @@
-"""The recorder is closed while it guesses: the guess is dropped, and nothing fails."""
+"""Guesses of the recorder: whose they are, and what becomes of one while the recorder is closed."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def test_a_recorder_that_is_closed_while_it_guesses() -> None:
     pipeline.go_on.set()
     closing.join(WAIT)
     assert recorder.failures == 0 and taken == []
+
+
+def test_a_guess_is_of_the_conversation_and_of_its_owner() -> None:
+    pipeline, taken = Pipeline(), []
+    pipeline.go_on.set()
+    recorder = Recorder(pipeline, lambda *guess: taken.append(guess))  # type: ignore[arg-type]
+    prepared = SimpleNamespace(session="s", request=SimpleNamespace(owner="ann"))
+    recorder.finish(prepared, None, ())  # type: ignore[arg-type]
+    recorder.flush()
+    recorder.close()
+    assert taken == [("a guess", "s", "ann")]

@@ -53,6 +53,13 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
     assert both == [*("line 3, now only elsewhere:", "-Never push.", "line 3, no longer valid:", "-Never merge.")]
 
 
+def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_as_replaced():
+    told = diff("Never push.\nBe kind.\nNever push.", "Never push.\nBe kind.\nAsk first.")
+    assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "+Ask first."]
+    told = diff("Never push.\nBe kind.\nNever push.\nBe brief.", "Never push.\nBe kind.\nAsk first.")
+    assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "-Be brief.", "+Ask first."]
+
+
 def test_texts_too_long_to_compare_have_no_changes():
     long = "\n".join(f"line {n}" for n in range(MAX_LINES + 10))
     assert diff("head\n" + long, "head\n" + long.replace("line", "row")) is None

@@ -157,11 +157,12 @@ def test_a_reminder_that_moves_to_the_newest_message_is_not_told_as_withdrawn(ro
     assert sum("withdrawn" in line for line in prepared.notes) == 2
 
 
-def test_a_reminder_that_goes_is_told_though_an_earlier_one_says_the_same():
-    """plan, build, plan: without the last one it is build that holds."""
+@pytest.mark.parametrize("between", ["build", "plan"])
+def test_a_reminder_that_goes_is_told_though_an_earlier_one_says_the_same(between: str):
+    """plan, build, plan: without the last one it is build that holds. plan, plan: without the last one it is plan."""
     client = Client("chatml", pipeline("chatml"))
     client.messages = [system_text(CLAUDE)]
-    modes = [REMINDER.format(f"Mode is {mode}.") for mode in ("plan", "build", "plan")]
+    modes = [REMINDER.format(f"Mode is {mode}.") for mode in ("plan", between, "plan")]
     for number, mode in enumerate(modes):
         client.ask(Message("user", f"Question {number}\n{mode}"))
         client.answer(say(LONG, bash={"command": "ls"}))
@@ -171,7 +172,9 @@ def test_a_reminder_that_goes_is_told_though_an_earlier_one_says_the_same():
     client.messages[last] = Message("user", "Question 2")
     prepared = client.ask(Message("user", "And now?"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken
-    assert any("withdrawn: Mode is plan" in line for line in prepared.notes)
+    place = 1 if between == "build" else 5  # message, answer, result, answer, message
+    said = f"in message 9, withdrawn there, message {place} still has it: Mode is plan."
+    assert any(said in line for line in prepared.notes)
 
 
 def test_telemetry_is_left_out_and_its_change_costs_nothing():
@@ -320,6 +323,11 @@ def test_a_note_stands_in_a_message_that_will_stay():
     client.ask(Message("tool", "res", tool_call_id="call_bash"), Message("user", INTERNAL.format("one")))
     text = decoded(client)
     assert text.index("res") < text.index(NOTE_OPEN) < text.index("sessions: one")
+    assert "<|im_start|>" not in text[text.index("res") : text.index(NOTE_OPEN)], "it is in the result's message"
+    client.answer(say("x", bash={"command": "ls"}))
+    del client.messages[-2]
+    client.ask(Message("tool", "more", tool_call_id="call_bash"))
+    assert NOTE_OPEN in decoded(client) and "sessions: one" not in decoded(client)
 
 
 def test_a_note_that_would_hold_the_end_of_a_note_is_not_made():
@@ -356,6 +364,9 @@ def test_tools_in_another_order_keep_the_order():
     stranger = Client("chatml", client.pipe, tools=(BASH, EDIT, READ))
     stranger.ask(Message("user", "Something else"))
     assert decoded(stranger).index('"read"') < decoded(stranger).index('"bash"') < decoded(stranger).index('"edit"')
+    theirs = request([Message("user", "Something else")], (BASH, EDIT, READ), owner="key2")  # learns nothing of others
+    text = model("chatml")[1].decode(client.pipe.prepare(theirs, thinking=True).prompt.tokens)
+    assert text.index('"bash"') < text.index('"edit"') < text.index('"read"')
 
 
 def test_tools_that_come_go_and_change_are_told():

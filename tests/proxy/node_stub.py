@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +27,7 @@ from tests.proxy.stub import (
 _BODIES = {"chat/completions": chat_body, "messages": messages_body, "responses": responses_body}
 _EVENTS = {"chat/completions": chat_events, "messages": messages_events, "responses": responses_events}
 _CUT_AT = {"chat/completions": 2, "messages": 6, "responses": 4}  # the event that has text of the answer in it
+_LOCKED = {"error": {"message": "A valid API key is needed.", "type": "authentication_error"}}
 _ELSE = {"embeddings": {"object": "list", "data": []}, "completions": {"object": "text_completion", "choices": []}}
 
 
@@ -34,12 +35,14 @@ _ELSE = {"embeddings": {"object": "list", "data": []}, "completions": {"object":
 class NodeStub:
     """
     Attributes:
-        mode: ``ok``; ``full`` (429), ``loading`` (503, `/health` too), ``drop`` (the connection closes without an
-            answer), ``gone`` (so does every one), ``cut`` (it closes after some events of a stream), ``frozen``
-            (nothing is answered any more), ``lies`` (counts are no numbers).
+        mode: ``ok``; ``full`` (429), ``loading`` (503, `/health` too), ``locked`` (401: it does not take the key),
+            ``drop`` (the connection closes without an answer), ``gone`` (so does every one), ``cut`` (it closes after
+            some events of a stream), ``frozen`` (nothing is answered any more), ``lies`` (counts are no numbers).
         stored: what `explain` says, tokens of a prompt of 1,000.
         seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
         looks: how often `/health` was asked.
+        instead: writes every answer, in place of all that follows from the other attributes. `cookies`: what came as
+            such with any request.
         asked: what proxies asked or told of conversations. `rivals`: openings that another proxy places just before
             this one. `is_old`: it does not know that question.
     """
@@ -57,6 +60,8 @@ class NodeStub:
     rivals: list[str] = field(default_factory=list)
     is_old: bool = False
     keys: set[str] = field(default_factory=set)
+    instead: Callable[[BaseHTTPRequestHandler], None] | None = None
+    cookies: list[str] = field(default_factory=list)
     thaw: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -69,10 +74,12 @@ class NodeStub:
                 pass
 
             def do_GET(self) -> None:
-                stub._get(self)
+                stub.cookies += self.headers.get_all("Cookie", [])
+                (stub.instead or stub._get)(self)
 
             def do_POST(self) -> None:
-                stub._post(self)
+                stub.cookies += self.headers.get_all("Cookie", [])
+                (stub.instead or stub._post)(self)
 
         self._httpd = _Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._httpd.serve_forever, daemon=True).start()
@@ -99,7 +106,7 @@ class NodeStub:
         self.explained.clear()
         self.asked.clear()
         self.rivals.clear()
-        self.placements, self.is_old = Placements(), False
+        self.placements, self.is_old, self.instead = Placements(), False, None
 
     # --- answers ------------------------------------------------------------
 
@@ -117,6 +124,9 @@ class NodeStub:
             _json(handler, body, 200 if state == "ready" else 503)
             return
         self._note_key(handler)
+        if self.mode == "locked":
+            _json(handler, _LOCKED, 401)
+            return
         cards = [{"id": name, "object": "model", "details": {"state": "ready"}} for name in self.models]
         _json(handler, {"object": "list", "data": cards})
 
@@ -142,6 +152,8 @@ class NodeStub:
         self.seen.append((path, body))
         if self.mode == "drop":
             _hang_up(handler)
+        elif self.mode == "locked":
+            _json(handler, _LOCKED, 401)
         elif self.mode in {"full", "loading"}:
             error = {"message": "64 requests are waiting already.", "type": "rate_limit_error"}
             refusal = {"x-start-llm-refusal": "queue_full"} if self.mode == "full" else {}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx
@@ -24,6 +28,7 @@ WAIT = 120.0
 pytestmark = [pytest.mark.timeout(500), pytest.mark.thorough]
 
 DIALECTS = ["chat/completions", "messages", "responses"]
+MOST_ANSWER_MEBIBYTES = 64  # what the proxy reads of an answer that is no stream
 KEYS = ("node-key-of-this-server", "node-key-of-the-others")
 
 
@@ -119,7 +124,7 @@ def test_a_conversation_goes_to_one_node(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("mode", ["full", "loading", "drop"])
+@pytest.mark.parametrize("mode", ["full", "loading", "locked", "drop"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_has_not_begun_is_sent_to_another_node(
     web: httpx.Client, stubs: list[NodeStub], first: NodeStub, dialect: str, mode: str, stream: bool
@@ -153,6 +158,63 @@ def test_a_stream_that_breaks_ends_with_an_error_event(
     else:
         assert last.startswith("event: response.failed\n") and "response.completed" not in answer.text
     assert [len(stub.seen) for stub in stubs] == [0, 2, 0], "what has begun is not sent again"
+
+
+def is_packed(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n\r\n")
+    handler.wfile.write(gzip.compress(b"{}"))
+
+
+def has_no_end(handler: BaseHTTPRequestHandler) -> None:
+    """Neither as a whole nor, in a stream, of a line."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ")
+    with suppress(OSError):
+        for _ in range(4 * MOST_ANSWER_MEBIBYTES):
+            handler.wfile.write(b" " * 2**20)
+
+
+def has_no_last_line(handler: BaseHTTPRequestHandler) -> None:
+    """Signs of life, without an end, for who did not ask for a stream."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    with suppress(OSError):
+        for _ in range(4 * MOST_ANSWER_MEBIBYTES):
+            handler.wfile.write(b": alive\n" * 2**17)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("stream", "answers"),
+    [*itertools.product([False, True], [None, is_packed, has_no_end]), (False, has_no_last_line)],
+)
+def test_an_answer_that_a_node_does_not_give(
+    web: httpx.Client,
+    stubs: list[NodeStub],
+    first: NodeStub,
+    dialect: str,
+    stream: bool,
+    answers: Callable[[BaseHTTPRequestHandler], None] | None,
+) -> None:
+    """LiteLLM would follow it, with the conversation (``None``: it leads elsewhere), unpack it, and keep it."""
+    asked = []
+    elsewhere = f"HTTP/1.1 307 Moved\r\nContent-Length: 0\r\nLocation: {stubs[2].url}/v1/elsewhere\r\n\r\n"
+
+    def instead(handler: BaseHTTPRequestHandler) -> None:
+        if handler.command == "GET":
+            first._get(handler)
+        elif "/cache/" in handler.path:
+            first._post(handler)
+        else:
+            asked.append(handler.headers["Accept-Encoding"])
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            handler.close_connection = True
+            answers(handler) if answers else handler.wfile.write(elsewhere.encode())
+
+    first.instead = instead
+    answer = ask(web, dialect, stream=stream)
+    assert answer.status_code == 200
+    # LiteLLM passes pieces of the messages dialect on as they come: it has begun.
+    assert TEXT in answer.text or (dialect == "messages" and stream and "event: error" in answer.text)
+    assert asked == ["identity"] and "elsewhere" not in [path for stub in stubs for path, _ in stub.seen]
 
 
 def test_a_request_that_kills_its_node_does_not_kill_all(
@@ -214,14 +276,18 @@ def test_a_response_is_gone_on_from_where_it_is_stored(
     assert [len(stub.seen) for stub in stubs if stub is not first] == [0, 0]
 
 
-def test_no_client_sees_the_key_of_a_node(web: httpx.Client, stubs: list[NodeStub], first: NodeStub) -> None:
+def test_neither_a_client_nor_the_log_sees_the_key_of_a_node(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     said: list[httpx.Response] = [web.get("models"), web.get("model/info")]
-    for mode in ("ok", "full", "drop", "cut"):
+    for mode in ("ok", "full", "drop", "cut", "locked"):
         for stub in stubs:
             stub.mode = mode
         for dialect in DIALECTS:
             said += [ask(web, dialect, stream=stream) for stream in (False, True)]
     text = "".join(f"{answer.headers}{answer.text}" for answer in said)
+    (log,) = tmp_path_factory.getbasetemp().glob("nodes[0-9]*/log")
+    text += log.read_text("utf-8")
     assert not any(key in text for key in KEYS)
     master = web.headers["authorization"].removeprefix("Bearer ")
     assert [stub.keys for stub in stubs] == [{KEYS[0]}, {KEYS[1]}, {KEYS[1]}], master

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from urllib.request import proxy_bypass_environment
 
+import httpx
 import pytest
 
 from start_llm.core.modelmap import PROXIED
@@ -80,6 +82,16 @@ def test_the_environment_is_offline_and_not_the_users() -> None:
     assert made["LITELLM_LOCAL_MODEL_COST_MAP"] == "True" and made["LITELLM_MODE"] == "PRODUCTION"
     assert made["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1" and made["no_proxy"] == "127.0.0.1,localhost,::1"
     assert given["LITELLM_MODE"] == "DEV"
+
+
+def test_nodes_are_asked_without_the_users_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM goes by the environment: another machine would see the nodes' keys."""
+    nodes = ["http://Mac-2:8080", "https://192.168.1.12", "http://[fd00::12]:8080"]
+    made = proxy_environment({"HTTP_PROXY": "http://squid:3128"}, nodes)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, made[name])
+    assert all(proxy_bypass_environment(httpx.URL(node).host) for node in nodes)
+    assert not proxy_bypass_environment("api.example.org")
 
 
 def test_files_are_the_users_own(tmp_path: Path) -> None:

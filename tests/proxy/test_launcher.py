@@ -43,8 +43,9 @@ sys.stdin.read()
 """
 
 
-def make(folder: Path, port: int = 0) -> LiteLLMProxy:
-    settings = load_settings(None, proxy_port=port, start_llm_cache_dir=folder / "cache", litellm_master_key="sk-t")
+def make(folder: Path, port: int = 0, **more: str) -> LiteLLMProxy:
+    given = {"proxy_port": port, "start_llm_cache_dir": folder / "cache", "litellm_master_key": "sk-t"}
+    settings = load_settings(None, **given, **more)
     return LiteLLMProxy(
         settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=folder / "proxy.log"
     )
@@ -130,6 +131,19 @@ def test_a_leftover_of_ours_is_replaced(tmp_path: Path, listener: tuple[int, int
         assert proxy.alive() and proxy.pid != pid and proxy.url == f"http://127.0.0.1:{port}"
     finally:
         proxy.stop()
+
+
+def test_nodes_are_asked_past_the_machines_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would see their keys and all conversations."""
+    monkeypatch.setenv("HTTP_PROXY", "http://squid:3128")
+    proxy = make(tmp_path, nodes="http://mac-2:8080", nodes_api_key="sk-node")
+    proxy.start()
+    try:
+        assert proxy.pid is not None
+        past = psutil.Process(proxy.pid).environ()
+    finally:
+        proxy.stop()
+    assert past["HTTP_PROXY"] == "http://squid:3128" and "mac-2" in past["NO_PROXY"].split(",")
 
 
 def test_stop_leaves_nothing(tmp_path: Path) -> None:

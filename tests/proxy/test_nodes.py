@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.proxy.config import own_certificates, proxy_config, usable
-from start_llm.proxy.nodes import ServerNode, certificates, count_of, loaded_of, look_at, nodes_of, state_of
+from start_llm.proxy.nodes import ServerNode, certificates, count_of, detail_of, loaded_of, look_at, nodes_of, state_of
 from tests.proxy.node_stub import nodes
 from tests.proxy.stub import CARD
 
@@ -32,6 +32,17 @@ def settings(**values: Any) -> Settings:
 
 def names(**values: Any) -> list[str]:
     return [node.name for node in nodes_of(settings(**values), HERE)]
+
+
+def test_a_node_that_does_not_know_its_name_says_what_helps() -> None:
+    found = httpx.Response(403, json={"error": {"message": "Host 'mac-2:8080' is not this machine.\nAdd it."}})
+    state, said = state_of(found)
+    assert (state, detail_of(said)) == ("refused", "Host 'mac-2:8080' is not this machine. Add it.")
+    assert state_of(httpx.Response(403, text="Forbidden"))[0] == "foreign"
+
+
+def test_an_address_of_numbers() -> None:
+    assert names(nodes="http://192.168.1.12:8080,http://[fe80::1]") == [*names(), "192.168.1.12:8080", "[fe80::1]"]
 
 
 def test_this_server_is_a_node() -> None:
@@ -56,7 +67,10 @@ def test_each_node_has_its_own_key() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ["mac-1:8080", "ftp://mac-1", "http://mac-1:8080/v1", "http://user:pw@mac-1", "http://mac-1:99999", "http://"],
+    [
+        *("mac-1:8080", "ftp://mac-1", "http://mac-1:8080/v1", "http://user:pw@mac-1", "http://mac-1:99999", "http://"),
+        *("http://999.1.1.1:80", "http://[::1:2::3]", "http://1.2.3"),
+    ],
 )
 def test_a_bad_address_is_one_sentence(bad: str) -> None:
     with pytest.raises(

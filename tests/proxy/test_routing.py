@@ -95,6 +95,15 @@ def test_a_first_request_is_told_from_later_ones(body: dict[str, Any]) -> None:
     assert not route_key(first, {}).goes_on and not route_key({"input": "a"}, {}).goes_on
 
 
+def test_claude_codes_line_of_each_conversation_does_not_part_system_texts() -> None:
+    def opening(line: str) -> str:
+        system = [{"type": "text", "text": line}, {"type": "text", "text": "You are Claude Code."}]
+        return route_key({"system": system, "messages": [{"role": "user", "content": "a"}]}, {}).opening
+
+    header = "x-anthropic-billing-header: cc_version=2.1.329"
+    assert opening(f"{header}.e91; cch=0ab;") == opening(f"{header}.c82; cch=fed;") != opening("Be brief.")
+
+
 def test_what_a_node_is_computing_counts_as_stored() -> None:
     """Four conversations with one system text begin at once: nothing is stored yet, and one node computes it."""
     picker, seen = NodePicker(), []

@@ -81,6 +81,35 @@ def test_a_hybrid_is_restored_where_a_state_was_kept(path: Path) -> None:
     assert score.from_memory > 0
 
 
+def test_the_one_that_knows_the_future_keeps_a_state_for_each_prompt_to_come(path: Path) -> None:
+    requests = bench.timeline(bench.read_sessions([path]), at_once=3)
+    device = bench.Device(600.0, 3e9, 65536)
+
+    def computed(budget: int, state_tokens: int) -> int:
+        return bench.replay_oracle(requests, budget, device, 64, state_tokens).computed
+
+    assert computed(0, 128) == computed(0, 0)
+    # States that fit beside all KV cost nothing.
+    assert computed(4096 + 6 * 128, 128) == computed(4096, 0)
+    few = [computed(1500, state) for state in (0, 64, 128, 256)]
+    assert few == sorted(few) and few[0] < few[-1]
+
+
+def test_states_stand_where_recorded_prompts_part(tmp_path: Path) -> None:
+    """Recorded are whole blocks. The first prompt ends one token behind a block, so its last message ends inside of the
+    last recorded one, and the second prompt parts there. The sub-agent parts inside the block where the head ends."""
+    begin, far = list(range(1, 41)), list(range(101, 121))
+    requests = [
+        [0.0, "main", 40 * 64 + 1, 50, 0, 1, 0, begin],
+        [20.0, "main", 60 * 64 + 30, 50, 5, 1, 39, [*far, 122]],
+        [25.0, "sub", 30 * 64 + 5, 50, 0, 1, 0, [*begin[:20], *range(201, 211)]],
+    ]
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(json.dumps({"id": "a", "block": 64, "tools": 1000, "system": 290, "requests": requests}))
+    score = scores(path, "--hybrid", "--budgets", "0", "--no-baselines", "--no-disk")["start_llm"]
+    assert score.computed == score.optimum
+
+
 def test_the_next_turns_after_a_restart_come_from_disk(path: Path) -> None:
     for kind in ((), ("--hybrid", "--state-tokens", "8")):
         found = scores(path, "--at-once", "3", "--budgets", "0", "--no-baselines", "--restart", *kind)
@@ -102,8 +131,8 @@ def test_files_of_kv_cache_tester_are_read(tmp_path: Path) -> None:
         "tool_tokens": 100,
         "system_tokens": 28,
         "requests": [
-            {"t": 0.0, "type": "s", "in": 600, "hash_ids": list(range(1, 11))},
-            {"t": 20.0, "type": "n", "in": 900, "hash_ids": [*range(1, 10), *range(11, 17)]},
+            {"t": 0.0, "type": "s", "in": 600, "hash_ids": list(range(1, 11)), "stop": "tool_use"},
+            {"t": 20.0, "type": "n", "in": 900, "hash_ids": [*range(1, 10), *range(11, 17)], "stop": "end_turn"},
             sub,
         ],
     }
@@ -112,6 +141,8 @@ def test_files_of_kv_cache_tester_are_read(tmp_path: Path) -> None:
     (theirs,) = bench.read_sessions([path])
     ours = bench.Session.parse({**recording("a"), "requests": GROWS[:3]})
     assert [(t.time, t.tokens, t.blocks) for t in theirs.turns] == [(t.time, t.tokens, t.blocks) for t in ours.turns]
+    assert [turn.calls for turn in theirs.turns] == [True, False, None]
+    assert [request.calls for request in bench.timeline([theirs], 1)] == [True, False, None]
     assert theirs.head == ours.head == 128 and len({turn.agent for turn in theirs.turns}) == 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -132,7 +133,9 @@ class Routes:
             params = route.match(path)
             if params is not None:
                 return route, params
-        raise NotFound(f"There is nothing at {path[:200]}. Paths: {', '.join(self.patterns)}.")
+        near = get_close_matches(path[:200], self.patterns, 1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise NotFound(f"There is nothing at {path[:200]}. {hint}/docs lists all paths.")
 
     def handler(self, route: Route, method: str, path: str) -> Handler:
         """Raises WrongMethod."""

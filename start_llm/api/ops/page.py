@@ -35,7 +35,7 @@ from start_llm.api.ops.status import Status
 from start_llm.clients import CLIENTS
 from start_llm.core.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
-from start_llm.core.settings import Settings, meaning
+from start_llm.core.settings import SECRETS, Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import SLOT_SECONDS, SLOTS, Board, Daily
 from start_llm.dashboard.history import History
@@ -86,7 +86,6 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_CHARS = 200  # of a model's name
 TELL_SECONDS = 0.25
 MOST_EARLIER = 20_000  # requests of the day before the start
-SECRETS = ("api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key")
 _NO_STORE = {"Cache-Control": "no-store"}
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 

@@ -92,6 +92,8 @@ async function read() {
   const answer = await ask("/page/feed", { signal: feed.signal });
   if (answer.status === 401) {
     byId("key").hidden = false;
+    byId("main").hidden = true; // nothing is known yet, not even that nothing runs
+    setText(byId("model"), "");
     setText(byId("key-wrong"), key.get() ? "The server does not know this key." : "");
     setText(byId("state"), "waits for the key");
     byId("state").className = "";
@@ -100,6 +102,7 @@ async function read() {
   }
   if (!answer.ok) throw new Error(await complaint(answer));
   byId("key").hidden = true;
+  byId("main").hidden = false;
   forgetEnded();
   forgetLog();
   for await (const data of events(answer)) take(JSON.parse(data));

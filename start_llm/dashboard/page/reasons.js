@@ -7,7 +7,7 @@ const REASONS = {
   no_checkpoint: ["no restore point", "The text is the same, but this model keeps no state at the place where it could go on."],
   retokenised: ["split anew", "The same text was split into other tokens than before."],
   policy: ["by a setting", "A setting of this server, or a limit of this request, asked for the text as it was sent."],
-  store_error: ["store failed", "The store of KV failed, so everything was computed."],
+  store_error: ["store failed", "Stored KV could not be read, so it was computed again. The log says why."],
   not_restorable: ["cannot go on", "This model cannot go on from stored KV."],
   unproved: ["not sure", "The words are those of an earlier conversation, but nothing proves that it is the same one."],
 };

@@ -26,7 +26,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from numpy.typing import NDArray
 
-from start_llm.core.errors import BadRequest, Internal, NotSupported, StartLLMError
+from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.row import Remembering
 from start_llm.engine.decode.vocabulary import make_vocabulary
@@ -203,7 +203,8 @@ class GrammarProcessor(Remembering):
 
     def _fail(self) -> None:
         reason = _first_line(self._matcher) or "no token may follow"
-        self.error = Internal(f"The grammar of this request could not be followed any further: {reason}.")
+        # No fault of the server's: the same request would end here again.
+        self.error = NotSupported(f"The grammar of this request could not be followed any further: {reason}.")
 
 
 def _vocabulary_of(tokenizer: Any, eos: tuple[int, ...]) -> LLTokenizer | NotSupported:

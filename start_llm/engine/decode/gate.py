@@ -99,6 +99,7 @@ class DraftGate:
     ) -> tuple[int, int]:
         """Which of the options to take, one at least, and how many tokens of it; 0 if none pays. See `length`."""
         self._learn_observed()
+        self._end_try(self._narrow)
         if self._wide >= (1 if self.costs.wants_narrow else _WIDE_AT_MOST):
             self._wide = 0
             return 0, 0
@@ -121,6 +122,7 @@ class DraftGate:
 
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         """Whether a head, or a match of at most this length, could be worth a draft, or a try."""
+        self._end_try(self._narrow)
         if outlook < LEAST_MATCH and self.head is None:
             return False
         options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
@@ -183,7 +185,13 @@ class DraftGate:
         self._seconds += seconds
         self._wide = 0 if width == 1 else self._wide + 1
         self._narrow = seconds if width == 1 else self._narrow
-        if self._is_trying and width > 1:
+        if width > 1:
+            self._end_try(seconds)
+
+    def _end_try(self, seconds: float) -> None:
+        """Of a pass that took so long. Where none was made, or nobody knows what it took, the try counts as if it had
+        been a narrow one."""
+        if self._is_trying:
             self._is_trying = False
             self._tries += 1
             self._seconds_tried += seconds

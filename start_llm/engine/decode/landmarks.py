@@ -34,6 +34,7 @@ class Landmarks:
         start = next((i for i in reversed(range(len(nearby))) if nearby[i] in self.marks), None)
         if start is None or len(nearby) - start < _SHORTEST_LEAD:
             return
+        self._leads.pop(nearby[start:], None)
         self._leads[nearby[start:]] = None
         if len(self._leads) > _MOST_LEADS:
             del self._leads[next(iter(self._leads))]

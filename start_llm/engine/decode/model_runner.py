@@ -60,6 +60,8 @@ class ModelRunner:
         quantisation: of a row's KV, as it grows.
         batches: several rows are decoded together; else each by itself, one after the other.
         marks: see `landmarks`. A row in a batch keeps no states.
+        call_marks: the tokens that begin a call; none: it cannot be told by tokens.
+        begins_call: whether an answer begins with a call that none of these tokens begins.
         agree: gives what is measured of memory; where several processes compute one model, the same to all of them.
     """
 
@@ -73,11 +75,14 @@ class ModelRunner:
         quantisation: Quantisation | None = None,
         batches: bool = True,
         marks: Iterable[int] = (),
+        call_marks: Iterable[int] = (),
+        begins_call: Callable[[Sequence[int]], bool] = lambda answer: False,
         agree: Callable[[int], int] = lambda nbytes: nbytes,
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
         self._together, self._marks, self._agree = batches, frozenset(marks), agree
+        self._call_marks, self._begins_call = frozenset(call_marks), begins_call
         self._landmarks = Lru[str | None, Landmarks](_MOST_OWNERS)
         self._clock = time.perf_counter if gate is None else gate.clock
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
@@ -113,6 +118,12 @@ class ModelRunner:
     def parted(self, owner: str | None, tokens: TokenSequence) -> None:
         """A request of this owner parted behind these tokens from what is stored, and no state is kept there."""
         self._landmarks_of(owner).learn(tokens)
+
+    def calls(self, answer: Sequence[int]) -> bool | None:
+        """Whether there is a call in the answer; ``None``: that cannot be told by its tokens."""
+        if not self._call_marks.isdisjoint(answer) or self._begins_call(answer):
+            return True
+        return False if self._call_marks else None
 
     def _landmarks_of(self, owner: str | None) -> Landmarks:
         if (known := self._landmarks.get(owner)) is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from start_llm import __version__
 from start_llm.core.paths import expanded
-from start_llm.core.settings import Settings, SettingsError
+from start_llm.core.settings import SECRETS, Settings, SettingsError
 from start_llm.host.home import module_command
 
 OFF = {
@@ -26,7 +26,6 @@ OFF = {
 """Settings that have these values with several hosts: what they bring depends on what one machine measures or has."""
 OWN_SETTINGS = {"start_llm_cache_dir", "log_level", "hosts", "hostfile"}
 """What each machine has for itself."""
-SECRETS = {"api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def one_model_only(settings: Settings) -> Settings:
 
 def shared_settings(settings: Settings) -> dict[str, Any]:
     """Rank 0's settings, as far as they are all ranks'."""
-    return settings.model_dump(mode="json", exclude=OWN_SETTINGS | SECRETS)
+    return settings.model_dump(mode="json", exclude=OWN_SETTINGS.union(SECRETS))
 
 
 def _read(settings: Settings) -> list[RankHost]:

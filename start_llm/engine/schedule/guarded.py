@@ -20,7 +20,7 @@ KV_FIGURES = (
     *("segments", "tokens", "leaves", "bytes", "held_bytes", "used_bytes", "budget_bytes"),
     *("checkpoints", "checkpoint_bytes", "sessions", "evicted"),
 )
-STORE_ERROR = "store_error"  # the reason of a miss: the store could not be asked
+STORE_ERROR = "store_error"  # the reason of a miss: the store could not be asked, or could not read what it has
 NOT_RESTORABLE = "not_restorable"  # the reason of a miss: this model cannot go on from stored KV
 _FAILED, _NOT_RESTORABLE = RestorePlan(0, 0, 0, STORE_ERROR), RestorePlan(0, 0, 0, NOT_RESTORABLE)
 

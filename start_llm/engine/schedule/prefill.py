@@ -16,7 +16,7 @@ from start_llm.core.report import CacheReport, Miss
 from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache
-from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.guarded import STORE_ERROR, GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
@@ -294,6 +294,8 @@ class Prompts:
         self.trim_misses += plan.reason == "no_checkpoint"
         if job.planned:
             return  # it goes on after an interruption
+        if restored.length < plan.length:  # a file was damaged or gone, or the store failed; the log says which
+            plan = replace(plan, matched=restored.length, reason=STORE_ERROR)
         job.report = replace(
             report_of(len(job.tokens), plan),
             reused=restored.length,

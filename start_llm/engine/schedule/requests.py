@@ -70,6 +70,10 @@ class Rows:
                 del self._jobs[row.uid]
         return found
 
+    def calls(self, job: Job) -> bool | None:
+        """Whether there is a call in the job's answer; ``None``: nobody knows."""
+        return self._runner.calls(job.generated)
+
     def suspend(self, job: Job) -> RowState | None:
         """Takes a job out in the middle of its answer; ``None``: not now, see `ModelRunner.suspend`."""
         row = self._runner.suspend(job.uid)
@@ -143,17 +147,21 @@ class Requests:
             job.fail(error if isinstance(error, StartLLMError) else _as_error(error))
 
     def fail_all(self, error: StartLLMError) -> None:
-        """Ends everything; nothing of what was running is stored."""
+        """Ends everything; of prompts that are being computed what is there is kept, so a restart goes on from it."""
         for job in self:
-            self._forget(job, valid=False)
+            self._keep_prefill(job)
+            self._forget(job, valid=job.stage is Stage.PREFILL)
             job.fail(error)
         self._rows.clear()
 
     def abort(self, job: Job, reason: EndReason) -> None:
         """Ends a job early; the KV that is already computed is kept."""
+        self._keep_prefill(job)
+        self.finish(job, reason, self._take_out(job) if job.stage is Stage.DECODE else None)
+
+    def _keep_prefill(self, job: Job) -> None:
         if job.stage is Stage.PREFILL and job.position > job.report.reused:
             self._prefill.keep(job)
-        self.finish(job, reason, self._take_out(job) if job.stage is Stage.DECODE else None)
 
     def finish(self, job: Job, reason: EndReason, kv: tuple[Cache, Sequence[int]] | None) -> None:
         """A job ends; its row, if there was one, has left the runner with this KV."""
@@ -210,7 +218,8 @@ class Requests:
     def _store(self, job: Job, kv: tuple[Cache, Sequence[int]] | None, *, answered: bool = False) -> None:
         if kv is not None:
             cache, tokens = kv
-            self._prefill.store(job, as_tokens(tokens), cache, states=job.states, answered=answered)
+            calls = self._rows.calls(job) if answered else None
+            self._prefill.store(job, as_tokens(tokens), cache, states=job.states, answered=answered, calls=calls)
 
     def _forget(self, job: Job, *, valid: bool = True) -> None:
         """Takes the job out of everything but the runner. `valid`: see `KVStore.take_back`."""

@@ -123,7 +123,7 @@ class Scheduler:
         self.store.idle()
 
     def fail_all(self, error: StartLLMError) -> None:
-        """Ends everything; nothing of what was running is stored."""
+        """Ends everything: see `Requests.fail_all`."""
         self.requests.fail_all(error)
 
     def digest(self) -> int:

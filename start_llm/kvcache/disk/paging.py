@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from start_llm.kvcache.blocks import hash_on
+from start_llm.kvcache.blocks import PathHash
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.evict import near_end
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
-from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
+from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
 from start_llm.kvcache.types import Checkpoint, FilePart, Slices
 
 _LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
@@ -44,12 +44,12 @@ class Paging:
             if (end := ends.get(piece.above)) is None:
                 continue  # what it stands on was dropped, and so was it
             above = _ending_at(self._resident.tree, end, piece.start)
-            chain = hash_on(chain_of(above), np.frombuffer(piece.tokens, np.int32))
-            if chain.digest() != piece.digest:  # its KV would be served for other tokens
+            end_hash = PathHash(path_hash(above), bytes(piece.tokens))
+            if end_hash.chain().digest() != piece.digest:  # its KV would be served for other tokens
                 self._disk.drop(piece.name)
             elif piece.tokens:
                 ends[piece.name], added = _enter_run(self._resident.tree, above, piece)
-                ends[piece.name].chain = chain
+                ends[piece.name].path_hash = end_hash
                 self._resident.ghosts += added
             else:
                 above.checkpoint_file = above.checkpoint_file or piece.name
@@ -94,7 +94,7 @@ class Paging:
     def _write_rows(self, segment: Segment) -> None:
         if segment.file is not None or segment.rows is None or segment.parent is None:
             return
-        above, digest = segment.parent.file, chain_of(segment).digest()
+        above, digest = segment.parent.file, path_hash(segment).chain().digest()
         name = above.name if above is not None else ""
         piece = StoredPiece(digest, name, segment.start, segment.raw, segment.seconds_per_token)
         segment.file = FilePart(self._disk.write(piece, *self._kit.pack(segment.rows)))
@@ -102,7 +102,7 @@ class Paging:
     def _write_checkpoint(self, segment: Segment) -> None:
         if segment.checkpoint is None or segment.checkpoint_file is not None or segment.file is None:
             return
-        piece = StoredPiece(chain_of(segment).digest(), segment.file.name, segment.end)
+        piece = StoredPiece(path_hash(segment).chain().digest(), segment.file.name, segment.end)
         segment.checkpoint_file = self._disk.write(piece, *self._kit.pack(segment.checkpoint))
 
     def thinned(self, segment: Segment) -> None:

@@ -88,6 +88,22 @@ def test_a_removed_row_hands_over_what_is_in_its_kv() -> None:
     assert runner.remove(uid) is None
 
 
+@pytest.mark.parametrize("leaves", ["ends", "is removed"])
+def test_who_wants_to_know_is_told_where_a_rows_kv_is(leaves: str) -> None:
+    name, prompt = "llama", random_tokens(40)
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+    cache = make_prompt_cache(model(name))
+    runner.prefill(cache, prompt[:-1])
+    readers: list[Any] = []
+    uid = runner.insert(replace(new_row(prompt, cache, 5, argmax), on_move=readers.append))
+    while not any(row.finish for row in runner.decode()):
+        assert len(readers) == 1 and readers[0](0)[0].size() >= len(prompt)
+        if leaves == "is removed":
+            runner.remove(uid)
+            break
+    assert readers[1:] == [None] and cache[0].offset >= len(prompt)
+
+
 def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
     name, prompt = "llama", random_tokens(40)
     third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]

@@ -47,6 +47,7 @@ def test_the_longest_match_is_proposed_however_the_row_came_about(
             assert proposal is not None and proposal.match == length and proposal.tokens[0] in follow
         if i < len(said):
             outlook = index.outlook()
+            assert index.known == len(row)
             index.append([said[i]])
             after = index.propose(1)
             assert after is None or after.match <= outlook
@@ -115,3 +116,9 @@ def test_no_place_of_an_image_is_proposed_and_no_match_reaches_across_one() -> N
     index.append([11, 12, 13])
     found = index.propose(1)
     assert found is not None and (found.tokens, found.match) == ([14], 3)
+
+
+def test_of_more_places_than_are_looked_at_the_newest_count() -> None:
+    older = [token for number in range(1000, 1400) for token in (number, 1, 2, 3, 4)]
+    proposal = SuffixIndex([*older, 7, 1, 2, 3, 99, 8, 7, 1, 2, 3]).propose(1)
+    assert proposal is not None and proposal.tokens == [99]

@@ -282,3 +282,16 @@ def test_bursts_from_the_first_pass_on_are_not_taken_for_what_passes_cost(
     """Nothing was measured, and narrow passes are made where wide ones were slow: so most of them are in a burst."""
     found = [speeds(bursty, "not measured", truth, seed) for seed in range(1, 13)]
     assert min(ours / best for ours, best in found) > 0.8
+
+
+def test_a_try_whose_pass_was_not_made_or_not_timed_is_not_the_last_one() -> None:
+    """A grammar forbids the draft, or somebody else used the device meanwhile."""
+    costs = PassCosts()
+    for width in (1, 2, 4, 8, 16, 32):
+        costs.observe(width, 500, 0.01 * width * 3)
+    one, tries = DraftGate(costs), 0
+    for _ in range(30_000):
+        one.observe(1, 500, 0.01)
+        if one.hopeful(one.acceptance, 32, context=500):
+            tries += ask(one, 32, context=500) > 0
+    assert 5 < tries < 300, "a hundredth of the passes at most"

@@ -35,6 +35,8 @@ def test_what_is_near_to_a_mark_or_far_from_any_is_no_lead() -> None:
 
 def test_the_first_landmark_of_a_draft_may_begin_in_front_of_it() -> None:
     assert known(LEAD).first([5, *LEAD[:4]], [*LEAD[4:], 9, MARK]) == len(LEAD) - 5
+    longest = [MARK, *range(20, 19 + LONGEST_LEAD)]
+    assert known(longest).first([5, *longest[:-1]], longest[-1:]) == 0
     assert known(LEAD).first([5], [8, 9, MARK]) == 2
     assert known(LEAD).first([5], [LEAD[-1], 9]) is None and known(LEAD).first([], []) is None
 
@@ -46,3 +48,8 @@ def test_leads_that_are_used_stay() -> None:
         landmarks.learn(lead)
         assert landmarks.at_end(LEAD)
     assert not landmarks.at_end(others[0]) and landmarks.at_end(others[-1])
+    eldest = next(lead for lead in others if lead[-1] in landmarks._ends)
+    landmarks.learn(eldest)  # no state was kept there, and a request has parted there again
+    for number in range(200, 205):
+        landmarks.learn([MARK, *range(number, number + 10)])
+    assert landmarks.at_end(eldest)

@@ -244,6 +244,23 @@ def test_a_state_is_kept_where_reasoning_ends_where_a_call_begins_behind_it_and_
     assert [length - len(PROMPT) - 1 for length, _ in row.state.states[:3]] == ends
 
 
+def test_few_states_are_kept_and_of_those_that_end_alike_none_near_to_each_other() -> None:
+    model, sampling = make("qwen3_5"), SAMPLINGS["penalties"]
+    tokens = reference(model, sampling, 80).tokens
+    near = next(t for i, t in enumerate(tokens) if t in tokens[max(0, i - 8) : i])
+    for landmarks in (frozenset({near}), frozenset(range(VOCAB))):
+        row = single(model, sampling, 80, landmarks=Landmarks(landmarks))
+        assert said(row).tokens == tokens
+        read = [*PROMPT[-1:], *tokens]
+        possible = [place for place, token in enumerate(read[:-1]) if token in landmarks]
+        kept: list[int] = []
+        for place in possible:
+            if len(kept) < 4 and all(place - other >= 16 for other in kept if read[other] == read[place]):
+                kept.append(place)
+        assert [length - len(PROMPT) for length, _ in row.state.states] == kept
+        assert len(possible) > len(kept) > 0
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_no_state_is_kept_where_none_is_needed_or_it_is_written_in_place(name: str) -> None:
     model = make(name)

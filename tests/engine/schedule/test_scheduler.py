@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.errors import Unavailable
 from start_llm.core.events import Failed, Progress
 from start_llm.core.work import Submit
+from start_llm.engine.decode.row import RowState
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -184,6 +186,18 @@ def test_a_shared_uncomputed_prefix_is_computed_once(cuttable: bool, shared: int
     assert runner.work == shared + 4 * 49
 
 
+def test_the_store_is_told_whether_an_answer_calls_tools() -> None:
+    told = []
+    for mark in (None, (sum(range(1, 51))) % 97 + 1, 98):  # not known; the answer's first token; one that is never made
+        scheduler, _, store, _ = make(FakeRunner(call_mark=mark))
+        work, sink = submit("a", range(1, 51))
+        scheduler.add(work)
+        drain(scheduler)
+        assert sink.done.reason == "stop"
+        told.append(store.calls[-1])
+    assert told == [None, True, False]
+
+
 class Forgetful(FakeStore):
     """Restores less than it planned, and after `forget` takes nothing in."""
 
@@ -212,6 +226,35 @@ def test_what_is_said_to_be_joined_was_really_reused() -> None:
     store.gives = 10
     drain(scheduler)
     assert (sink.done.report.reused, sink.done.report.joined) == (10, 10)
+
+
+def test_where_all_is_ended_prompts_keep_what_was_computed() -> None:
+    """The server ends, or the model is unloaded: who comes again pays for the rest only."""
+    scheduler, runner, store, _ = make()
+    one, sink = submit("a", range(1, 501))
+    two, _ = submit("b", range(600, 1100))
+    scheduler.add(one)
+    scheduler.add(two)
+    while runner.work < 300:
+        scheduler.step()
+    scheduler.fail_all(Unavailable("The server is shutting down."))
+    assert isinstance(sink.final, Failed) and sink.final.error.status == 503 and not scheduler.busy
+    assert sum(map(len, store.entries)) == runner.work
+
+
+def test_a_report_says_that_stored_kv_could_not_be_read() -> None:
+    told = []
+    for gives in (10**6, 10):
+        store = Forgetful()
+        store.gives = gives
+        store.put(range(1, 101), list(range(1, 101)))
+        scheduler, *_ = make(store=store)
+        work, sink = submit("a", range(1, 101))
+        scheduler.add(work)
+        drain(scheduler)
+        miss = sink.done.report.miss
+        told.append((sink.done.report.reused, miss.reason, miss.token))
+    assert told[1] == (10, "store_error", 10) and told[0][1] != "store_error"
 
 
 def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
@@ -482,3 +525,20 @@ def test_prefill_steps_keep_within_memory() -> None:
     drain(scheduler)
     assert runner.prefilled[0][1] == 512  # nobody knew
     assert max(size for _, size in runner.prefilled[1:]) <= 300
+
+
+def test_the_runner_is_told_whose_row_it_is_and_where_a_request_of_whom_parted() -> None:
+    class Noting(FakeRunner):
+        def parted(self, owner: str | None, tokens: Any) -> None:
+            told.append((owner, len(tokens)))
+
+        def insert(self, row: RowState) -> int:
+            told.append((row.owner, len(row.tokens)))
+            return super().insert(row)
+
+    told: list[tuple[str | None, int]] = []
+    scheduler, *_ = make(Noting(), FakeStore(cuttable=False))
+    for owner, prompt in (("ann", range(1, 51)), ("bob", [*range(1, 41), 99, 98])):
+        scheduler.add(submit(owner, prompt, owner=owner)[0])
+        drain(scheduler)
+    assert told == [("ann", 49), ("bob", 40), ("bob", 41)]

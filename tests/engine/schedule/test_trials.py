@@ -193,6 +193,34 @@ class Lending(FakeStore):
         self.taken.append(valid)
 
 
+@pytest.mark.parametrize("until", ["its end", "its prompt is cancelled", "its answer is cancelled", "its prompt fails"])
+def test_what_was_lent_is_given_back_however_a_request_ends(until: str) -> None:
+    class Noting(Lending):
+        def restore(self, tokens: Any, plan: Any, *, lend: bool = False) -> Any:
+            restored = super().restore(tokens, plan, lend=lend)
+            out.append(id(restored.cache))
+            return restored
+
+        def take_back(self, cache: list[Any], *, valid: bool = True) -> None:
+            out.remove(id(cache))
+
+    out: list[int] = []
+    store = Noting()
+    runner = FakeRunner(answer=20, fail_on=POISON if until == "its prompt fails" else None)
+    scheduler, *_ = make(runner, store=store, step=16)
+    scheduler.add(submit("a", [*range(1, 64), POISON, 7], max_tokens=30)[0])
+    for steps in range(1000):
+        (job,) = scheduler.requests
+        has_begun = bool(job.generated) if until == "its answer is cancelled" else steps > 0
+        if until.endswith("cancelled") and has_begun:
+            assert out, "it holds what it was lent"
+            scheduler.cancel("a")
+        scheduler.step()
+        if not scheduler.busy:
+            break
+    assert not scheduler.busy and out == []
+
+
 @pytest.mark.parametrize("error", [RuntimeError("of the device"), ValueError("of a program")])
 def test_after_an_error_of_the_device_no_lent_kv_is_used_again(error: Exception) -> None:
     store = Lending()

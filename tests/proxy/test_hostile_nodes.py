@@ -1,0 +1,450 @@
+"""Something else than a start_llm server answers at a node's address: nothing hangs, and no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import os
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+
+from start_llm.core.settings import SettingsError, load_settings
+from start_llm.proxy import nodes as module
+from start_llm.proxy.fleet import NodeFleet
+from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, look_at, node_client, status_of
+from start_llm.proxy.routing import route_key
+from tests.proxy.node_stub import NodeStub, nodes
+from tests.proxy.test_fleet import WAIT, body, pick, until, watched
+from tests.proxy.test_nodes import make_certificate
+
+ENDLESS = 10**400
+COUNTS = ("running", "queued", "known", "known_seconds", "opening_seconds", "conversations", "revision")
+GARBAGE = {
+    "nothing": b"",
+    "no text": b"\xff\xfe\x00{",
+    "a page": b"<html>It works!</html>",
+    "deep": b"[" * 100_000,
+    "a list": b"[1]",
+    "long numbers": json.dumps({"state": "ready"} | dict.fromkeys((*COUNTS, "reused", "prompt"), ENDLESS)).encode(),
+    "no numbers": b'{"state": "ready", "running": NaN, "known": -Infinity, "known_seconds": 1e999, "reused": []}',
+    "a state of many words": json.dumps({"state": "<b>\n" * 1000, "detail": "x"}).encode(),
+    "a state that is none": b'{"state": ["ready"]}',
+    "cards of nothing": b'{"state": "busy", "data": [{"id": 5}, 7, {"id": "served", "details": 3}], "object": null}',
+    "much": b'{"state": "ready", "more": "' + b"x" * (MOST_BYTES + 1) + b'"}',
+    "metrics": b'a_total{a="b", ="d"} 5\n',  # prometheus_client: string index out of range
+}
+
+
+HEADS = {
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "a place that is no address": b"HTTP/1.1 302 Found\r\nLocation: mailto:x\r\nContent-Length: 0\r\n\r\n",
+    "a place with a name that is none": b"HTTP/1.1 302 Found\r\nLocation: http://xn--a/\r\nContent-Length: 0\r\n\r\n",
+    "a wrong length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+    "a wrong chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "an encoding that unpacks": b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=zlib_codec\r\n\r\n{}",
+}
+RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)  # of TLS, not made with the connection's keys
+
+
+def says(content: bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.send_response(200)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+def drips(head: bytes, piece: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """A byte or two at a time, for longer than anybody waits."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(head)
+        until_end = time.monotonic() + WAIT
+        while time.monotonic() < until_end:
+            handler.wfile.write(piece)
+            time.sleep(0.05)
+
+    return answer
+
+
+def run(test: Callable[[list[NodeStub]], Awaitable[None]], count: int = 3) -> None:
+    with nodes(count) as stubs:
+        asyncio.run(test(stubs))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_harms_nobody(garbage: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = says(GARBAGE[garbage])
+        async with watched(stubs) as fleet:
+            members = list(fleet.members.values())
+            await until(lambda: all(member.loaded for member in members[1:]) and members[0].state != "unknown")
+            members[0].state, members[0].loaded = "ready", frozenset({"served"})  # it is asked like the others
+            assert await pick(fleet, body("new")) in fleet.members
+            assert await fleet._look(members[0]) in {True, False}
+            assert re.fullmatch(r"[a-z]+", members[0].state)
+        assert not any(record.exc_info for record in caplog.records), "a watcher failed"
+        assert all("\n" not in record.getMessage() for record in caplog.records)
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_is_told_to_people(garbage: str) -> None:
+    with nodes(2) as stubs:
+        stubs[0].instead = says(GARBAGE[garbage])
+        found = look_at([ServerNode(stub.url) for stub in stubs])
+    assert found[1]["state"] == "ready" and re.fullmatch(r"[a-z]+", found[0]["state"])
+    assert status_of("a", {"state": "ready"}, [], GARBAGE[garbage].decode("latin-1")).name == "a"
+
+
+def begins(head: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """With these bytes, and hangs up."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.close_connection = True
+        handler.wfile.write(head)
+
+    return answer
+
+
+def breaks_tls(head: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Behind the handshake, and behind `head`."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.close_connection = True
+        handler.wfile.write(head)
+        os.write(handler.connection.fileno(), RECORD)
+
+    return answer
+
+
+def with_tls(stub: NodeStub, folder: Path) -> tuple[ServerNode, Path]:
+    certificate = make_certificate(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    stub.use_tls(context)
+    return ServerNode(f"https://{stub.name}", "key"), certificate
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_that_nobody_understands_is_an_answer_that_failed(head: str) -> None:
+    """httpx parses a `Location` though it does not go there, and lets out what is wrong with it."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = begins(HEADS[head])
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in list(fleet.members.values())[1:]))
+            fleet.members[stubs[0].name].state = "ready"
+            assert await pick(fleet, body("new")) in fleet.members
+            with suppress(httpx.HTTPError):
+                await ask(fleet.client, f"{stubs[0].url}/health")
+        assert [found["state"] for found in await asyncio.to_thread(look_at, [ServerNode(stubs[0].url)])] != ["ready"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+def test_tls_that_breaks_is_an_answer_that_failed(head: bytes, tmp_path: Path) -> None:
+    """Such an error is an OSError: `start-llm nodes` took it for one of NODES_CA_FILE."""
+    with nodes(1) as [stub]:
+        stub.instead = breaks_tls(head)
+        node, certificate = with_tls(stub, tmp_path)
+        [found] = look_at([node], certificate)
+        assert found["state"] == "gone" and "cannot be read" in found["detail"]
+
+
+def test_figures_and_models_without_an_end_are_left_out() -> None:
+    """What the parser needs for a line grows faster than the line."""
+    labels = ",".join(f'x{number}="1"' for number in range(300_000))
+    shown = 'start_llm_build_info{version="5"} 1.0\nstart_llm_kv_tokens 7.0\n'
+    text = f"other{{{labels}}} 1\nstart_llm_kv_bytes{{{labels}}} 1\n{shown}" + "start_llm_kv_tokens 8.0\n" * 100_000
+    began = time.process_time()
+    found = status_of("a", {"state": "ready"}, [], text)
+    assert time.process_time() - began < 20
+    assert (found.version, found.stored_tokens) == ("5", 8)
+    answer = httpx.Response(200, json={"data": [{"id": "x" * 2000}, *({"id": str(number)} for number in range(5000))]})
+    assert [card["id"] for card in cards_of(answer)] == [str(number) for number in range(999)]
+
+
+def test_the_encoding_that_a_node_names_is_not_used() -> None:
+    """httpx fails at some of them, and unpacks what is packed."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/metrics":
+            says(b'start_llm_build_info{version="5"} 1.0\n', Content_Type="text/plain; charset=zlib_codec")(handler)
+        else:
+            stub._get(handler)
+
+    with nodes(1) as [stub]:
+        stub.instead = answer
+        [found] = look_at([ServerNode(stub.url)])
+        assert (found["state"], found["version"]) == ("ready", "5")
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_an_answer_that_drips_ends_and_keeps_no_connection(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx looks at the time between two pieces only."""
+    monkeypatch.setattr(module, "_SLACK_SECONDS", 0.0)
+    head = b"HTTP/1.1 200 OK\r\n" + (b"x-a: " if part == "head" else b"Content-Length: 99999\r\n\r\n")
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = drips(head, b"x")
+        async with node_client(None) as client:
+            asking = asyncio.create_task(ask(client, f"{stubs[0].url}/health", seconds=0.3))
+            with pytest.raises(httpx.ReadTimeout):
+                await asyncio.wait_for(asking, WAIT / 2)
+            pool = client._transport._pool  # type: ignore[attr-defined]
+            assert all(connection.is_idle() or connection.is_closed() for connection in pool.connections)
+
+    run(test, 1)
+
+
+def test_what_is_too_long_is_not_read() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = says(GARBAGE["much"])
+        async with node_client(None) as client:
+            with pytest.raises(httpx.RemoteProtocolError, match=f"more than {MOST_BYTES} bytes"):
+                await ask(client, f"{stubs[0].url}/health")
+
+    run(test, 1)
+
+
+def test_what_is_packed_is_not_unpacked() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = says(gzip.compress(b" " * 2**24), Content_Encoding="gzip")
+        async with node_client(None) as client:
+            assert client.headers["accept-encoding"] == "identity"
+            with pytest.raises(httpx.RemoteProtocolError, match="packed"):
+                await ask(client, f"{stubs[0].url}/health")
+
+    run(test, 1)
+
+
+def test_a_node_stores_nothing_with_the_proxy() -> None:
+    """A cookie of one client's answer would come with another client's request."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = says(b"{}", Set_Cookie="who=me; Path=/")
+        async with node_client(None) as client:
+            for _ in range(2):
+                await ask(client, f"{stubs[0].url}/health")
+        assert stubs[0].cookies == []
+
+    run(test, 1)
+
+
+def test_a_node_that_does_not_take_the_key_is_never_ready() -> None:
+    """`/health` wants no key. A request that came before the models were asked for got the node's 401."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        seen = []
+
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            seen.append(fleet.members[stubs[0].name].state)
+            stubs[0]._get(handler)
+
+        fleet = NodeFleet([ServerNode(stub.url, "key") for stub in stubs], {})
+        stubs[0].mode, stubs[0].instead = "locked", answer
+        member = fleet.members[stubs[0].name]
+        for _ in range(3):
+            assert not await fleet._look(member)
+        assert member.state == "refused" and set(seen) == {"unknown", "refused"}
+        stubs[0].mode = "ok"
+        assert await fleet._look(member) and member.state == "ready"
+        await fleet.client.aclose()
+
+    run(test, 1)
+
+
+@pytest.mark.parametrize("name", ["API_KEY", "NODES_API_KEY", "FALLBACK_API_KEY", "LITELLM_MASTER_KEY"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(name: str) -> None:
+    """`h11` writes such a header into its error, and that stood in `start-llm nodes`."""
+    for key in ("sk-secret\n", " sk-secret", "sk-\x00secret"):
+        with pytest.raises(SettingsError, match=f"{name}=.*without line breaks") as found:
+            load_settings(None, **{name.lower(): key})
+        assert "secret" not in str(found.value)
+
+
+def test_a_key_may_have_any_letters() -> None:
+    with nodes(1) as stubs:
+        assert look_at([ServerNode(stubs[0].url, load_settings(None, nodes_api_key="sécret").nodes_api_key or "")])
+        assert {key.encode("latin-1").decode() for key in stubs[0].keys} == {"sécret"}
+
+
+# --- with LiteLLM's modules, without LiteLLM ------------------------------------------------------
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
+    return SimpleNamespace(
+        **{name: import_module(f"start_llm.proxy.{name}") for name in ("balancer", "outcome", "passthrough")}
+    )
+
+
+def routes(layers: SimpleNamespace, fleet: NodeFleet) -> Any:
+    entry = {
+        "model_name": "served",
+        "litellm_params": {"model": "hosted_vllm/served", "timeout": 60},
+        "model_info": {"id": "served"},
+    }
+    return layers.passthrough.ServerRoutes({"model_list": [entry]}, fleet)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_models_of_the_others_are_listed(layers: SimpleNamespace, garbage: str) -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = says(GARBAGE[garbage])
+        async with watched(stubs) as fleet:
+            for member in fleet.members.values():
+                member.state = "ready"
+            made = routes(layers, fleet)
+            listed = json.loads((await made.models(None)).body)
+            assert "served" in [card["id"] for card in listed["data"]]
+            assert (await made.info(SimpleNamespace(query_params={}))).status_code == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("head", ["another protocol", "a place that is no address", "a place with a name that is none"])
+def test_another_node_answers_what_goes_past_litellm(layers: SimpleNamespace, head: str) -> None:
+    async def receive() -> Any:
+        await asyncio.sleep(WAIT)  # the client stays
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead, stubs[1].running = begins(HEADS[head]), 9
+        fleet = NodeFleet([ServerNode(stub.url, "key") for stub in stubs], {})
+        for member, stub in zip(fleet.members.values(), stubs, strict=True):
+            member.state, member.running = "ready", stub.running
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b""}
+        request = Request(scope, receive)
+        request._body = b'{"model": "served", "input": "x"}'
+        answer = await routes(layers, fleet).forward(request)
+        assert b"".join([part async for part in answer.body_iterator]) == b'{"object": "list", "data": []}'
+        assert fleet.members[stubs[0].name].failures == 1
+        await answer.background()
+        await fleet.client.aclose()
+
+    run(test, 2)
+
+
+def test_a_header_that_is_no_ascii_stays_behind(layers: SimpleNamespace) -> None:
+    """Starlette writes headers in latin-1, and fails at others."""
+    answer = httpx.Response(200, headers={b"x-a": "日".encode(), b"x-b": b"b", b"date": b"now"})
+    assert layers.passthrough._headers(answer) == {"x-b": "b"}
+
+
+def test_an_answer_that_is_no_stream_ends_a_row_of_failures(layers: SimpleNamespace) -> None:
+    async def litellm(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": layers.balancer.START, "status": 200, "headers": headers})
+        await send({"type": layers.balancer.BODY, "body": b"{}", "more_body": False})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps(body("x")).encode()}
+
+    async def send(message: Any) -> None: ...
+
+    async def test() -> None:
+        layers.outcome.current.set(layers.outcome.RequestOutcome())
+        fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
+        for member in fleet.members.values():
+            member.state, member.failures = "ready", 3
+        app = layers.balancer.Balancer(litellm, fleet=fleet, holders={})
+        await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
+        assert sorted(member.failures for member in fleet.members.values()) == [0, 3]
+        await fleet.client.aclose()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("tail", "ends"),
+    [
+        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', True),
+        (b"event: message_stop\ndata: {}\n\n", True),
+        (b'data: {"error": {"message": "m"}}\n\n', True),
+        (b'data: {"choices": [{"delta": {"content": "say data: [DONE] and event: error"}}]}\n\n', False),
+        (b'data: {"delta": "an \\"error": {"}\n\n', False),
+    ],
+)
+def test_the_models_words_are_no_end_of_a_stream(layers: SimpleNamespace, tail: bytes, ends: bool) -> None:
+    assert bool(layers.balancer._ENDS.search(tail)) is ends
+
+
+def test_a_question_lives_on_when_its_client_has_left() -> None:
+    """The event loop holds tasks weakly only: what nobody holds may be collected in the middle."""
+
+    async def test() -> None:
+        fleet = NodeFleet([], {})
+        begun = asyncio.Event()
+        asking = asyncio.create_task(begun.wait())
+        waiting = asyncio.create_task(fleet._done_within([asking], WAIT))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert asking in fleet._late and not asking.cancelled()
+        begun.set()
+        await asyncio.wait([asking])
+        await asyncio.sleep(0)
+        assert not fleet._late
+
+    asyncio.run(test())
+
+
+def test_a_conversation_with_a_clock_and_no_name_stays_at_its_node() -> None:
+    """Of a clock in digits nobody is asked. Where the day has another name, the nodes say where it is stored."""
+
+    async def test(stubs: list[NodeStub]) -> None:
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            given: dict[str, Any] = {
+                "model": "served",
+                "messages": [{"role": "system"}, {"role": "user", "content": "a"}],
+            }
+
+            async def turn(clock: str) -> str:
+                given["messages"][0]["content"] = f"You are an agent.\nCurrent time: {clock}\nBe brief."
+                home = await pick(fleet, given)
+                given["messages"] += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+                return home
+
+            home = await turn("Monday, 2026-11-23 22:59:03 UTC")
+            asked = [(len(stub.asked), len(stub.explained)) for stub in stubs]
+            for minute in range(10):
+                assert await turn(f"Monday, 2026-11-23 23:{minute}:07 UTC") == home
+            assert [(len(stub.asked), len(stub.explained)) for stub in stubs] == asked
+            next(stub for stub in stubs if stub.name == home).stored = 900
+            assert await turn("Tuesday, 2026-11-24 00:01:00 UTC") == home
+            assert [len(stub.explained) for stub in stubs] == [number + 1 for _, number in asked]
+
+    run(test)
+
+
+def test_route_keys_of_a_clock_are_equal() -> None:
+    def key(clock: str) -> tuple[str, ...]:
+        return route_key(body("first") | {"system": f"Now: {clock}"}, {}).conversation
+
+    assert key("2026-11-23 10:05") == key("2026-12-01 9:07") != key("never")
