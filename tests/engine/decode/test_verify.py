@@ -107,15 +107,16 @@ class Said:
     held: Sequence[int]
 
 
-_PREFILLED: dict[int, list[Any]] = {}  # by the id of a model that lives as long as the tests
+_PREFILLED: dict[int, tuple[Any, list[Any]]] = {}  # a model is kept with its KV, so that no other one gets its id
 
 
 def prefilled(model: Any) -> list[Any]:
     if id(model) not in _PREFILLED:
-        _PREFILLED[id(model)] = caches = make_prompt_cache(model)
+        caches = make_prompt_cache(model)
         model(mx.array([PROMPT[:-1]]), cache=caches)
         mx.eval([layer.state for layer in caches])
-    return copy.deepcopy(_PREFILLED[id(model)])
+        _PREFILLED[id(model)] = model, caches
+    return copy.deepcopy(_PREFILLED[id(model)][1])
 
 
 def drawing(sampling: Sampling) -> tuple[Any, list[Any]]:
