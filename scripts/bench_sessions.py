@@ -230,7 +230,7 @@ class Score:
 
 
 class TinyModel:
-    """Makes caches as a model would leave them, of a few bytes a token. What is in them does not matter."""
+    """Its KV takes a few bytes a token. What is in it does not matter."""
 
     def __init__(self, state_tokens: int) -> None:
         """`state_tokens`: the recurrent state takes as much as the KV of so many tokens; 0: there is none."""
@@ -240,14 +240,12 @@ class TinyModel:
     def _empty(self) -> list[Any]:
         return [KVCache(), *([ArraysCache(1)] if self._state else [])]
 
-    def cache(self, length: int) -> list[Any]:
-        """After a prefill of so many tokens."""
-        layers = self._empty()
-        layers[0].keys = layers[0].values = mx.zeros((1, 1, length, 1), mx.float16)
-        layers[0].offset = length
+    def prefill(self, cache: list[Any], length: int) -> None:
+        """Continues caches up to so many tokens."""
+        keys = mx.zeros((1, 1, length - cache[0].offset, 1), mx.float16)
+        cache[0].update_and_fetch(keys, keys)
         if self._state:
-            layers[1][0] = mx.zeros((1, self._state), mx.float16)
-        return layers
+            cache[1][0] = mx.zeros((1, self._state), mx.float16)
 
 
 class CountingTier(DiskTier):
@@ -269,7 +267,7 @@ def replay_ours(
     folder: Path | None,
     restart: bool = False,
 ) -> list[Score]:
-    """The real store, as the engine calls it: look up, restore, pause for checkpoints, store at the prompt's end.
+    """The real store, as the engine calls it: look up, lend, pause for checkpoints, store at the end, take back.
 
     With `restart` the store is closed half-way and opened anew; the second score is that of the turns that each
     conversation of before continues with.
@@ -297,7 +295,7 @@ def replay_ours(
         prompt = Prompt(tuple(tokens.tolist()), head=request.head, generation=request.generation)
         plan = store.lookup(prompt.tokens, len(tokens) - 1)
         paged = store.stats()["paged_tokens"]
-        found = store.restore(prompt.tokens, plan)
+        found = store.restore(prompt.tokens, plan, lend=True)
         paged = store.stats()["paged_tokens"] - paged
         reason = plan.reason if plan.reason in {"evicted", "no_checkpoint"} else "floor"
         parts = [score, resumed] if request.conversation in waiting else [score]
@@ -306,8 +304,11 @@ def replay_ours(
             part.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
         about: dict[str, Any] = {"session": request.conversation, "seconds_per_token": 1 / device.prefill}
         for place in store.pauses(prompt, found.length):
-            store.put(tokens[:place], model.cache(place), head=place == prompt.head, answered=False, **about)
-        store.put(prompt.tokens, model.cache(len(tokens)), calls=request.calls, **about)
+            model.prefill(found.cache, place)
+            store.put(tokens[:place], found.cache, head=place == prompt.head, answered=False, **about)
+        model.prefill(found.cache, len(tokens))
+        store.put(prompt.tokens, found.cache, calls=request.calls, **about)
+        store.take_back(found.cache)
         if disk is not None:
             store.disk.flush()
         mx.clear_cache()

@@ -21,7 +21,10 @@ _TAIL = 3  # checkpoints at a conversation's end where its next request is likel
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000, 0  # from a protected end: checkpoints, tokens
 _CUT_STEP = 256  # tokens; a multiple of the blocks that routers are told of
-_SPARSE = 8  # at an end the KV between two checkpoints that are kept to the last is as large as so many of their states
+# Of each window of tokens one checkpoint is kept to the last. With narrow windows states take much room; with wide ones
+# much KV goes at once. Both cost the same where windows are as wide as the square root of a state's size, times this.
+_WINDOW = 256
+_NEAR = 8192  # tokens from an end; windows are twice as wide with each doubling of that distance
 
 Strengths = dict[int, Strength]
 """Protected segments, by `id`: see `Sessions.protection`."""
@@ -47,6 +50,7 @@ class Eviction:
         if config.ttl_seconds:
             self._expire(now - config.ttl_seconds)
         if resident.nbytes > self.budget_bytes:
+            resident.trim(self.budget_bytes)
             self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._kit.cuttable)
         if config.max_leaves:
             excess = sum(s.is_leaf for s in resident.tree) - config.max_leaves
@@ -76,13 +80,12 @@ class Eviction:
         ends = self._sessions.protection(now, self.budget_bytes)
         nearest = nearest_ends(resident.tree, ends) if thin else {}
         strengths = whole_paths(resident.tree, ends)
-        sparse = int(_SPARSE * resident.estimate(0) / max(resident.token_bytes, 1))
+        window = int(_WINDOW * math.sqrt(resident.estimate(0) / max(resident.token_bytes, 1)))
 
         def order(segment: Segment) -> Rank:
             if segment.is_leaf:
                 return rank(segment, strengths, self._kit.cuttable, now)
-            grid = max(sparse, self._config.checkpoint_grid)
-            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, grid)
+            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
 
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
@@ -161,13 +164,13 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
     That is likely near a conversation's end, at the end of a system text, and where it happened before.
     The first go only after all unprotected leaves, a system text's only after the KV of the conversations in progress
     that begin with it: without it, what is left of them may be of no use. All others go before KV of conversations; but
-    the first of every `window` tokens stays as long as the end below it, for the same reason. Windows are wider the
-    further from the end they are: a conversation that has lost so much computes so much again, and a part of that more
-    is no great loss.
+    the first of each window stays as long as the end below it, for the same reason. Windows are wider the further from
+    the end they are: a conversation that has lost so much computes so much again, and a part of that more is no great
+    loss.
 
     Args:
         nearest: of `nearest_ends`, for this segment.
-        window: tokens of a window at the end; one is as wide as the tokens behind it, in powers of two of that.
+        window: tokens of a window at the end.
     """
     next_above = next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
     below, tokens = nearest
@@ -177,8 +180,7 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
     strength = strengths.get(id(segment), _UNPROTECTED)
     if segment.head:
         return 3, strength, worth if strength == _UNPROTECTED else math.inf
-    while 2 * window <= tokens:
-        window *= 2
+    window = max(window, 1) << max(tokens // _NEAR, 1).bit_length() - 1
     if segment.end // window > next_above // window:
         return 3, strength, math.inf
     return 3 if below < _TAIL else 1, _UNPROTECTED, worth

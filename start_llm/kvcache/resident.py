@@ -17,6 +17,7 @@ from start_llm.kvcache.types import Checkpoint, Form, StoredRows
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
 _SPARE_SHARE = 24  # a row at rest may have room for this part of its tokens that no segment fills
+_TRIMMED_SHARE = 128  # of its tokens; where memory is short, a row with more room than this is copied to be rid of it
 
 
 class ResidentKV:
@@ -123,10 +124,20 @@ class ResidentKV:
 
     def count_at_rest(self, row: RowKV) -> None:
         """The row belongs to the tree from now on. Where it has much room that no segment fills, `tidy` cuts it."""
-        used = row.tokens * row.token_bytes
-        if (row.nbytes - used) * _SPARE_SHARE > used:
+        if _spare_bytes(row) * _SPARE_SHARE > row.tokens * row.token_bytes:
             self._oversized.add(row)
         self._count(row)
+
+    def trim(self, down_to: int) -> None:
+        """Counts the spare room of rows at rest as free, the largest first, until at most so many bytes are held;
+        `tidy` frees it. To copy a row takes less time than to compute even a hundredth of it again."""
+        rows = {s.rows.row: None for s in self.tree if isinstance(s.rows, Run) and s.rows.row.lent_to is None}
+        for row in sorted(rows, key=_spare_bytes, reverse=True):
+            if self.nbytes <= down_to:
+                return
+            if row not in self._oversized and _spare_bytes(row) * _TRIMMED_SHARE > row.tokens * row.token_bytes:
+                self._oversized.add(row)
+                self._count(row)
 
     def copy_out(self, segments: Sequence[Segment], free_layer: Callable[[int], None]) -> None:
         """These segments get buffers of their own. `free_layer` is called for each layer that was copied."""
@@ -183,6 +194,11 @@ class ResidentKV:
             self.ghosts += segment.length
             self.hold(segment, None)
         self.drop_checkpoint(segment)
+
+
+def _spare_bytes(row: RowKV) -> int:
+    """Of a row at rest: room that no segment fills."""
+    return row.nbytes - row.tokens * row.token_bytes
 
 
 def _forgettable(segment: Segment) -> bool:

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache
 
 from start_llm.kvcache.evict import checkpoint_rank, near_end, nearest_ends, rank, thin_after, value, whole_paths
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore
 from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
@@ -113,30 +119,55 @@ def test_a_head_stays_as_long_as_kv_of_a_conversation_that_begins_with_it() -> N
 
 def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
     tree = fake_tree()
-    for stop in range(10, 101, 10):
+    for stop in range(2000, 40001, 2000):
         end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
     ends = {id(end): (1, 0.1, 5.0)}
     strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
-    ranks = {s.end: checkpoint_rank(s, strengths, nearest[id(s)], 9.0, 25) for s in tree if not s.is_leaf}
+    ranks = {s.end: checkpoint_rank(s, strengths, nearest[id(s)], 9.0, 5000) for s in tree if not s.is_leaf}
     first = rank(end, strengths, False, 9.0)
-    assert [place for place, its in ranks.items() if its > first] == [50, 80]  # none at 30: a window is 50 wide there
-    assert ranks[10] < rank(grow(tree, [7]), {}, True, 9.0)
+    # Windows are 5,000 wide up to 16,384 tokens from the end, then 10,000 and, at 2,000 to 7,232, 20,000.
+    assert [place for place, its in ranks.items() if its > first] == [10000, 20000, 26000, 30000, 36000]
+    assert ranks[2000] < rank(grow(tree, [7]), {}, True, 9.0)
 
 
-def test_what_stays_to_the_last_is_further_apart_the_further_it_is_from_the_end() -> None:
-    tree = fake_tree()
-    for stop in range(10, 2001, 10):
+@pytest.mark.parametrize("window", [700, 2000])
+def test_what_stays_to_the_last_is_further_apart_the_further_it_is_from_the_end(window: int) -> None:
+    tree, length = fake_tree(), 100_000
+    for stop in range(500, length + 1, 500):
         end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
         ends = {id(end): (1, 0.1, 5.0)}
         strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
         for segment in tree:  # memory is short at every turn
             if not segment.is_leaf and segment.checkpoint is not None:
-                level, _, _ = checkpoint_rank(segment, strengths, nearest[id(segment)], 9.0, 20)
+                level, _, _ = checkpoint_rank(segment, strengths, nearest[id(segment)], 9.0, window)
                 segment.checkpoint = segment.checkpoint if level == 3 else None
     places = sorted(s.end for s in tree if s.checkpoint is not None)
-    assert len(places) < 20
-    # Whatever the conversation loses from its end, what is left can be restored to half of its length lost at most.
-    assert all(below - above <= max(2 * (2000 - below), 40) for above, below in pairwise([0, *places]))
+    assert len(places) < 4 + 6 * 16384 / window
+    for above, below in pairwise([0, *places]):
+        assert below - above <= 2 * window * max(1, (length - below) / 8192)
+
+
+@pytest.mark.parametrize("width, window", [(4, 512), (16, 1024), (100, 2560), (400, 5120)])
+def test_windows_are_as_wide_as_the_square_root_of_a_state(width: int, window: int) -> None:
+    """So a model with small states loses little where KV has to go at a checkpoint, and one with large states does not
+    lose its memory to them."""
+    kept = states_kept(width)
+    far = [place for place in kept if place <= 12_000]
+    assert set(far) >= set(range(window, 12_001, window))
+    assert len(far) <= 12_000 // window + 1
+
+
+def states_kept(width: int) -> list[int]:
+    """Places of the states of a conversation of 16,000 tokens, one each 64, with memory for its KV and five of them."""
+    kit = LayerKit(lambda: [KVCache(), ArraysCache(1)])
+    store = KVStore(kit, StoreConfig(4 * (16_000 + 5 * width), checkpoint_grid=64, checkpoints_recent=0))
+    cache: list[Any] = kit.new()
+    for stop in range(64, 16_001, 64):
+        rows = mx.zeros((1, 1, 64, 1), mx.float16)
+        cache[0].update_and_fetch(rows, rows)
+        cache[1][0] = mx.zeros((1, 2 * width), mx.float16)
+        store.put(range(stop), cache, session="a", answered=stop == 16_000)
+    return [s.end for s in store.resident.tree if s.checkpoint is not None]
 
 
 def test_ends_below_a_place_are_told_by_the_nearest() -> None:

@@ -196,6 +196,35 @@ def test_what_is_held_counts_spare_room_but_not_that_of_a_batch(hybrid: bool) ->
     assert store.stats()["held_bytes"] == store.stats()["bytes"]
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_spare_room_goes_before_anybody_loses_kv(hybrid: bool) -> None:
+    store = make_store(hybrid)
+    first, second = numbers(1, 6000), numbers(10_000, 3000)  # with room for 144 and 72 tokens more
+    turn(store, first)
+    turn(store, second)
+    states = store.stats()["checkpoint_bytes"]
+    used = states + 9000 * TOKEN_BYTES
+    assert store.resident.nbytes == used + 216 * TOKEN_BYTES
+    store.set_budget(used + 150 * TOKEN_BYTES)
+    assert store.resident.nbytes == used + 72 * TOKEN_BYTES  # the one with more room was enough
+    check(store)
+    store.set_budget(used)
+    assert (store.stats()["tokens"], store.stats()["bytes"]) == (9000, used)
+    check(store)
+    store.set_budget(used - 10 * TOKEN_BYTES)
+    assert store.stats()["tokens"] < 9000
+    check(store)
+
+
+def test_little_spare_room_is_no_reason_to_copy_a_row() -> None:
+    store = make_store()
+    tokens = numbers(1, 6100)  # with room for 44 more
+    turn(store, tokens)
+    store.set_budget(6100 * TOKEN_BYTES)
+    assert store.lookup(tokens).length < 6100
+    check(store)
+
+
 def test_what_is_lent_does_not_expire() -> None:
     now = [0.0]
     kit = LayerKit(lambda: caches([]))
