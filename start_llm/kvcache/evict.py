@@ -87,9 +87,12 @@ class Eviction:
                 return rank(segment, strengths, self._kit.cuttable, now)
             return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
 
+        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
+        if thin and (place := place_to_cut(ranks, strengths, resident.nbytes - self.budget_bytes, now)) is not None:
+            ranks[place] = 3, strengths[id(place)], math.inf
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
-        queue = [(order(s), next(turns), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
+        queue = [(its, next(turns), segment) for segment, its in ranks.items()]
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
@@ -184,6 +187,51 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
     if segment.end // window > next_above // window:
         return 3, strength, math.inf
     return 3 if below < _TAIL else 1, _UNPROTECTED, worth
+
+
+def place_to_cut(ranks: dict[Segment, Rank], strengths: Strengths, excess: int, now: float) -> Segment | None:
+    """Where the weakest conversation ends, once `excess` bytes have gone: a checkpoint that is to be kept for that.
+
+    Checkpoints inside conversations go before KV does. If that is not enough, one of them is needed in front of the KV
+    that goes. Without it, KV would go down to the next checkpoint that stays anyway.
+
+    Args:
+        ranks: of all leaves and checkpoints.
+
+    Returns:
+        ``None``: no KV of a conversation has to go, or all of it.
+    """
+    gone = set[int]()
+
+    def above(segment: Segment) -> Segment | None:
+        """What is a leaf once this one has gone, too."""
+        gone.add(id(segment))
+        parent = segment.parent
+        if parent is None or parent.parent is None:
+            return None
+        return None if any(c.rows is not None and id(c) not in gone for c in parent.children.values()) else parent
+
+    def spare(segment: Segment) -> int:
+        """Bytes of a checkpoint that goes before the KV of conversations."""
+        inside = not segment.is_leaf and segment.checkpoint is not None and id(segment) in strengths
+        return segment.checkpoint_bytes if inside and ranks[segment][1] == _UNPROTECTED else 0
+
+    ends: list[Segment] = []
+    for segment in ranks:
+        excess -= spare(segment)
+        end: Segment | None = segment if segment.is_leaf and not is_lent(segment.rows) else None
+        while end is not None and (id(end) not in strengths or end.checkpoint is None):
+            excess -= end.nbytes
+            end = above(end)
+        ends += [end] if end is not None else []
+    for end in sorted(ends, key=lambda segment: rank(segment, strengths, False, now)) if excess > 0 else ():
+        place: Segment | None = end
+        while place is not None:
+            excess -= place.nbytes - spare(place)
+            place = above(place)
+            if place is not None and place.checkpoint is not None and excess + spare(place) <= 0:
+                return place
+    return None
 
 
 def nearest_ends(segments: Iterable[Segment], strengths: Strengths) -> dict[int, tuple[int, int]]:

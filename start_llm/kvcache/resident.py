@@ -135,7 +135,7 @@ class ResidentKV:
         for row in sorted(rows, key=_spare_bytes, reverse=True):
             if self.nbytes <= down_to:
                 return
-            if row not in self._oversized and _spare_bytes(row) * _TRIMMED_SHARE > row.tokens * row.token_bytes:
+            if _spare_bytes(row) * _TRIMMED_SHARE > row.tokens * row.token_bytes:
                 self._oversized.add(row)
                 self._count(row)
 

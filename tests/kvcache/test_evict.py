@@ -1,16 +1,31 @@
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from start_llm.kvcache.evict import checkpoint_rank, near_end, nearest_ends, rank, thin_after, value, whole_paths
+from start_llm.kvcache.evict import (
+    Rank,
+    checkpoint_rank,
+    near_end,
+    nearest_ends,
+    place_to_cut,
+    rank,
+    thin_after,
+    value,
+    whole_paths,
+)
 from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.rows import RowKV, Run
 from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
@@ -157,17 +172,98 @@ def test_windows_are_as_wide_as_the_square_root_of_a_state(width: int, window: i
     assert len(far) <= 12_000 // window + 1
 
 
-def states_kept(width: int) -> list[int]:
-    """Places of the states of a conversation of 16,000 tokens, one each 64, with memory for its KV and five of them."""
+def long_conversation(width: int, budget_bytes: int, most: int = 16_000) -> KVStore:
+    """A conversation with a state each 64 tokens that takes as much as the KV of `width` tokens, 4 bytes each."""
     kit = LayerKit(lambda: [KVCache(), ArraysCache(1)])
-    store = KVStore(kit, StoreConfig(4 * (16_000 + 5 * width), checkpoint_grid=64, checkpoints_recent=0))
+    store = KVStore(kit, StoreConfig(budget_bytes, checkpoint_grid=64, checkpoints_recent=0))
     cache: list[Any] = kit.new()
-    for stop in range(64, 16_001, 64):
+    for stop in range(64, most + 1, 64):
         rows = mx.zeros((1, 1, 64, 1), mx.float16)
         cache[0].update_and_fetch(rows, rows)
         cache[1][0] = mx.zeros((1, 2 * width), mx.float16)
-        store.put(range(stop), cache, session="a", answered=stop == 16_000)
+        store.put(range(stop), cache, session="a", answered=stop == most)
+    return store
+
+
+def states_kept(width: int) -> list[int]:
+    """Places of the states of a conversation of 16,000 tokens, with memory for its KV and five of them."""
+    store = long_conversation(width, 4 * (16_000 + 5 * width))
     return [s.end for s in store.resident.tree if s.checkpoint is not None]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(4, 900), st.integers(2000, 8000))
+def test_kv_goes_down_to_the_deepest_state_that_there_is_room_for(width: int, budget_tokens: int) -> None:
+    """Whichever states would have stayed anyway."""
+    store = long_conversation(width, 1 << 40, most=8000)
+    store.set_budget(4 * budget_tokens)
+    kept = [s.end for s in store.resident.tree if s.checkpoint is not None]
+    left = store.lookup(range(8000)).length
+    assert store.stats()["bytes"] <= 4 * budget_tokens
+    assert left == max(kept, default=0)
+    # There was no room to end one state later, with all that stay in front of it.
+    assert left + 64 + width * (len(kept) + 1) > budget_tokens
+
+
+def test_one_state_is_kept_where_the_weakest_conversation_will_end() -> None:
+    """A checkpoint takes 100 bytes, 10 tokens of KV, too."""
+    tree = fake_tree()
+    for stop in range(10, 101, 10):
+        weak = grow(tree, list(range(stop)), checkpoint=True)
+    for stop in range(50, 101, 10):
+        strong = grow(tree, [*range(40), *range(500, 460 + stop)], checkpoint=True)
+    strengths = whole_paths(tree, {id(weak): (1, 0.1, 5.0), id(strong): (1, 0.2, 5.0)})
+    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, (-1, 0.0, 0.0), 0.0))  # those inside go before KV
+    ranks |= {end: rank(end, strengths, False, 9.0) for end in (weak, strong)}
+
+    def place(excess: int) -> int | None:
+        found = place_to_cut(ranks, strengths, excess, 9.0)
+        assert found is None or (found in weak.ancestors() and found.end > 40)
+        return None if found is None else found.end
+
+    inside = 14 * 100
+    assert place(inside) is None  # no KV has to go
+    # The end goes, KV and state, and the state in front of it stays after all.
+    assert (place(inside + 1), place(inside + 100), place(inside + 101)) == (90, 90, 80)
+    assert place(inside + 400) == 60
+    ranks[next(s for s in weak.ancestors() if s.end == 90)] = 3, strengths[id(weak)], math.inf
+    assert place(inside - 100 + 200) == 90  # this one stays anyway
+    assert place(inside + 4000) is None  # all of both goes
+    # What both begin with is the stronger one's, too. So that one loses its end when the weaker one has nothing left.
+    found = place_to_cut(ranks, strengths, inside - 100 + 6 * 100 + 2 * 100 + 1, 9.0)
+    assert found is not None and found.end == 90 and found in strong.ancestors()
+
+
+def test_what_goes_before_all_conversations_leaves_them_their_states() -> None:
+    tree = fake_tree()
+    for stop in range(10, 101, 10):
+        end = grow(tree, list(range(stop)), checkpoint=True)
+    useless = grow(tree, list(range(130)))  # 300 bytes behind the last state
+    for stop in (510, 520, 530, 540):
+        other = grow(tree, list(range(500, stop)), checkpoint=True)  # 800 bytes of nobody in progress
+    strengths = whole_paths(tree, {id(useless): (1, 0.1, 5.0)})
+    ranks: dict[Segment, Rank] = {s: (1, (-1, 0.0, 0.0), 0.0) for s in tree if s is not end}
+    ranks[end] = 3, strengths[id(end)], math.inf
+    ranks[useless] = ranks[other] = 0, (-1, 0.0, 0.0), 0.0
+    inside = 9 * 100
+    assert place_to_cut(ranks, strengths, inside + 300 + 800, 9.0) is None
+    found = place_to_cut(ranks, strengths, inside + 300 + 800 + 1, 9.0)
+    assert found is not None and found.end == 90
+
+
+def test_a_running_conversation_is_not_cut() -> None:
+    tree = fake_tree()
+    for stop in range(10, 101, 10):
+        lent = grow(tree, list(range(stop)), checkpoint=True)
+    for stop in range(10, 101, 10):
+        resting = grow(tree, list(range(500, 500 + stop)), checkpoint=True)
+    row = RowKV(LayerKit(lambda: [KVCache()]), [KVCache()])
+    lent.rows = Run(row, lent.start, lent.length)
+    strengths = whole_paths(tree, {id(lent): (1, 0.1, 5.0), id(resting): (1, 0.2, 5.0)})
+    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, (-1, 0.0, 0.0), 0.0))
+    ranks |= {end: rank(end, strengths, False, 9.0) for end in (lent, resting)}
+    found = place_to_cut(ranks, strengths, 18 * 100 + 1, 9.0)
+    assert found is not None and found in resting.ancestors()
 
 
 def test_ends_below_a_place_are_told_by_the_nearest() -> None:

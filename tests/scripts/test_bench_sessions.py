@@ -74,6 +74,20 @@ def statistics_of(score: bench.Score) -> float:
     return sum(score.waits)
 
 
+def test_rows_are_lent_as_the_engine_lends_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running row is not evicted and has spare room, which a copy of it would not tell."""
+    lent = []
+
+    class Watched(bench.KVStore):
+        def put(self, tokens: Any, cache: Any, **about: Any) -> None:
+            super().put(tokens, cache, **about)
+            lent.append(self.lent_rows.nbytes)
+
+    monkeypatch.setattr(bench, "KVStore", Watched)
+    scores(path, "--hybrid", "--budgets", "1500", "--no-baselines", "--no-disk")
+    assert len(lent) > 15 and min(lent) > 0
+
+
 def test_a_hybrid_is_restored_where_a_state_was_kept(path: Path) -> None:
     found = scores(path, "--hybrid", "--budgets", "0", "--no-baselines", "--no-disk")
     score = found["start_llm"]
