@@ -78,15 +78,8 @@ class Eviction:
             return
         resident = self._resident
         ends = self._sessions.protection(now, self.budget_bytes)
-        nearest = nearest_ends(resident.tree, ends) if thin else {}
         strengths = whole_paths(resident.tree, ends)
-        window = int(_WINDOW * math.sqrt(resident.estimate(0) / max(resident.token_bytes, 1)))
-
-        def order(segment: Segment) -> Rank:
-            if segment.is_leaf:
-                return rank(segment, strengths, self._kit.cuttable, now)
-            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
-
+        order = self._order(now, ends, strengths, thin)
         ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
         if thin and (place := place_to_cut(ranks, strengths, resident.nbytes - self.budget_bytes, now)) is not None:
             ranks[place] = 3, strengths[id(place)], math.inf
@@ -105,6 +98,19 @@ class Eviction:
                 resident.drop_checkpoint(segment)
             elif not is_lent(segment.rows) and (above := self._give_up(segment, strengths)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
+
+    def _order(self, now: float, ends: Strengths, strengths: Strengths, thin: bool) -> Callable[[Segment], Rank]:
+        """Gives the rank of a leaf, or with `thin` of a checkpoint above one. `strengths`: of `whole_paths`."""
+        nearest = nearest_ends(self._resident.tree, ends) if thin else {}
+        state_tokens = self._resident.estimate(0) / max(self._resident.token_bytes, 1)
+        window = int(_WINDOW * math.sqrt(state_tokens))
+
+        def order(segment: Segment) -> Rank:
+            if segment.is_leaf:
+                return rank(segment, strengths, self._kit.cuttable, now)
+            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
+
+        return order
 
     def _give_up(self, leaf: Segment, strengths: Strengths) -> Segment | None:
         """Drops as much of a leaf as is needed. Returns the leaf above it, if there is one now."""
@@ -151,7 +157,7 @@ def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> 
     A leaf without a checkpoint restores nothing in a model that needs one (not `cuttable`).
     """
     strength = strengths.get(id(segment), _UNPROTECTED)
-    if not cuttable and segment.checkpoint is None and segment.checkpoint_file is None:
+    if not cuttable and not _has_state(segment):
         level, strength = 0, _UNPROTECTED
     elif strength != _UNPROTECTED:
         level = 3
@@ -201,37 +207,39 @@ def place_to_cut(ranks: dict[Segment, Rank], strengths: Strengths, excess: int, 
     Returns:
         ``None``: no KV of a conversation has to go, or all of it.
     """
-    gone = set[int]()
-
-    def above(segment: Segment) -> Segment | None:
-        """What is a leaf once this one has gone, too."""
-        gone.add(id(segment))
-        parent = segment.parent
-        if parent is None or parent.parent is None:
-            return None
-        return None if any(c.rows is not None and id(c) not in gone for c in parent.children.values()) else parent
-
-    def spare(segment: Segment) -> int:
-        """Bytes of a checkpoint that goes before the KV of conversations."""
-        inside = not segment.is_leaf and segment.checkpoint is not None and id(segment) in strengths
-        return segment.checkpoint_bytes if inside and ranks[segment][1] == _UNPROTECTED else 0
-
-    ends: list[Segment] = []
-    for segment in ranks:
-        excess -= spare(segment)
-        end: Segment | None = segment if segment.is_leaf and not is_lent(segment.rows) else None
-        while end is not None and (id(end) not in strengths or end.checkpoint is None):
-            excess -= end.nbytes
-            end = above(end)
-        ends += [end] if end is not None else []
+    inside = (s for s, its in ranks.items() if its[1] == _UNPROTECTED and id(s) in strengths)
+    before = {segment: segment.checkpoint_bytes for segment in inside}
+    gone = set[Segment]()
+    ends = _restorable_ends(ranks, strengths, gone)
+    excess -= sum(before.values()) + sum(segment.nbytes for segment in gone)
     for end in sorted(ends, key=lambda segment: rank(segment, strengths, False, now)) if excess > 0 else ():
         place: Segment | None = end
         while place is not None:
-            excess -= place.nbytes - spare(place)
-            place = above(place)
-            if place is not None and place.checkpoint is not None and excess + spare(place) <= 0:
+            excess -= place.nbytes - before.get(place, 0)
+            place = _leaf_without(place, gone)
+            if place is not None and place.checkpoint is not None and excess + before.get(place, 0) <= 0:
                 return place
     return None
+
+
+def _restorable_ends(segments: Iterable[Segment], strengths: Strengths, gone: set[Segment]) -> list[Segment]:
+    """Ends of conversations in progress with a checkpoint. Adds to `gone` what goes before any of them."""
+    ends: list[Segment] = []
+    for segment in segments:
+        end: Segment | None = segment if segment.is_leaf and not is_lent(segment.rows) else None
+        while end is not None and (id(end) not in strengths or not _has_state(end)):
+            end = _leaf_without(end, gone)
+        ends += [end] if end is not None else []
+    return ends
+
+
+def _leaf_without(segment: Segment, gone: set[Segment]) -> Segment | None:
+    """What is a leaf once this one has gone, too; adds it to those that have."""
+    gone.add(segment)
+    parent = segment.parent
+    if parent is None or parent.parent is None:
+        return None
+    return None if any(c.rows is not None and c not in gone for c in parent.children.values()) else parent
 
 
 def nearest_ends(segments: Iterable[Segment], strengths: Strengths) -> dict[int, tuple[int, int]]:
@@ -286,6 +294,10 @@ def near_end(segment: Segment) -> bool:
         below = [child for child in here.children.values() if child.rows is not None]
         ways += [(c, passed + (c.checkpoint is not None)) for c in below if passed + (c.checkpoint is not None) < _TAIL]
     return False
+
+
+def _has_state(segment: Segment) -> bool:
+    return segment.checkpoint is not None or segment.checkpoint_file is not None
 
 
 def _branches(segment: Segment) -> bool:

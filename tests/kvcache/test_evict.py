@@ -245,10 +245,25 @@ def test_what_goes_before_all_conversations_leaves_them_their_states() -> None:
     ranks: dict[Segment, Rank] = {s: (1, (-1, 0.0, 0.0), 0.0) for s in tree if s is not end}
     ranks[end] = 3, strengths[id(end)], math.inf
     ranks[useless] = ranks[other] = 0, (-1, 0.0, 0.0), 0.0
-    inside = 9 * 100
+    aside = grow(tree, [*range(90), 700])  # 10 bytes; while it is there, the state at 90 is not at a leaf
+    ranks[aside] = 0, (-1, 0.0, 0.0), 0.0
+    inside = 9 * 100 + 10
     assert place_to_cut(ranks, strengths, inside + 300 + 800, 9.0) is None
     found = place_to_cut(ranks, strengths, inside + 300 + 800 + 1, 9.0)
     assert found is not None and found.end == 90
+
+
+def test_an_end_whose_state_is_on_disk_is_an_end() -> None:
+    tree = fake_tree()
+    for stop in range(10, 101, 10):
+        end = grow(tree, list(range(stop)), checkpoint=True)
+    end.checkpoint, end.checkpoint_file = None, "a"
+    strengths = whole_paths(tree, {id(end): (1, 0.1, 5.0)})
+    ranks: dict[Segment, Rank] = {s: (1, (-1, 0.0, 0.0), 0.0) for s in tree if s is not end}
+    ranks[end] = rank(end, strengths, False, 9.0)
+    assert place_to_cut(ranks, strengths, 9 * 100, 9.0) is None
+    found = place_to_cut(ranks, strengths, 9 * 100 + 1, 9.0)  # 100 bytes of KV go, and a state that stays takes them
+    assert found is not None and found.end == 80
 
 
 def test_a_running_conversation_is_not_cut() -> None:
