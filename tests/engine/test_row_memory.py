@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -78,6 +79,13 @@ class Taken:
     after: float
 
 
+class AllInOneBatch(BatchRunner):
+    """`BatchGenerator` alone, where a scheduler expects a `ModelRunner`."""
+
+    def calls(self, answer: Sequence[int]) -> bool | None:
+        return None
+
+
 def continuing_turn(alone: bool, beside: int) -> Taken:
     """
     Args:
@@ -94,7 +102,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
     if alone:
         runner = ModelRunner(model(), eos=[NEVER], max_rows=2, gate=drafts.gate)
     else:
-        runner = BatchRunner(model(), eos=[NEVER], max_rows=2)
+        runner = AllInOneBatch(model(), eos=[NEVER], max_rows=2)
     scheduler = Scheduler(
         runner,
         store,
