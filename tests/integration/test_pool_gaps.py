@@ -86,7 +86,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def background_seen(function: Callable[[], Any], *more: Any) -> Generator[float, None, Any]:
         def noted() -> Any:
-            with watch.note(f"background {function.__qualname__.replace('.<locals>', '')}"):
+            with watch.note(f"background {_name(function)}"):
                 return function()
 
         return (yield from in_background(noted, *more))
@@ -106,6 +106,11 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     monkeypatch.setattr(kinds, "make_handle", noted("make_handle", kinds.make_handle))
     return watch
+
+
+def _name(function: Any) -> str:
+    """Also of a `functools.partial`."""
+    return str(getattr(function, "func", function).__qualname__).replace(".<locals>", "")
 
 
 def _place(steps: Any) -> str:
