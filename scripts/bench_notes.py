@@ -27,7 +27,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.bench.note_cases import OPENING, REMINDER, TOOLS, Case, cases, system_text
+from scripts.bench.note_cases import OPENING, REMINDER, Case, cases, system_text
+from scripts.bench.role_cases import role_cases
+from scripts.bench.withdrawn_cases import withdrawn_cases
 from start_llm.app import App
 from start_llm.core.settings import load_settings
 
@@ -35,7 +37,7 @@ OPENING_TOKENS = 100
 ANSWER_TOKENS = 24
 REQUEST_SECONDS = 3600.0
 Policy = Literal["append", "strict"]
-Ask = Callable[[str, Sequence[dict[str, Any]], Sequence[dict[str, Any]], int], dict[str, Any]]
+Ask = Callable[..., dict[str, Any]]  # session, messages, tools, most tokens of the answer, its schema
 
 
 @dataclass(frozen=True)
@@ -69,34 +71,31 @@ class Conversation:
         claude = case.reminder is not None
         session = "notes-claude" if claude else "notes"
         first, now = case.reminder or (None, None)
-        opening = self._said(session, self._begin((), first, claude), OPENING_TOKENS)
+        begun = self._begin(case.first or system_text((), claude=claude), first)
+        said = [self._said(session, begun, case.at_first, OPENING_TOKENS)]
         if case.before is not None:
-            messages = self._begin(case.before, first, claude)
-            messages += [opening, {"role": "user", "content": "Thank you. Say: understood."}]
-            between = self._said(session, messages, ANSWER_TOKENS)
-        messages = [*self._begin(case.edits, now, claude), opening]
-        if case.before is not None:
-            messages += [{"role": "user", "content": "Thank you. Say: understood."}, between]
+            between = self._begin(case.first or system_text(case.before, claude=claude), first)
+            said.append({"role": "user", "content": "Thank you. Say: understood."})
+            said.append(self._said(session, [*between, *said], case.at_first, ANSWER_TOKENS))
+        messages = [*self._begin(case.role or system_text(case.edits, claude=claude), now), *said]
         messages.append({"role": "user", "content": case.question})
-        reply = self._ask(session, messages, case.tools, ANSWER_TOKENS)
-        text, usage = str(reply["choices"][0]["message"]["content"] or ""), reply["usage"]
+        reply = self._ask(session, messages, case.tools, ANSWER_TOKENS, case.schema)
+        said_now, usage = reply["choices"][0]["message"], reply["usage"]
+        text = str(said_now["content"] or "") + "".join(f"\n<tool_call>{c}" for c in said_now.get("tool_calls") or ())
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         prompt = usage["prompt_tokens"]
         return Answer(case.kind, case.name, text, is_right(case, text), prompt, prompt - cached)
 
-    def _begin(
-        self, edits: Sequence[tuple[str, str | None]], reminder: str | None, claude: bool
-    ) -> list[dict[str, Any]]:
+    def _begin(self, system: str, reminder: str | None) -> list[dict[str, Any]]:
         asked = f"{REMINDER.format(reminder)}\n{OPENING}" if reminder is not None else OPENING
-        return [
-            {"role": "system", "content": system_text(edits, claude=claude)},
-            {"role": "user", "content": asked},
-        ]
+        return [{"role": "system", "content": system}, {"role": "user", "content": asked}]
 
-    def _said(self, session: str, messages: list[dict[str, Any]], most: int) -> dict[str, Any]:
-        key = json.dumps([session, messages])
+    def _said(
+        self, session: str, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], most: int
+    ) -> dict[str, Any]:
+        key = json.dumps([session, messages, tools])
         if key not in self._answered:
-            reply = self._ask(session, messages, TOOLS, most)
+            reply = self._ask(session, messages, tools, most)
             self._answered[key] = str(reply["choices"][0]["message"]["content"] or "")
         return {"role": "assistant", "content": self._answered[key]}
 
@@ -109,8 +108,19 @@ def run(model: str, policy: Policy, chosen: Sequence[Case], tell: Callable[[str]
     answers = []
     with App(settings, say=lambda _: None) as app, httpx.Client(base_url=app.url, timeout=REQUEST_SECONDS) as client:
 
-        def ask(session: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], most: int) -> Any:
-            body = {"model": "default", "messages": list(messages), "tools": list(tools), "session_id": session}
+        def ask(
+            session: str,
+            messages: Sequence[dict[str, Any]],
+            tools: Sequence[dict[str, Any]],
+            most: int,
+            schema: dict[str, Any] | None = None,
+        ) -> Any:
+            body: dict[str, Any] = {"model": "default", "messages": list(messages), "session_id": session}
+            if tools:
+                body["tools"] = list(tools)
+            if schema is not None:
+                form = {"name": "answer", "schema": schema}
+                body["response_format"] = {"type": "json_schema", "json_schema": form}
             reply = client.post("/v1/chat/completions", json=body | {"max_tokens": most, "temperature": 0})
             reply.raise_for_status()
             return reply.json()
@@ -148,14 +158,15 @@ def table(answers: dict[Policy, list[Answer]]) -> Table:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model's folder or repository")
-    parser.add_argument("--kinds", default="", help="comma-separated; all if not given")
+    parser.add_argument("--kinds", default="", help="comma-separated, or how they begin; all if not given")
     parser.add_argument("--policies", default="append,strict", help="append (notes), strict (as sent), or both")
     parser.add_argument("--out", type=Path, help="a JSON file for all answers")
     options = parser.parse_args(argv)
     kinds = [kind for kind in options.kinds.split(",") if kind]
-    chosen = [case for case in cases() if not kinds or case.kind in kinds]
+    known = [*cases(), *role_cases(), *withdrawn_cases()]
+    chosen = [case for case in known if not kinds or any(case.kind.startswith(kind) for kind in kinds)]
     if not chosen:
-        parser.error(f"--kinds {options.kinds}: of {', '.join(sorted({case.kind for case in cases()}))}")
+        parser.error(f"--kinds {options.kinds}: of {', '.join(sorted({case.kind for case in known}))}")
     answers: dict[Policy, list[Answer]] = {}
     for policy in options.policies.split(","):
         answers[policy] = run(options.model, policy, chosen, lambda line: print(line, flush=True))

@@ -76,6 +76,10 @@ class Case:
         edits: a line of `STATE` and what stands in its place now; ``None``: it is gone. ``""``: the new line is added.
         tools: the tools of the last turn.
         reminder: what the reminder in the first user message says at first and now; ``None``: there is none.
+        first: the system text of the turns before; ``None``: as `before` makes it.
+        role: the whole system text of the last turn; ``None``: as `edits` make it.
+        at_first: the tools of the turns before.
+        schema: what the answer has to be; ``None``: text.
     """
 
     name: str
@@ -87,6 +91,10 @@ class Case:
     before: Sequence[tuple[str, str | None]] | None = None
     tools: Sequence[dict[str, Any]] = TOOLS
     reminder: tuple[str | None, str | None] | None = None
+    first: str | None = None
+    role: str | None = None
+    at_first: Sequence[dict[str, Any]] = TOOLS
+    schema: dict[str, Any] | None = None
 
 
 def system_text(edits: Sequence[tuple[str, str | None]], *, claude: bool = False) -> str:

@@ -5,6 +5,7 @@
 ``response_format`` json_schema    JSON that validates; an unsupported schema is refused, never weakened
 ``tool_choice`` required           one to `MOST_CALLS` calls of any tool (exactly one without `parallel_tool_calls`)
 ``tool_choice`` named              the same, of that tool
+``tool_choice`` none               free text in which no call can begin
 auto, with a strict tool           free text; once the format's opening marker is written, the call is held to the
                                    tools' names and schemas (arguments of tools that are not strict: any object)
 auto, with a response format       one of the two: JSON text, or calls
@@ -26,11 +27,12 @@ leaves open is not (a recursive definition, a string or list without a maximum, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SUBSCHEMAS
@@ -123,8 +125,8 @@ def make_constraint(
 
 def is_free(request: ChatRequest) -> bool:
     """Whether nothing is asked of the answer's form, so that there is no grammar to make."""
-    strict = request.tool_choice.mode == "auto" and any(tool.strict for tool in request.tools)
-    return request.response_format.kind == "text" and request.tool_choice.mode in ("auto", "none") and not strict
+    strict = any(tool.strict for tool in request.tools)
+    return request.response_format.kind == "text" and request.tool_choice.mode == "auto" and not strict
 
 
 def _answer(request: ChatRequest, model: ModelText, lark: Lark) -> str:
@@ -202,10 +204,14 @@ def _calls(request: ChatRequest, calls: Sequence[CallableTool], lark: Lark) -> s
 
 
 def _text_and_calls(request: ChatRequest, calls: Sequence[CallableTool], lark: Lark) -> str:
-    """Free text in which an opening marker starts a call that is held to its grammar."""
+    """Free text in which an opening marker starts a call that is held to its grammar; without `calls` none can."""
+    opening = lark.calls.open
+    if not calls:
+        begins = opening or lark.calls.lead(CallableTool("", ANY_OBJECT, True, "")).partition('""')[0]
+        without = "" if lark.is_token(opening) else f" & ~/{ANY_TEXT}{regex_to_lark(re.escape(begins))}{ANY_TEXT}/"
+        return lark.rule("TEXT", f"/{ANY_TEXT}/{without}")
     lark.rule("TEXT", f"/{ANY_TEXT}/")
     lark.rule("end_text", "TEXT")
-    opening = lark.calls.open
     if opening:
         head = lark.rule("head", f"TEXT {lark.marker(opening)}", "" if lark.is_token(opening) else "[lazy]")
         lark.rule("text_call", f"{head} {lark.call_tail(calls)}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.messages import MARK
@@ -16,7 +17,7 @@ from start_llm.core.prompt import ImageSpan, Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.clients import Clients
+from start_llm.prompt.clients import UNKNOWN, Clients
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.match import NEEDED, PROOF_TOKENS, BaseMatch, BaseSearch, MatchQuery, Proof
 from start_llm.prompt.prepared import Prepared
@@ -87,10 +88,10 @@ class Composer:
         request = query.request
         if self.strict:
             return self._strictly(query)
+        sent, query = query, self._as_known(query)
         if any(entry.facts.has("cleared") for entry in query.chain.entries):
-            chain = self._reader.read(
-                request.messages, request.owner, lambda call: self._tree.result_of(request.owner, call)
-            )
+            result_of = partial(self._tree.result_of, request.owner)
+            chain = self._reader.read(request.messages, request.owner, result_of, query.chain.client)
             kept = replace(query, chain=chain)
             prepared = self._going_on(kept)[0] if chain.keys != query.chain.keys else None
             if prepared is not None and self._fits(prepared, self._context // 2):
@@ -102,8 +103,21 @@ class Composer:
             if prepared.view.difference is Difference.NONE or self._fits(prepared, room):
                 return prepared
             miss = Miss("policy", 0, detail="with what its client left out, the prompt would not fit the context")
-        view = as_sent(query, self._tree.arrange(request.owner, request.tools))
-        return self._prepared(query, view, miss=miss)
+        view = as_sent(sent, self._tree.arrange(request.owner, request.tools))
+        return self._prepared(sent, view, miss=miss)
+
+    def _as_known(self, query: MatchQuery) -> MatchQuery:
+        """The request as read by the rules of the client whose conversation it goes on with, where its system text,
+        another one than at first, does not show whose it is."""
+        request, clients = query.request, self._reader.clients
+        answered = any(message.role == "assistant" for message in request.messages)
+        if answered and query.chain.client is UNKNOWN and not any(map(self._tree.has, query.chain.keys)):
+            for client in clients.clients:
+                chain = self._reader.read(request.messages, request.owner, client=client)
+                key = next(filter(self._tree.has, reversed(chain.keys)), b"")
+                if any(clients.of([path.shown[0].message]) is client for path in self._tree.at(key)):
+                    return replace(query, chain=chain)
+        return query
 
     def _strictly(self, query: MatchQuery) -> Prepared:
         """The client's messages, and nothing else."""
@@ -117,18 +131,21 @@ class Composer:
         search = BaseSearch(self._tree, query)
         for match in search:
             view = going_on(match, query, self.count_tokens)
-            if view is not None and self._has_all_images(view, query.request):
+            if isinstance(view, str):
+                search.reject(match, view)
+                continue
+            if self._has_all_images(view, query.request):
                 miss = self._miss(search, match.path.node.length)
                 with suppress(ContextLengthExceeded):  # as it was sent it may be shorter
                     return self._prepared(query, view, miss=miss), miss
-            search.reject(match)
+            search.reject(match, "an image of it did not come along, or the prompt would be too long")
         return None, self._miss(search, 0)
 
     def _miss(self, search: BaseSearch, length: int) -> Miss | None:
         """Why a history is not shown from its deepest answer on, but from `length` links; None if it is."""
         rejected, request, chain = search.rejected, search.query.request, search.query.chain
         if rejected is not None and rejected.path.node.length > length:
-            return _rejection(rejected, chain, request.session)
+            return _rejection(rejected, search.why, chain, request.session)
         behind = chain.indices[length:]
         answers = [number for number, index in enumerate(behind) if chain.entries[index].message.role == "assistant"]
         if not answers:
@@ -215,11 +232,11 @@ def _transient_offset(view: View, rendering: Rendering) -> int | None:
     return None
 
 
-def _rejection(match: BaseMatch, chain: MessageChain, session: str | None) -> Miss:
-    """Why a match with the same words is not used."""
+def _rejection(match: BaseMatch, why: str, chain: MessageChain, session: str | None) -> Miss:
+    """Why a match with the same words is not used; `why`: of one that is proved."""
     reason, remedy = "unproved", ""
     if match.usable:
-        reason, why = "diverged", "a note of what changed would be too long, or two conversations fit"
+        reason = "diverged"
     elif not match.same_session:
         named = "another session_id" if session is not None else "a session_id, and this request has none"
         why, remedy = f"the earlier turns have {named}", "send one session_id in all turns"

@@ -31,6 +31,8 @@ PROOF_TOKENS = 64
 """Generated tokens that two conversations do not share by chance."""
 _OUR_ID = re.compile(r"[a-z]*[0-9a-f]{24}")  # as `call_id` leaves what the parser makes
 DATE = Slot("date")
+ROLES = Slot("roles")
+"""How often the whole system text was told anew, as a number."""
 
 
 class Proof(IntEnum):
@@ -62,6 +64,7 @@ class Change:
     rule: Rule | None = None
     repeated: bool = False  # a newer message says it as well
     earlier: int | None = None  # index in the chain of an earlier message that says it as well
+    at_top: str | None = None  # of a tool: its definition in the prompt's head
 
     @property
     def difference(self) -> Difference:
@@ -116,6 +119,12 @@ class MatchQuery:
         """The tools' definitions by name: equal texts are equal JSON values."""
         return {tool.name: definition(tool) for tool in self.request.tools}
 
+    @cached_property
+    def systems(self) -> tuple[str, ...]:
+        """The system texts at the front."""
+        values = self.chain.values
+        return tuple(values[slot] for slot in sorted(slot for slot in values if slot.rule == "system"))
+
 
 @dataclass
 class BaseSearch:
@@ -123,8 +132,9 @@ class BaseSearch:
 
     tree: ConversationTree
     query: MatchQuery
-    # The deepest match that is not used, for the report.
+    # The deepest match that is not used, and why, for the report.
     rejected: BaseMatch | None = field(default=None, init=False)
+    why: str = field(default="", init=False)
 
     def __iter__(self) -> Iterator[BaseMatch]:
         chain = self.query.chain
@@ -146,10 +156,10 @@ class BaseSearch:
         elif others:
             self.reject(min(others, key=lambda match: (not match.same_session, match.difference)))
 
-    def reject(self, match: BaseMatch) -> None:
+    def reject(self, match: BaseMatch, why: str = "two conversations fit") -> None:
         """Also called by who finds that a match cannot be used."""
         if self.rejected is None or match.behind > self.rejected.behind:
-            self.rejected = match
+            self.rejected, self.why = match, why
 
 
 # --- one candidate ----------------------------------------------------------------------------------------------------
@@ -239,7 +249,8 @@ def _stamps(query: MatchQuery) -> set[str]:
 
 def _slots_shown(path: Path) -> list[Slot]:
     """The declared places of messages and of the system text that have a value on the path."""
-    return [slot for slot, was in path.told.items() if was is not None and slot.rule not in ("tool", "date")]
+    others = ("tool", "date", "roles")
+    return [slot for slot, was in path.told.items() if was is not None and slot.rule not in others]
 
 
 def _tool_changes(path: Path, query: MatchQuery) -> list[Change] | None:
@@ -250,4 +261,5 @@ def _tool_changes(path: Path, query: MatchQuery) -> list[Change] | None:
     known.update((slot.name, value) for slot, value in path.told.items() if slot.rule == "tool")
     now = query.definitions
     names = [name for name in dict.fromkeys([*now, *known]) if known.get(name) != now.get(name)]
-    return [Change(Slot("tool", name=name), known.get(name), now.get(name)) for name in names]
+    top = path.definitions
+    return [Change(Slot("tool", name=name), known.get(name), now.get(name), at_top=top.get(name)) for name in names]

@@ -44,6 +44,11 @@ class Prepared:
         return self.view.notes
 
     @property
+    def no_calls(self) -> bool:
+        """The prompt shows tools that the request does not have: none may be called."""
+        return bool(self.view.tools) and not self.request.tools
+
+    @property
     def one_shot(self) -> bool:
         """It looks like a side request (title, summary)."""
         return not self.request.tools and all(message.role != "assistant" for message in self.request.messages)

@@ -195,7 +195,7 @@ class ChainReader:
     """Reads requests. Facts of recent messages are kept, bounded by their characters. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+        self.clients = clients
         self._facts: Lru[tuple[str, Message], Facts] = Lru(_KEPT_CHARS, lambda key, _: len(key[1].content) + 500)
 
     def read(
@@ -203,13 +203,15 @@ class ChainReader:
         messages: Sequence[Message],
         owner: str | None,
         result_of: Callable[[str], bytes | None] = lambda call: None,
+        client: ClientRules | None = None,
     ) -> MessageChain:
-        """The request's entries and chain. `owner`: see `ChatRequest.owner`.
+        """The request's entries and chain. `owner`: see `ChatRequest.owner`; `client`: if the system text does not
+        show it.
 
         `result_of`: the digest of the result that a call had (by `call_id`), for a result that its client cleared;
         None: the result is read as cleared.
         """
-        client = self._clients.of(messages)
+        client = client or self.clients.of(messages)
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
         chain = _Chain(root_of(owner), result_of)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 from functools import cached_property
+from itertools import takewhile
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -166,6 +167,12 @@ class Path:
     def definitions(self) -> dict[str, str]:
         """The tools' definitions by name, as shown in the prompt's head."""
         return {tool.name: definition(tool) for tool in self.tools}
+
+    @cached_property
+    def systems(self) -> tuple[str, ...]:
+        """The system texts in the prompt's head."""
+        lead = takewhile(lambda one: one.message.role == "system" and one.place is None, self.shown)
+        return tuple(one.message.content for one in lead)
 
 
 def definition(tool: Tool) -> str:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.clients import DeclaredPlace
-from start_llm.prompt.match import DATE, BaseMatch, Change, MatchQuery
-from start_llm.prompt.note import note_of
+from start_llm.prompt.match import DATE, ROLES, BaseMatch, Change, MatchQuery
+from start_llm.prompt.note import note_of, told_of
 from start_llm.prompt.reading import ChainEntry, Slot
-from start_llm.prompt.tree import Difference, Path, ShownMessage, nonce_after
+from start_llm.prompt.tree import Difference, Path, ShownMessage
 
 _SHARE = 10  # what the client did not send may be a tenth of what it sent
 _MOST_CHANGES = 1000  # of one note; each is looked for in what follows
+_MOST_ROLES = 5  # of one path: whole system texts that a note tells
 _SLACK = 16  # tokens: white space that clients take off answers
 
 
@@ -52,31 +53,36 @@ def as_sent(query: MatchQuery, tools: Sequence[Tool]) -> View:
     return View(None, shown, tuple(tools), tuple(told.items()), transient=entries[-1].facts.has("transient"))
 
 
-def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int]) -> View | None:
-    """The request as the conversation of `match` goes on; None if that would show too much that it does not say."""
+def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int]) -> View | str:
+    """The request as the conversation of `match` goes on; why not, if that would show too much beyond its words."""
     path, entries = match.path, query.chain.entries
     transient = entries[-1].facts.has("transient")
     messages, told, moved = _tail(path, entries[match.behind :])
-    noted, note = path.node.noted, None
+    noted, roles = path.node.noted, int(path.told.get(ROLES) or 0)
+    notes: tuple[str, ...] = ()
     last_places = _last_places(query)
     changes = [change for change in (*match.changes, *moved) if not _still_said(change, last_places)]
     if len(changes) > _MOST_CHANGES:
-        return None
+        return "too much has changed"
     if changes:
-        note = note_of(
-            [_elsewhere(change, messages, last_places) for change in changes], nonce_after(path, query.request.session)
-        )
+        note = note_of([_elsewhere(change, messages, last_places) for change in changes], path, query)
         place = _note_place(messages, transient)
         if note is None or place is None:
-            return None
-        text = "\n".join(note)
+            return "what changed cannot be told in a note"
+        roles += note.is_role
+        if roles > _MOST_ROLES:
+            return f"the system text was another one {_MOST_ROLES} times already"
+        text, notes = "\n".join(note.lines), note.lines[1:-1]
         messages[place] = _with_note(messages[place], text)
         noted = (noted[0] + len(text), noted[1] + tokens_in(text))
+        if note.is_role:
+            told[ROLES] = str(roles)
+            if len(text) * _SHARE > sum(_chars_sent(query)):
+                return "the new system text is longer than a tenth of the conversation"
     if not _shows_little_more(path, messages, query, noted):
-        return None
+        return "a note of what changed would be longer than a tenth of it"
     told.update((change.slot, change.new) for change in changes)
     difference = max((match.difference, *(change.difference for change in changes)))
-    notes = note[1:-1] if note is not None else ()
     return View(path, tuple(messages), path.tools, tuple(told.items()), notes, noted, transient, difference)
 
 
@@ -137,7 +143,7 @@ def _stands_further_up(path: Path, slot: Slot, part: DeclaredPlace, changes: lis
         return False
     if before != part.text:
         change = Change(slot, before, part.text, part.rule)
-        if note_of([change], "") is None:
+        if told_of(change) is None:
             return False
         changes.append(change)
     return True
@@ -159,18 +165,26 @@ def _with_note(shown: ShownMessage, note: str) -> ShownMessage:
 def _shows_little_more(path: Path, new: Sequence[ShownMessage], query: MatchQuery, noted: tuple[int, int]) -> bool:
     """Whether a view shows at most a tenth beyond the request's own words. Results that were cleared may stay.
 
-    Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation without notes.
+    What the head has too much does not count: this conversation sent it, and a note takes it back. Notes are counted in
+    tokens. Other text is counted by its characters, at the rate of the conversation without notes.
     """
+    entries = query.chain.entries
+    sent, called, tools = _chars_sent(query)
+    shown = path.chars + sum(len(one.message.content) for one in new) - _cleared_but_shown(path, entries)
+    shown += min(tools, sum(map(len, path.definitions.values())))
+    shown -= max(0, sum(map(len, path.systems)) - sum(map(len, query.systems)))
+    old_chars, old_tokens = path.node.noted
+    rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
+    beyond = (shown - sent - tools - noted[0]) * rate + noted[1]
+    return beyond <= (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0)
+
+
+def _chars_sent(query: MatchQuery) -> tuple[int, int, int]:
+    """Characters of the request's messages, of the calls in them, and of its tools."""
     entries = query.chain.entries
     sent = sum(len(entry.facts.shown.content) - _thoughts_in_text(entry) for entry in entries)
     called = sum(len(call.name) + len(call.arguments) for entry in entries for call in entry.message.tool_calls)
-    shown = path.chars + sum(len(one.message.content) for one in new)
-    tools = sum(map(len, query.definitions.values()))
-    tools_shown = sum(map(len, path.definitions.values()))
-    old_chars, old_tokens = path.node.noted
-    rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
-    beyond = (shown + tools_shown - _cleared_but_shown(path, entries) - sent - tools - noted[0]) * rate + noted[1]
-    return beyond <= (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0)
+    return sent, called, sum(map(len, query.definitions.values()))
 
 
 def _thoughts_in_text(entry: ChainEntry) -> int:

@@ -39,12 +39,10 @@ TOOLS = [
 class Live:
     """
     Attributes:
-        cache: the folder of its files.
         prompts: tokens of every prompt that reached the engine, by the response's id.
     """
 
     app: App
-    cache: Path
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -107,7 +105,7 @@ def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
         "drafts": "auto",
     }
     app = App(load_settings(None, **{**defaults, **settings}), say=lambda line: None)
-    server = Live(app, cache)
+    server = Live(app)
     engine = app.engine
     submit = engine.submit
 

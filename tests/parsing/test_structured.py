@@ -32,7 +32,21 @@ from tests.parsing.vocabulary import (
 def test_free_answers_have_no_constraint() -> None:
     assert constraint(BYTES) is None
     assert constraint(BYTES, tools=(WEATHER,)) is None
-    assert constraint(BYTES, tools=(STRICT,), tool_choice=ToolChoice("none")) is None
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", [*GOOD, "harmony"])
+@pytest.mark.parametrize("tools", [(), (WEATHER,), (STRICT,)])
+def test_no_call_can_begin_where_none_is_allowed(words: Vocabulary, tool_format: str, tools: tuple[Tool, ...]) -> None:
+    """Also where the request has no tools: its prompt may show those of the turns before."""
+    harmony = tool_format == "harmony"
+    reasoning, free = ("harmony", "<|channel|>final<|message|>") if harmony else ("null", "")
+    call = GOOD.get(tool_format, '<|channel|>commentary to=functions.get_weather json<|message|>{"city": "Ulm"}')
+    wanted = constraint(words, tool_format, reasoning, tools=tools, tool_choice=ToolChoice("none"))
+    for good in ("", "The tool get_weather is gone.\n\n{1: 2} <b>", "x" * 300):
+        assert words.accepts(wanted, free + good)
+    assert not words.begins(wanted, call)
+    assert harmony or not words.begins(wanted, f"I look. {call}")
 
 
 def test_json_object_is_one_object_and_nothing_else() -> None:

@@ -203,7 +203,7 @@ def _places(truth: Truth, prompt: Seen) -> Iterator[str]:
         older = [old for old in sent.earlier.get(place, ()) if old not in own]
         if value is None:
             for old in older if place not in sent.stamps else ():
-                mention = last_mention(text, old, notes, name)
+                mention = last_mention(text, old, notes, name, place.where)
                 if (
                     old in text
                     and mention is not None
@@ -213,7 +213,7 @@ def _places(truth: Truth, prompt: Seen) -> Iterator[str]:
                     yield f"(c) {old!r} was withdrawn, nothing says so"
             continue
         line = SYSTEM_LINES[place.label].format(value) if place.where == SYSTEM else value
-        mention = last_mention(text, value, notes, name)
+        mention = last_mention(text, value, notes, name, place.where)
         if not _says(text, line, value) or mention is None:
             yield f"(b) {line!r} is not in the prompt"
             continue
@@ -308,10 +308,16 @@ def _length(truth: Truth, prompt: Seen) -> Iterator[str]:
     full = _given_back(truth, prompt)
     if shown > limit and full is not None:
         limit += max(0, count(full) - plain)
+    if shown > limit:  # a head that was sent before may stay
+        limit += max(0, count(_head(prompt.text)) - count(_head(plain_text)))
     if shown > limit:
         yield f"(d) {plain} tokens were sent, {shown} are shown, {limit:.0f} are allowed"
     if plain <= truth.context < prompt.tokens:
         yield f"(d) {plain} tokens were sent, {prompt.tokens} are shown, the context has {truth.context}"
+
+
+def _head(text: str) -> str:
+    return text[: text.find("<|im_end|>")]
 
 
 def fits(truth: Truth, sent: Sent, thinking: bool) -> bool:
@@ -354,11 +360,10 @@ def _as_sent(truth: Truth, prompt: Seen) -> Iterator[str]:
 
 def _without_telemetry(truth: Truth, sent: Sent) -> Iterator[tuple[Message, ...]]:
     messages = sent.request.messages
-    if truth.policy == "strict" or sent.kind.name != "claude":
+    first, _, rest = messages[0].content.partition("\n")
+    if truth.policy == "strict" or not first.startswith("x-anthropic-billing-header"):
         yield messages
         return
-    first, _, rest = messages[0].content.partition("\n")
-    assert first.startswith("x-anthropic-billing-header")
     for content in (rest, f"\n{rest}"):
         yield (replace(messages[0], content=content), *messages[1:])
 

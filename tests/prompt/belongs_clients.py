@@ -35,12 +35,14 @@ SYSTEM_LINES = {
     "mode": "Mode: {}",
     "customer": "The customer is {}",
     "branch": "Current branch: {}",
+    "role": "You are {}, who only says what was done.",
     "house": "In this house one asks before anything is deleted, moved or sent to people outside of it: {} is the name "
     "to ask for, at any time of the day; who is not sure asks a second time, and says in the end what was done.",
     **{f"skill{n:02}": f"* skill number {n}: {{}}, to be used where it helps" for n in range(SKILLS)},
 }
 TOOL_NAMES = ("read_file", "run_shell", "web_fetch")
 TOOL_TEXTS = {name: f"What {name} does: {{}}" for name in TOOL_NAMES}
+ROLE = Place(SYSTEM, "role")  # a whole system text of its own, in place of the client's
 FILE_NAMES = ("calc.py", "util.py")
 RULES = [f"{n}. Rule number {n} of this house: keep every change small and say what was done." for n in range(12)]
 
@@ -64,6 +66,8 @@ class Kind:
     alone: str | None = None
 
     def system_text(self, values: Values) -> str:
+        if (role := values.get(ROLE)) is not None:
+            return SYSTEM_LINES["role"].format(role)
         lines = [self.system]
         for label, form in SYSTEM_LINES.items():
             value = values.get(Place(SYSTEM, label))

@@ -19,6 +19,7 @@ from tests.prompt.belongs_clients import (
     FILES_REPLY,
     KINDS,
     OUTPUTS,
+    ROLE,
     SYSTEM,
     TOOL_NAMES,
     TOOL_TEXTS,
@@ -140,6 +141,7 @@ class Conversation:
         own: for what only this conversation has in any case: call ids and the model's hidden reasoning.
         private: values are words of its own, else of a small vocabulary.
         echo: how the client writes an answer down.
+        toolless: its tools are not sent now.
     """
 
     kind: Kind
@@ -156,6 +158,7 @@ class Conversation:
     stamps: set[Place] = field(default_factory=set)
     numbers: int = 0
     ticks: int = 36_000
+    toolless: bool = False
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -308,7 +311,13 @@ class Conversation:
 
     def _carried(self) -> dict[Place, str | None]:
         numbers = {said.number for said in self.history if not said.cleared}
-        return {place: value for place, value in self.values.items() if place.where < 0 or place.where in numbers}
+        hidden = {TOOLS} if self.toolless else set()
+        hidden |= {SYSTEM} if self.values.get(ROLE) is not None else set()
+        return {
+            place: None if place.where in hidden and place != ROLE else value
+            for place, value in self.values.items()
+            if place.where < 0 or place.where in numbers
+        }
 
     def _system(self) -> str:
         text = self.kind.system_text(self.values)
@@ -326,7 +335,7 @@ class Conversation:
 
     def _tools(self) -> Iterator[Tool]:
         for place, value in self.values.items():
-            if place.where == TOOLS and value is not None:
+            if place.where == TOOLS and value is not None and not self.toolless:
                 schema = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
                 yield Tool(place.label, TOOL_TEXTS[place.label].format(value), schema)
 

@@ -11,6 +11,7 @@ from tests.prompt.belongs_clients import (
     FILE_NAMES,
     FILES,
     PRIVATE,
+    ROLE,
     SKILLS,
     SYSTEM,
     TOOL_NAMES,
@@ -250,6 +251,33 @@ def compaction(world: World, conversation: Conversation, n: int) -> None:
     world.turn(conversation, n)
 
 
+def side_role(world: World, conversation: Conversation, n: int) -> None:
+    """The client asks its conversation with another system text, without tools or both; then it goes on."""
+    world.turn(conversation, n)
+    for number in range(1 + n % 2):
+        side = conversation.fork(Words(world.tag()))
+        side.toolless = n % 3 != 0
+        if n % 3 != 1:
+            side.set(ROLE)
+        side.say(n)
+        world.ask(side, n + number)
+    world.turn(conversation, n // 2)
+
+
+def roles_change(world: World, conversation: Conversation, n: int) -> None:
+    """Plan, build, plan: the conversation itself goes on with another system text, and back."""
+    for number in range(1 + n % 7):
+        if number % 2:
+            conversation.take_away(ROLE)
+        else:
+            conversation.set(ROLE)
+        conversation.toolless = n % 4 == 1 and not number % 2
+        world.turn(conversation, n + number)
+    conversation.take_away(ROLE)
+    conversation.toolless = False
+    world.turn(conversation, n // 2)
+
+
 def one_shots(world: World, conversation: Conversation, n: int) -> None:
     """Requests of one message with the conversation's system text, a clock in it."""
     for _ in range(1 + 2 * (n % 3)):
@@ -394,5 +422,7 @@ EVENTS: tuple[tuple[str, Event], ...] = tuple(
         copied,
         system_in_the_middle,
         guessed,
+        side_role,
+        roles_change,
     )
 )

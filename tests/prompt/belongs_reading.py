@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from start_llm.core.messages import Message, Tool
-from tests.prompt.belongs_clients import FILES_REPLY
+from tests.prompt.belongs_clients import FILES_REPLY, SYSTEM, TOOLS
 from tests.prompt.models import TEMPLATES, fast_tokenizer
 
 START = re.compile(r"(?=<\|im_start\|>)")
@@ -27,6 +27,9 @@ _GONE = re.compile(
     re.IGNORECASE,
 )
 _HOLDS = re.compile(r"(\bnow\b|\bnew\b|\binstead\b|->|→|=>)", re.IGNORECASE)
+# Lines that speak of all tools, or of all of the system text.
+_OF_ALL = {TOOLS: re.compile(r"\b(no|all) tools?\b", re.IGNORECASE), SYSTEM: re.compile(r"system text at the top")}
+_AGAIN = re.compile(r"\bagain\b")
 
 
 def count(text: str) -> int:
@@ -179,14 +182,27 @@ class Mention(NamedTuple):
     gone: bool
 
 
-def last_mention(prompt: str, value: str, notes: Sequence[Frame], name: str | None = None) -> Mention | None:
-    """The last place that speaks of `value`, or in a note of the thing called `name` (a pattern)."""
+def last_mention(
+    prompt: str, value: str, notes: Sequence[Frame], name: str | None = None, where: int = 0
+) -> Mention | None:
+    """The last place that speaks of `value`, or in a note of the thing called `name` (a pattern), or of all `where`."""
     found = [Mention(match.start(), False) for match in re.finditer(re.escape(value) + r"(?![a-z0-9])", prompt)]
     words = [re.escape(value), *([name] if name is not None else [])]
     for note in notes:
         found = [mention for mention in found if not note.start <= mention.at < note.end]
         found += _in_note(prompt[note.start : note.end], note.start, words)
+        found += _of_all(prompt, note, value, where)
     return max(found, default=None)
+
+
+def _of_all(prompt: str, note: Frame, value: str, where: int) -> Iterator[Mention]:
+    """What is at the top holds again, or nothing of it does."""
+    pattern = _OF_ALL.get(where)
+    at = note.start
+    for line in prompt[note.start : note.end].split("\n"):
+        if pattern is not None and pattern.search(line):
+            yield Mention(at, not (_AGAIN.search(line) and value in prompt[: prompt.find("<|im_end|>")]))
+        at += len(line) + 1
 
 
 def _in_note(note: str, offset: int, words: Sequence[str]) -> Iterator[Mention]:
@@ -196,7 +212,9 @@ def _in_note(note: str, offset: int, words: Sequence[str]) -> Iterator[Mention]:
         stripped = line.strip()
         gone = _GONE.search(line)
         if stripped.endswith(":"):
-            heading_gone = gone is not None
+            heading_gone = gone is not None and not _HOLDS.search(line, gone.end())
+        elif line.startswith(("Tool ", "Available again")):
+            heading_gone = False
         for word in words:
             for match in re.finditer(word + r"(?![a-z0-9])", line):
                 said_gone = heading_gone or gone is not None or stripped.startswith("-")

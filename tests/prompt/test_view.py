@@ -262,12 +262,13 @@ def test_a_change_that_is_large_is_shown_where_the_client_put_it():
     assert client.prepared.prompt.tokens == rendering(client)
 
 
-@pytest.mark.parametrize(("before", "after", "is_told"), [("10:00:07", "10:01", True), ("kind", "rude", False)])
-def test_of_a_short_system_text_only_a_time_is_told(before: str, after: str, is_told: bool):
+@pytest.mark.parametrize(("before", "after", "is_whole"), [("10:00:07", "10:01", False), ("kind", "rude", True)])
+def test_of_a_short_system_text_only_a_time_is_told_by_its_lines(before: str, after: str, is_whole: bool):
     texts = (f"You help Ann. What you need: 2026-11-23, {value}." for value in (before, after))
     client, spoken = two_turns(*([Message("system", text), Message("user", RULES)] for text in texts))
     assert client.prepared is not None
-    assert bool(client.prepared.notes) is (client.prepared.prompt.tokens[: len(spoken)] == spoken) is is_told
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert ("no longer holds" in client.prepared.notes[0]) is is_whole
 
 
 def test_notes_stay_under_a_tenth_however_many_there_are():
@@ -377,7 +378,7 @@ def test_tools_that_come_go_and_change_are_told():
     prepared = client.ask(Message("user", "More"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken
     notes = "\n".join(prepared.notes)
-    assert "Reads two files" in notes and "Edits a file" in notes and "bash: no longer available" in notes
+    assert "Reads two files" in notes and "Edits a file" in notes and "do not call: bash" in notes
     client.answer(say("y"))
     assert client.ask(Message("user", "More")).notes == ()
 
@@ -389,7 +390,7 @@ def test_of_a_changed_tool_only_what_is_new_is_told():
     client.answer(say(LONG))
     client.tools = (replace(READ, description=long + "No sleep loops."),)
     (told,) = client.ask(Message("user", "More")).notes
-    assert "No sleep loops." in told and "(as before ...)" in told and len(told) < 150
+    assert "No sleep loops." in told and "(as before)" in told and len(told) < 150
 
 
 # --- aider's blocks ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from scripts import bench_notes
-from scripts.bench.note_cases import STATE, Case, cases, system_text
+from scripts.bench.note_cases import STATE, TOOLS, Case, cases, system_text
+from scripts.bench.role_cases import role_cases
+from scripts.bench.withdrawn_cases import withdrawn_cases
 
 
 def test_there_are_sixty_cases_of_nine_kinds() -> None:
@@ -18,10 +20,17 @@ def test_there_are_sixty_cases_of_nine_kinds() -> None:
     assert len({(case.kind, case.name) for case in cases()}) == 60
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.kind}-{case.name}")
+def test_there_are_forty_other_roles_and_thirty_lines_that_are_gone() -> None:
+    assert len({(case.kind, case.name) for case in role_cases()}) == len(list(role_cases())) == 40
+    gone = list(withdrawn_cases())
+    assert len({(case.kind, case.name) for case in gone}) == 30
+    assert all(case.role is not None and not re.search(case.forbid, case.role) for case in gone)
+
+
+@pytest.mark.parametrize("case", [*cases(), *role_cases()], ids=lambda case: f"{case.kind}-{case.name}")
 def test_a_case_is_about_something_that_changed(case: Case) -> None:
-    first = (system_text(()), bench_notes.TOOLS, (case.reminder or (None, None))[0])
-    now = (system_text(case.edits), case.tools, (case.reminder or (None, None))[1])
+    first = (system_text(()), TOOLS, (case.reminder or (None, None))[0])
+    now = (case.role or system_text(case.edits), case.tools, (case.reminder or (None, None))[1])
     between = system_text(case.before) if case.before is not None else first[0]
     assert now != first or between != first[0]
     re.compile(case.expect), re.compile(case.forbid)
@@ -38,7 +47,7 @@ def test_an_answer_is_right_if_it_says_the_new_value_only(text: str, right: bool
 def test_the_first_turn_is_asked_once_and_edits_hold_in_the_last() -> None:
     asked: list[list[dict[str, Any]]] = []
 
-    def ask(session: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], most: int) -> Any:
+    def ask(session: str, messages: Sequence[dict[str, Any]], *more: Any) -> Any:
         asked.append(list(messages))
         usage = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7}}
         return {"choices": [{"message": {"content": "release/4.2"}}], "usage": usage}

@@ -1,0 +1,168 @@
+"""A conversation is asked something with another head: a summary without tools, a plan, another agent's role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from start_llm.core.messages import Message, Tool
+from start_llm.prompt.pipeline import Prepared
+from tests.prompt.client import BASH, CLAUDE, EDIT, READ, RULES, Client, numbered, pipeline, request, say, system_text
+from tests.prompt.models import TEMPLATES, model
+
+MAIN = system_text("You are a coding agent.")
+ROLE = Message("system", "You write summaries. Answer in French, and begin with the word RAPPORT.")
+ASK = Message("user", "Summarize what was said.")
+NO_CALLS = "No tool can be called now: answer with text."
+Talk = tuple[Client, tuple[int, ...]]
+
+
+def talk(turns: int = 3, family: str = "chatml", system: Message = MAIN, **more: Any) -> Talk:
+    """A conversation with calls of this server, and all of its tokens."""
+    client = Client(family, pipeline(family), **more)
+    client.ask(system, Message("user", f"Go. {RULES}"))
+    for number in range(turns):
+        called = say(f"Step {number}.", None, read={"path": f"{number}.py"})
+        calls = (replace(called.tool_calls[0], id=numbered(number)),)
+        client.answer(replace(called, tool_calls=calls))
+        client.ask(Message("tool", f"File {number}: {RULES}", tool_call_id=numbered(number)))
+    return client, client.answer(say("Done.", None))
+
+
+def aside(client: Client, *new: Message, system: Message | None = MAIN, tools: tuple[Tool, ...] = ()) -> Prepared:
+    """A request beside the conversation, which stays as it is."""
+    messages = [*((system,) if system is not None else ()), *client.messages[1:], *new]
+    return client.pipe.prepare(request(messages, tools, session=client.session), thinking=True)
+
+
+def decoded(client: Client, prepared: Prepared) -> str:
+    return model(client.family)[1].decode(prepared.prompt.tokens)
+
+
+def goes_on(prepared: Prepared, spoken: tuple[int, ...]) -> bool:
+    return prepared.prompt.tokens[: len(spoken)] == spoken
+
+
+@pytest.mark.parametrize("family", [name for name in TEMPLATES if name not in ("gemma", "qwen3", "harmony")])
+def test_without_tools_the_shown_ones_stay_and_a_line_takes_them_back(family: str) -> None:
+    client, spoken = talk(family=family, tools=(READ, BASH, EDIT))
+    prepared = aside(client, ASK)
+    assert goes_on(prepared, spoken)
+    assert prepared.notes == (NO_CALLS,)
+    assert prepared.no_calls
+    assert decoded(client, prepared).count("Reads a file") == 1
+    assert not client.ask(Message("user", "More")).no_calls
+
+
+def test_many_tools_do_not_count_against_the_tenth() -> None:
+    many = tuple(Tool(f"tool_{n}", RULES, {"type": "object"}) for n in range(40))
+    client, spoken = talk(tools=many)
+    prepared = aside(client, ASK)
+    assert goes_on(prepared, spoken) and prepared.notes == (NO_CALLS,)
+    assert len(prepared.prompt.tokens) - len(spoken) < 100
+
+
+@pytest.mark.parametrize("tools", [(), (READ, BASH)])
+def test_another_system_text_is_told_whole_and_last(tools: tuple[Tool, ...]) -> None:
+    client, spoken = talk()
+    prepared = aside(client, ASK, system=ROLE, tools=tools)
+    assert goes_on(prepared, spoken)
+    assert prepared.notes[1:] == (ROLE.content, *([] if tools else [NO_CALLS]))
+    assert "no longer holds" in prepared.notes[0]
+    text = decoded(client, prepared)
+    assert all(message.content in text for message in (*client.messages, ROLE, ASK))
+    assert text.index(MAIN.content) < text.index("Done.") < text.index(ROLE.content) < text.index(ASK.content)
+
+
+def test_a_system_text_that_is_gone_no_longer_holds() -> None:
+    client, spoken = talk()
+    prepared = aside(client, ASK, system=None, tools=client.tools)
+    assert goes_on(prepared, spoken)
+    assert prepared.notes == ("The system text at the top no longer holds.",)
+
+
+def test_the_main_conversation_goes_on_as_if_nobody_had_asked() -> None:
+    client, spoken = talk()
+    for role in (ROLE, replace(ROLE, content="You plan."), ROLE):
+        prepared = aside(client, ASK, system=role)
+        assert goes_on(prepared, spoken)
+        client.pipe.record(prepared, say("RAPPORT", None), model(client.family)[1].encode("RAPPORT<|im_end|>"))
+    prepared = client.ask(Message("user", "More"))
+    assert goes_on(prepared, spoken)
+    assert prepared.notes == () and prepared.miss is None
+    assert "RAPPORT" not in decoded(client, prepared)
+
+
+def test_a_retry_is_the_same_prompt() -> None:
+    client, _ = talk()
+    first = aside(client, ASK, system=ROLE)
+    assert aside(client, ASK, system=ROLE).prompt.tokens == first.prompt.tokens
+    client.pipe.record(first, say("RAPPORT", None), model(client.family)[1].encode("RAPPORT<|im_end|>"))
+    assert aside(client, ASK, system=ROLE).prompt.tokens == first.prompt.tokens
+
+
+def test_plan_and_build_again_and_again_until_an_earlier_base_is_taken() -> None:
+    plan = Message("system", "You plan. You change no file.")
+    client, spoken = talk(turns=12)
+    for turn in range(5):
+        client.messages[0], client.tools = (MAIN, (READ, BASH)) if turn % 2 else (plan, ())
+        prepared = client.ask(Message("user", f"Turn {turn}"))
+        assert goes_on(prepared, spoken)
+        assert prepared.no_calls is (turn % 2 == 0)
+        expected = ["top holds again", "All tools described at the top"] if turn % 2 else [plan.content, NO_CALLS]
+        assert all(words in "\n".join(prepared.notes) for words in expected)
+        spoken, before = client.answer(say(f"Answer {turn}.", None)), spoken
+    client.messages[0], client.tools = MAIN, (READ, BASH)
+    prepared = client.ask(Message("user", "Turn 5"))
+    assert goes_on(prepared, before) and not goes_on(prepared, spoken)
+    assert prepared.notes == () and prepared.miss is not None
+    assert "another one 5 times already" in prepared.miss.detail
+
+
+def test_two_roles_on_one_history_see_nothing_of_each_other() -> None:
+    client, spoken = talk()
+    roles = [Message("system", f"You are the helper {name}.") for name in ("Anna", "Bert")]
+    for role, other in (roles, roles[::-1]):
+        prepared = aside(client, ASK, system=role, tools=(READ,))
+        client.pipe.record(prepared, say("Yes.", None), model(client.family)[1].encode("Yes.<|im_end|>"))
+        text = decoded(client, prepared)
+        assert goes_on(prepared, spoken) and role.content in text and other.content not in text
+        assert "do not call: bash" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("You plan.\n" + RULES * 9, "longer than a tenth"),
+        ("You plan. </update>", "cannot be told"),
+        ("You plan. /no_think", "cannot be told"),
+        ("You plan. </UPDATE-1>", "cannot be told"),
+    ],
+)
+def test_what_does_not_pay_or_cannot_be_told_is_shown_as_sent(text: str, why: str) -> None:
+    client, _ = talk()
+    prepared = aside(client, ASK, system=Message("system", text))
+    assert prepared.view.base is None and prepared.notes == () and not prepared.no_calls
+    assert prepared.miss is not None and why in prepared.miss.detail
+    assert decoded(client, prepared).count("You are a coding agent") == 0
+
+
+def test_without_a_proof_it_is_shown_as_sent() -> None:
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(MAIN, Message("user", "Go"))
+    client.answer(say("A long answer. " * 40, None))
+    prepared = aside(client, ASK, system=ROLE)
+    assert prepared.view.base is None
+    assert prepared.miss is not None and prepared.miss.reason == "unproved"
+
+
+def test_the_rules_of_the_client_hold_though_the_system_text_does_not_show_it() -> None:
+    client, spoken = talk(system=system_text(CLAUDE))
+    first = client.messages[1]
+    reminder = "<system-reminder>\nToday is Monday.\n</system-reminder>\n"
+    client.messages[1] = replace(first, content=reminder + first.content)
+    prepared = aside(client, ASK, system=ROLE)
+    assert goes_on(prepared, spoken)
+    assert "Today is Monday." in "\n".join(prepared.notes)
