@@ -113,21 +113,39 @@ class RequestHandler:
             self._run_exchange(answer)
 
     def _run_exchange(self, exchange: Exchange | Task) -> None:
-        """Submits it, watches the client, writes the answer."""
+        """Submits it, watches the client, writes the answer.
+
+        Behind the last byte all is visible (`Observation.events`). So is what a failed stream leaves: the client is
+        told of the failure behind all the rest.
+        """
         edge, request = self._edge, exchange.request
-        with Observation(request, edge.observers) as observation:
-            stream = exchange.begin()
-            with closing(stream), edge.watcher.watch(self._connection.socket, stream, request.id) as watch:
-                events = observation.events(stream)
-                if request.stream and isinstance(exchange, Exchange):
-                    waits = self._request.headers.get(HEAD_HEADER, "").strip().lower() == WHEN_PLANNED
-                    header_wait = math.inf if waits else HEADER_WAIT
-                    _StreamedAnswer(exchange, self, edge.ping_gap, header_wait).write_all(events, watch)
-                    return
-                reply = exchange.reply(events)
-                if reply is None:
-                    raise why_it_ended(watch)
-                self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
+        answer = self._streamed(exchange) if isinstance(exchange, Exchange) and request.stream else None
+        try:
+            with Observation(request, edge.observers) as observation:
+                stream = exchange.begin()
+                with closing(stream), edge.watcher.watch(self._connection.socket, stream, request.id) as watch:
+                    events = observation.events(stream)
+                    if answer is not None:
+                        answer.write_all(events, watch)
+                        return
+                    reply = exchange.reply(events)
+                    if reply is None:
+                        raise why_it_ended(watch)
+                    self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
+        except ClientGone:
+            raise
+        except StartLLMError as error:
+            if answer is not None and answer.fail(error):
+                raise StreamFailed(error) from error
+            raise
+        except Exception:  # `_answer` logs it; a client that listens is told
+            if answer is not None:
+                answer.fail(Internal("The answer ended before it was complete."))
+            raise
+
+    def _streamed(self, exchange: Exchange) -> _StreamedAnswer:
+        waits = self._request.headers.get(HEAD_HEADER, "").strip().lower() == WHEN_PLANNED
+        return _StreamedAnswer(exchange, self, self._edge.ping_gap, math.inf if waits else HEADER_WAIT)
 
     def _options(self) -> None:
         methods = ", ".join(self._request.methods)
@@ -207,28 +225,22 @@ class _StreamedAnswer:
         self._head_sent = False
 
     def write_all(self, events: Iterator[Event], watch: Watch) -> None:
-        """Raises ClientGone; StreamFailed where the client was told of an error; others before the head was sent."""
-        try:
-            for event in events:
-                if watch.ended_early:
-                    break
-                if isinstance(event, Failed):
-                    raise event.error
-                self._write(event)
-                if isinstance(event, Done):
-                    return
-            raise why_it_ended(watch)
-        except ClientGone:
-            raise
-        except StartLLMError as error:
-            if self._head_sent:
-                self._out.write(self._writer.fail(error))
-                raise StreamFailed(error) from error
-            raise
-        except Exception:  # the handler logs it; a client that listens is told
-            if self._head_sent:
-                self._out.write(self._writer.fail(Internal("The answer ended before it was complete.")))
-            raise
+        """Raises ClientGone; StartLLMError: `fail` tells the client of it."""
+        for event in events:
+            if watch.ended_early:
+                break
+            if isinstance(event, Failed):
+                raise event.error
+            self._write(event)
+            if isinstance(event, Done):
+                return
+        raise why_it_ended(watch)
+
+    def fail(self, error: StartLLMError) -> bool:
+        """Tells the client inside the stream; False: its head is not out, so that the error can have a status."""
+        if self._head_sent:
+            self._out.write(self._writer.fail(error))
+        return self._head_sent
 
     def _write(self, event: Event) -> None:
         now, data = time.monotonic(), b""
@@ -278,6 +290,11 @@ class Observation:
             self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))
 
     def events(self, stream: EventStream) -> Iterator[Event]:
+        """The stream's events. Whoever gets the last one finds all that follows from it.
+
+        The model is given back, the turn is with the recorder (a request that goes on from it waits for it), and
+        the observers (metrics, logs, audit, the page) know how the request ended.
+        """
         self._stream = stream
         for event in stream:
             if self._seconds_first is None and not isinstance(event, Started | Progress | Failed):
@@ -285,6 +302,7 @@ class Observation:
             for observer in self._observers:
                 observer.event(self._request, event)
             if isinstance(event, Done):
+                stream.close()
                 self._end(Outcome(200, self._seconds(), usage=event.usage, report=event.report))
             yield event
 

@@ -43,7 +43,8 @@ CREATE TABLE requests (
 CREATE INDEX requests_time ON requests (time)
 """
 _VERSION = 1
-_GATHER_SECONDS = 0.2
+_VISIBLE_SECONDS = 0.25
+"""An answer's last byte waits at most so long for its row: a slow disk delays nobody further."""
 _TRIM_EVERY = 200  # rows
 
 
@@ -111,10 +112,11 @@ class Audit(Observer):
         self._database = _database(path)
         self._seconds, self._clock = days * DAY_SECONDS, clock
         self._until_trim = 0
-        self._writer = BatchWriter("audit", self._write, _GATHER_SECONDS)
+        self._writer = BatchWriter("audit", self._write, gather_seconds=0.0)
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self._writer.put(entry(request, outcome, self._clock()))
+        self._writer.flush(_VISIBLE_SECONDS)
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread. May be called twice."""

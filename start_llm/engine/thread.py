@@ -163,8 +163,9 @@ class EngineThread:
         if self._lost:
             return replace(status, state="wedged", detail=self._lost)
         if status.state in {"ready", "busy"}:  # now, not before the step that the model is in
-            running = self._loop.models.running
-            status = replace(status, running=running, queued=max(0, len(self._requests) - running))
+            there = len(self._requests)  # without those whose final event is out
+            running = min(self._loop.models.running, there)
+            status = replace(status, running=running, queued=there - running)
         if since is None or status.state not in {"ready", "busy"}:
             return status
         return replace(status, state="wedged", detail=_not_moving(since), since=since)

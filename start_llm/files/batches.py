@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import Queue
+from queue import SimpleQueue
 
 
 class BatchWriter[T]:
@@ -16,7 +16,7 @@ class BatchWriter[T]:
     def __init__(self, name: str, write: Callable[[list[T]], None], gather_seconds: float) -> None:
         """`gather_seconds`: how long a batch waits for more after its first item."""
         self._write, self._gather = write, gather_seconds
-        self._waiting: Queue[T | None] = Queue()
+        self._waiting: SimpleQueue[T | threading.Event] = SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -30,16 +30,19 @@ class BatchWriter[T]:
         if not self.closing:
             self._waiting.put(item)
 
-    def flush(self) -> None:
-        """Returns when all that was put before is written."""
-        if not self.closing:
-            self._waiting.join()
+    def flush(self, seconds: float | None = None) -> bool:
+        """Returns when all that was put before is written; False: not within `seconds`."""
+        if self.closing:
+            return True
+        written = threading.Event()
+        self._waiting.put(written)
+        return written.wait(seconds)
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread. May be called twice."""
         if not self.closing:
             self._closing.set()
-            self._waiting.put(None)  # wakes the thread
+            self._waiting.put(threading.Event())  # wakes the thread
             self._thread.join()
 
     def _run(self) -> None:
@@ -48,7 +51,8 @@ class BatchWriter[T]:
             self._closing.wait(self._gather)
             while not self._waiting.empty():
                 batch.append(self._waiting.get())
-            if items := [item for item in batch if item is not None]:
+            if items := [item for item in batch if not isinstance(item, threading.Event)]:
                 self._write(items)
-            for _ in batch:
-                self._waiting.task_done()
+            for item in batch:
+                if isinstance(item, threading.Event):
+                    item.set()

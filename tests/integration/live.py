@@ -39,10 +39,12 @@ TOOLS = [
 class Live:
     """
     Attributes:
+        cache: the folder of its files.
         prompts: tokens of every prompt that reached the engine, by the response's id.
     """
 
     app: App
+    cache: Path
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -105,7 +107,7 @@ def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
         "drafts": "auto",
     }
     app = App(load_settings(None, **{**defaults, **settings}), say=lambda line: None)
-    server = Live(app)
+    server = Live(app, cache)
     engine = app.engine
     submit = engine.submit
 
