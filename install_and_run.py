@@ -29,7 +29,7 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
 ROOT = Path(__file__).resolve().parent
 COMMAND = "python3.12 install_and_run.py"
 OWN = {  # what start_llm itself does not know; all other commands are its own
-    "test": "all checks; --slow, --e2e add tests, --retry: a second try (=0: none may need it), others go to pytest",
+    "test": "the checks of every day; --all: those of CI; other flags go to pytest (--slow, --e2e, -k NAME)",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",
 }
 UV = "uv==0.13.8"
@@ -298,64 +298,39 @@ def hand_over(folder: Path, arguments: list[str]) -> NoReturn:
 
 
 def run_checks(folder: Path, flags: list[str]) -> int:
-    """All checks, each named, all of them even if one fails. Flags go to pytest, beside --thorough.
-
-    `--retry`: tests that failed are run once more, one after the other. Those that pass only then are named at the end:
-    each is a fault of the test. `--retry=0`: and the command fails.
-    """
+    """All checks, each named, all of them even if one fails. Flags go to pytest."""
     python = [str(folder / "bin" / "python"), "-m"]
-    retry = [flag for flag in flags if flag in ("--retry", "--retry=0")]
-    flags = ["--thorough", *(flag for flag in flags if flag not in retry)]
-    checks = [
-        ("ruff check", [*python, "ruff", "check", "."]),
-        ("ruff format", [*python, "ruff", "format", "--check", "."]),
-        ("mypy", [*python, "mypy"]),
-        ("imports", [str(folder / "bin" / "lint-imports")]),
-        ("pytest", [*python, "pytest", *flags]),
-    ]
     environment = run_environment(folder)
     # Tests start many processes. Without kept bytecode each compiles all that it imports: 15 s for LiteLLM alone.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     wrong, took = [], []
-    compiling = [] if compiled() else compile_beside(python, environment)
-    for name, command in checks:
-        if name == "pytest":
-            wait_for(compiling)
+
+    def ended(name: str, code: int, started: float) -> None:
+        took.append(f"{name} {time.monotonic() - started:.0f} s")
+        if code != 0:
+            wrong.append(name)
+
+    def check(name: str, command: list[str]) -> None:
         say(f"=== {name}")
         started = time.monotonic()
-        if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
-            wrong.append(name)
-        took.append(f"{name} {time.monotonic() - started:.0f} s")
-    if retry and "pytest" in wrong:
-        passed, chancy = second_try(python, flags, environment)
-        if passed:
-            wrong.remove("pytest")
-        if chancy and "--retry=0" in retry:
-            wrong.append(f"{len(chancy)} tests needed a second try, and none may")
+        ended(name, subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode, started)
+
+    compiling = [] if compiled() else compile_beside(python, environment)
+    mypy_started = time.monotonic()  # it runs beside the others: without its cache it takes 15 s
+    mypy = subprocess.Popen(
+        [*python, "mypy"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    check("ruff check", [*python, "ruff", "check", "."])
+    check("ruff format", [*python, "ruff", "format", "--check", "."])
+    check("imports", [str(folder / "bin" / "lint-imports")])
+    wait_for(compiling)
+    check("pytest", [*python, "pytest", *flags])
+    said = mypy.communicate()[0]
+    say(f"=== mypy\n{said.strip()}")
+    ended("mypy", mypy.returncode, mypy_started)
     say(", ".join(took))
     say(f"FAILED: {', '.join(wrong)}" if wrong else "all checks passed")
     return 1 if wrong else 0
-
-
-def second_try(python: list[str], flags: list[str], environment: dict[str, str]) -> tuple[bool, list[str]]:
-    """Runs what failed once more: whether all of it passes now, and the tests that passed only now, which it names."""
-    say("=== pytest: what failed, once more")
-    before = last_failed()
-    again = [*python, "pytest", "-n", "0", "--last-failed", "--last-failed-no-failures", "none", *flags]
-    passed = subprocess.run(again, cwd=ROOT, env=environment, check=False).returncode == 0
-    chancy = sorted(before - last_failed())
-    if chancy:
-        say("These tests failed and then passed, a fault of each: it goes by chance, or by how busy the machine is.")
-        say("\n".join(f"  {name}" for name in chancy))
-    return passed, chancy
-
-
-def last_failed() -> set[str]:
-    """The tests that failed when they were run last, as pytest keeps them."""
-    try:
-        return set(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
-    except (OSError, ValueError):
-        return set()
 
 
 def wait_for(compiling: list["subprocess.Popen[bytes]"]) -> None:

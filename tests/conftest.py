@@ -1,4 +1,4 @@
-"""What every test may use: the options --thorough, --slow and --e2e, and the embedded model."""
+"""What every test may use: the kinds of tests (`tests.kinds`), the embedded model."""
 
 from __future__ import annotations
 
@@ -21,20 +21,13 @@ from xdist import is_xdist_controller
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.blas import known
 from start_llm.host.importing import import_transformers
+from tests.kinds import OPTIONS, Kinds
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
 LONGEST |= {"test_session", "test_small_model"}  # of the agents
 MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
-OPTIONAL = {
-    "thorough": "computes for over two seconds, or waits for over five; CI runs it",
-    "slow": "takes over ten seconds, and has a shorter form",
-    "e2e": "drives a real agent client",
-}
 COLLECTED = pytest.StashKey[frozenset[str]]()
 """The modules that were imported when all tests were collected."""
-IMPLIED = {"thorough": "slow"}
-"""Who asks for the second asks for the first."""
-
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
 hypothesis_settings.register_profile("start_llm", deadline=None, derandomize=True)
 hypothesis_settings.register_profile("start_llm-slow", deadline=None)
@@ -43,6 +36,7 @@ hypothesis_settings.register_profile("start_llm-slow", deadline=None)
 def pytest_configure(config: pytest.Config) -> None:
     """Every run tries the same examples, so that it fails by what was changed; with `--slow` it looks for new ones."""
     _quick_processes()
+    config.pluginmanager.register(Kinds(config), "kinds")
     # A model that is asked something while it is loaded would be in the way of tests that count what a model does.
     os.environ.setdefault("MODEL_PROBE", "off")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises PyTorch
@@ -72,18 +66,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for name, what in OPTIONAL.items():
-        parser.addoption(f"--{name}", action="store_true", help=f"also run tests marked {name}: what {what}")
+    for name, what in OPTIONS.items():
+        parser.addoption(f"--{name}", action="store_true", help=f"run {what}")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests come first: side by side, the last files to end are then short ones."""
     items.sort(key=lambda item: LONGEST.isdisjoint((item.path.parent.name, item.path.stem)))
-    for item in items:
-        for name in OPTIONAL:
-            asked = config.getoption(f"--{name}") or (name in IMPLIED and config.getoption(f"--{IMPLIED[name]}"))
-            if item.get_closest_marker(name) and not asked:
-                item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -105,7 +94,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     session.config.stash[COLLECTED] = frozenset(sys.modules)
     for item in session.items:
-        if "smol_path" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("skip"):
+        if "smol_path" in getattr(item, "fixturenames", ()):
             embedded_model()
             return
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.live
+
 PLANTED = """
 import os
+
 _count = 0
 def f():
     global _count

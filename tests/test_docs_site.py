@@ -39,6 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("planted", ["[x](nowhere.md)", "[x](api.md#nowhere)", "[x](../README.md#no-such-heading)"])
 def test_a_dead_link_fails_the_build(planted: str, tmp_path: Path) -> None:
     for name in SOURCES:
@@ -51,6 +52,7 @@ def test_a_dead_link_fails_the_build(planted: str, tmp_path: Path) -> None:
     assert run.returncode != 0 and "limits.md" in run.stderr, run.stderr
 
 
+@pytest.mark.live
 def test_every_page_is_there_and_fetches_nothing(site: Path) -> None:
     pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
     assert {name.replace(".md", ".html") for name in PAGES} <= set(pages)

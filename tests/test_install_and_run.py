@@ -56,6 +56,7 @@ def test_it_parses_on_old_pythons() -> None:
     ast.parse(SCRIPT.read_text(), feature_version=(3, 7))
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("version", [(3, 7, 3), (3, 11, 9), (3, 13, 0)])
 def test_another_version_gets_one_line(version: tuple[int, int, int]) -> None:
     code = f"import runpy, sys; sys.version_info = {version}; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
@@ -125,6 +126,7 @@ def test_run_without_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert exit_.value.code == 2 and "which script" in capsys.readouterr().err
 
 
+@pytest.mark.live
 def test_what_is_asked_before_the_venv_is_there_needs_nothing_of_it() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import start_llm.cli.reading as r; r.read(['serve'])"
     subprocess.run([sys.executable, "-S", "-I", "-c", code, str(SCRIPT.parent)], check=True)
@@ -267,6 +269,7 @@ def test_a_moved_venv_is_made_again(folder: Path, steps: list[str], tmp_path: Pa
     assert steps == ["venv pip=False", "uv 1"] * 2
 
 
+@pytest.mark.live
 def test_a_failing_step_shows_what_was_said(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import sys; print('Resolved 3 packages', file=sys.stderr); sys.exit('no such version')"
     with pytest.raises(SystemExit, match="exit code 1"):
@@ -296,32 +299,57 @@ def test_environment(folder: Path, steps: list[str], monkeypatch: pytest.MonkeyP
     assert bootstrap.run_environment(folder)["LD_PRELOAD"] == expected
 
 
-def test_every_check_runs_and_one_failure_is_enough(
-    folder: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
+class Commands:
+    """What `run_checks` starts, in order; `failing` ends with 1, and compiling hangs if it `hangs`."""
 
-    def run(command: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        commands.append(command)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str = "", *, hangs: bool = False) -> None:
+        self.order: list[str] = []
+        self.failing, self.hangs = failing, hangs
+        monkeypatch.setattr(subprocess, "run", self.run)
+        monkeypatch.setattr(subprocess, "Popen", lambda command, **more: Beside(self, self.begin(command, **more)))
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+    def begin(self, command: list[str], env: dict[str, str], **_: object) -> str:
         assert "PYTHONDONTWRITEBYTECODE" not in env
-        return subprocess.CompletedProcess(command, 1 if "mypy" in command else 0)
+        words = ("--collect-only", "litellm", "ruff", "mypy", "lint-imports", "pytest")
+        name = next(word for word in words if word in " ".join(command))
+        self.order.append(f"{name} {command[-1]}" if name == "pytest" else name)
+        return name
 
-    monkeypatch.setattr(subprocess, "run", run)
+    def run(self, command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess(command, int(self.begin(command, **more) == self.failing))  # type: ignore[arg-type]
+
+
+class Beside:
+    def __init__(self, commands: Commands, name: str) -> None:
+        self.commands, self.name = commands, name
+        self.returncode = int(name == commands.failing)
+
+    def communicate(self) -> tuple[str, None]:
+        self.commands.order.append(f"end {self.name}")
+        return "what it says", None
+
+    def wait(self, seconds: float | None = None) -> int:
+        if self.commands.hangs and seconds is not None:
+            raise subprocess.TimeoutExpired(self.name, seconds)
+        self.commands.order.append(f"end {self.name}")
+        return -9 if self.commands.hangs else 0
+
+    def kill(self) -> None:
+        self.commands.order.append(f"kill {self.name}")
+
+
+@pytest.mark.parametrize("failing", ["ruff", "mypy", "pytest", ""])
+def test_every_check_runs_and_one_failure_is_enough(
+    failing: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = Commands(monkeypatch, failing)
     monkeypatch.setattr(bootstrap, "compiled", lambda: True)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    assert bootstrap.run_checks(folder, ["--slow", "-x"]) == 1
-    assert [
-        next(word for word in ("ruff", "mypy", "lint-imports", "pytest") if word in " ".join(c)) for c in commands
-    ] == [
-        "ruff",
-        "ruff",
-        "mypy",
-        "lint-imports",
-        "pytest",
-    ]
-    assert commands[-1][-3:] == ["--thorough", "--slow", "-x"]
+    assert bootstrap.run_checks(folder, ["--slow", "-x"]) == int(failing != "")
+    assert commands.order == ["mypy", "ruff", "ruff", "lint-imports", "pytest -x", "end mypy"]
     said = capsys.readouterr().out
-    assert said.endswith("FAILED: mypy\n")
+    assert ("all checks passed" in said) == (failing == "")
+    assert said.count(failing) > 1 and "what it says" in said
     assert all(f"=== {name}\n" in said for name in ("ruff check", "ruff format", "mypy", "imports", "pytest"))
 
 
@@ -329,40 +357,17 @@ def test_every_check_runs_and_one_failure_is_enough(
 def test_a_fresh_clone_is_compiled_once_before_the_tests(
     fresh: bool, hangs: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    order: list[str] = []
-
-    class Process:
-        def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
-            self.name = "collect" if "--collect-only" in command else "litellm"
-            order.append(f"begin {self.name}")
-            assert "PYTHONDONTWRITEBYTECODE" not in env
-
-        def wait(self, seconds: float | None = None) -> int:
-            if hangs and seconds is not None:
-                raise subprocess.TimeoutExpired(self.name, seconds)
-            order.append(f"end {self.name}")
-            return -9 if hangs else 0
-
-        def kill(self) -> None:
-            order.append(f"kill {self.name}")
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        order.append(next(word for word in ("ruff", "mypy", "lint-imports", "pytest") if word in " ".join(command)))
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    commands = Commands(monkeypatch, hangs=hangs)
     put(bootstrap.ROOT / "tests" / "__pycache__" / ("note.txt" if fresh else "conftest.cpython-312.pyc"))
     assert bootstrap.run_checks(folder, []) == 0, "the tests do without"
-    compiling = ["collect", "litellm"] if fresh else []
-    checks = ["ruff", "ruff", "mypy", "lint-imports"]
+    compiling = ["--collect-only", "litellm"] if fresh else []
     ends = ["kill", "end"] if hangs else ["end"]
-    assert order == [
-        *(f"begin {name}" for name in compiling),
-        *checks,
+    assert commands.order == [
+        *compiling,
+        *("mypy", "ruff", "ruff", "lint-imports"),
         *(f"{how} {name}" for name in compiling for how in ends),
-        "pytest",
+        "pytest pytest",
+        "end mypy",
     ]
     assert capsys.readouterr().out.count("compiling beforehand failed (exit code -9)") == (2 if hangs else 0)
 
@@ -384,6 +389,7 @@ def python_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.live
 @needs_cc
 def test_shim_gives_products_to_openblas_and_loads_it_late(python_folder: Path) -> None:
     import scipy_openblas32
@@ -405,6 +411,7 @@ def test_shim_gives_products_to_openblas_and_loads_it_late(python_folder: Path) 
     assert run.stdout == "0 1 True True\n"
 
 
+@pytest.mark.live
 @needs_cc
 def test_a_broken_library_is_not_preloaded(
     python_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -432,48 +439,3 @@ def test_every_direct_dependency_is_pinned_and_in_the_constraints() -> None:
     held = {line.partition("==")[0] for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
     assert pins <= held
     assert len(held) > 2 * len(pins)
-
-
-@pytest.mark.parametrize(
-    ("flags", "codes", "end"),
-    [
-        ([], {"pytest": [1]}, 1),
-        (["--retry"], {"pytest": [1, 1]}, 1),
-        (["--retry"], {"pytest": [1, 5]}, 1),  # it broke before any test was run
-        (["--retry"], {"pytest": [1, 0]}, 0),
-        (["--retry=0"], {"pytest": [1, 0]}, 1),
-        (["--retry"], {"pytest": [1, 0], "mypy": [1]}, 1),
-        (["--retry"], {}, 0),
-        (["--retry=0"], {}, 0),
-    ],
-)
-def test_what_failed_gets_a_second_try_if_that_is_asked_for(
-    flags: list[str],
-    codes: dict[str, list[int]],
-    end: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    left = {name: list(found) for name, found in codes.items()}
-    ran: list[list[str]] = []
-    kept = tmp_path / ".pytest_cache/v/cache/lastfailed"
-    kept.parent.mkdir(parents=True)
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        ran.append(command)
-        name = next((name for name in left if name in command), "")
-        if name == "pytest" and left[name] and left[name][0] != 5:
-            kept.write_text({2: '{"a::chancy": true, "a::broken": true}', 1: '{"a::broken": true}'}[len(left[name])])
-        return subprocess.CompletedProcess(command, left[name].pop(0) if left.get(name) else 0)
-
-    monkeypatch.setattr(bootstrap.subprocess, "run", run)
-    monkeypatch.setattr(bootstrap, "compiled", lambda: True)
-    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
-    assert bootstrap.run_checks(tmp_path, [*flags, "--slow"]) == end
-    tests = [command for command in ran if "pytest" in command]
-    assert all("--slow" in command and not {"--retry", "--retry=0"} & set(command) for command in tests)
-    said = capsys.readouterr().out
-    assert ("a fault of each" in said and "  a::chancy\n" in said) == (codes.get("pytest", [])[1:] in ([0], [1]))
-    assert ("tests needed a second try, and none may" in said) == (flags == ["--retry=0"] and bool(codes))
-    assert ["--last-failed" in command for command in tests] == [False, True][: len(codes.get("pytest", [0]))]

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from start_llm.api.direct import ChatFields
 from tests.oracle import build_oracle
 
 PAGE = (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8")
 
 
+@pytest.mark.smoke
 def test_the_example_runs_and_prints_nothing_else(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     environment = {

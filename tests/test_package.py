@@ -39,6 +39,7 @@ def test_an_extra_is_tested_in_the_version_that_it_installs() -> None:
         assert set(pins) <= set(tested)
 
 
+@pytest.mark.smoke
 def test_every_file_that_is_no_module_is_package_data() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["start_llm"]
     listed = subprocess.check_output(["git", "ls-files", "start_llm"], cwd=ROOT, text=True).splitlines()

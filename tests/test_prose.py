@@ -22,12 +22,14 @@ def lint(folder: Path, *pages: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.smoke
 def test_the_pages_are_plain_english(tmp_path: Path) -> None:
     assert len(PAGES) > 25
     run = lint(tmp_path, *PAGES)
     assert (run.returncode, run.stdout) == (0, ""), run.stdout + run.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("planted", ["It goes on for ever.", "This is a very unique server.", "At this point in time."])
 def test_a_planted_phrase_is_found(planted: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"

@@ -24,6 +24,8 @@ from start_llm.audio.samples import look_at, samples_of
 from start_llm.core.errors import BadRequest
 from tests.audio.tiny import tone, wav
 
+pytestmark = pytest.mark.live
+
 FEW, MANY = 100, 5_000
 """Files of each format, by default and with --slow."""
 INTERESTING = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFE, 0xFF)

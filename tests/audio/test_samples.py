@@ -20,6 +20,7 @@ def encoded(kind: str, rate: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 @pytest.mark.parametrize("kind", ["wav", "FLAC", "MP3"])
 def test_samples_are_those_of_mlx_audio(kind: str, rate: int) -> None:

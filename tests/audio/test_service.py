@@ -16,6 +16,8 @@ from start_llm.core.media import Hints, Transcript
 from start_llm.core.settings import Settings
 from tests.audio.tiny import RATE, tone, wav
 
+pytestmark = pytest.mark.live
+
 
 class FakeListener:
     def __init__(self) -> None:

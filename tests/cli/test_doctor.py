@@ -46,6 +46,7 @@ def test_every_part_gets_a_line_and_all_is_well(
     assert platform.python_version() in lines[0]
 
 
+@pytest.mark.live
 def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +58,7 @@ def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(
     assert said.endswith("Not well: back end.\n")
 
 
-@pytest.mark.thorough
+@pytest.mark.live
 def test_the_probe_asks_the_real_mlx() -> None:
     probe = doctor.probe_mlx()
     assert probe.error == ""

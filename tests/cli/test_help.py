@@ -60,6 +60,7 @@ def test_hints_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) 
     assert "python3.12 install_and_run.py demo" in overview()
 
 
+@pytest.mark.smoke
 def test_help_imports_little() -> None:
     code = (
         "import sys; from start_llm.__main__ import main; main(['help']); main(['srve']);"
@@ -69,6 +70,7 @@ def test_help_imports_little() -> None:
     assert run.stdout.endswith("[]\n")
 
 
+@pytest.mark.live
 def test_what_only_looks_imports_no_library_that_takes_its_time() -> None:
     """0.4 s of computing in place of 1.0; each of these adds a tenth or more."""
     code = (
@@ -95,6 +97,7 @@ def test_without_a_command_it_says_what_runs_or_how_to_begin(
     assert "8099" in said and "recommend" not in said
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("agent", CLIENTS)
 def test_launch_says_something_before_it_imports_what_takes_its_time(agent: str) -> None:
     code = (
@@ -107,6 +110,7 @@ def test_launch_says_something_before_it_imports_what_takes_its_time(agent: str)
     assert run.stdout == "start_llm.cli.running []\n"
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", ["demo", "doctor"])
 def test_what_takes_seconds_says_so_first_and_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
@@ -121,6 +125,7 @@ def test_what_takes_seconds_says_so_first_and_once(name: str, monkeypatch: pytes
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr == ""
 
 
+@pytest.mark.live
 def test_the_first_run_says_that_it_takes_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
@@ -141,6 +146,7 @@ def complete(words: list[str]) -> set[str]:
     return set(subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.live
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_commands_agents_and_flags() -> None:
     assert complete(["se"]) >= {"serve"} and "launch" not in complete(["se"])
@@ -148,6 +154,7 @@ def test_bash_completes_commands_agents_and_flags() -> None:
     assert "--port" in complete(["serve", "--p"])
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_command_is_in_every_script(shell: str) -> None:
     text = script(shell)
@@ -158,6 +165,7 @@ def test_every_command_is_in_every_script(shell: str) -> None:
             assert (run.returncode == 0) is right, run.stderr
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("line", ["help serve", "models --json"])
 def test_whoever_stops_reading_sees_no_traceback(line: str, tmp_path: Path) -> None:
     reading, writing = os.pipe()

@@ -26,6 +26,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(_env_file=None, hostfile=file, model_path=str(folder))  # type: ignore[call-arg]
 
 
+@pytest.mark.live
 def test_each_host_gets_a_line(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     here = describe(settings.model_path)
     old = here | {"versions": here["versions"] | {"mlx": "0.1"}}
@@ -48,6 +49,7 @@ def test_each_host_gets_a_line(settings: Settings, monkeypatch: pytest.MonkeyPat
     assert not found["gone"].is_well and "No route to host" in found["gone"].text
 
 
+@pytest.mark.live
 def test_a_silent_host_is_not_waited_for_long(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "host_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(hosts, "HOST_SECONDS", 0.2)

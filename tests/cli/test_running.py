@@ -96,6 +96,7 @@ def test_a_bad_setting_stops_the_start(module: FakeModule, capsys: pytest.Captur
     assert module.calls == []
 
 
+@pytest.mark.live
 def test_the_command_line_alone_imports_nothing_heavy() -> None:
     heavy = {"mlx", "transformers", "litellm", "openai"}
     code = f"import start_llm.cli.running, sys; print(sorted({heavy} & set(sys.modules)))"

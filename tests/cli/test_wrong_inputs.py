@@ -153,6 +153,7 @@ def run_alone(line: str, environment: dict[str, str], places: Path) -> tuple[int
 SOME = {"serve --prot 1", "serve @/unknown"}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("line", "environment", "expected"),
     [pytest.param(*row, marks=[] if row[0] in SOME else pytest.mark.slow) for row in TABLE],

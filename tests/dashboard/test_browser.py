@@ -65,6 +65,7 @@ def conversation(server: Live, session: str, agent: str = "pi/1.0", **more: Any)
 # --- overview ---------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_overview_tells_of_real_requests(page: Browser, server: Live) -> None:
     conversation(server, "first-talk")
     conversation(server, "second-talk", "opencode/2.0")
@@ -154,6 +155,7 @@ def send(page: Browser, text: str) -> None:
     field.send_keys(text + webdriver.Keys.ENTER)
 
 
+@pytest.mark.smoke
 def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Browser, server: Live) -> None:
     page.view("try")
     page.run("document.querySelector('#try-form details').open = true")

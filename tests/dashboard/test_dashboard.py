@@ -236,6 +236,7 @@ def test_log_lines_keep_clear_of_live_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert outside.getvalue() == "WARNING disk: full\n"
 
 
+@pytest.mark.live
 def test_a_reader_that_left_stops_nobody() -> None:
     code = (
         "from start_llm.dashboard.terminal import make_console\n"

@@ -5,6 +5,8 @@ import logging
 import subprocess
 import sys
 
+import pytest
+
 from start_llm.dashboard.process_log import JsonFormatter, json_line
 
 CRASHES = """
@@ -36,6 +38,7 @@ def test_a_record_with_its_traceback() -> None:
     assert entry["traceback"].endswith("ValueError: bad")
 
 
+@pytest.mark.live
 def test_warnings_and_crashes_are_lines_too() -> None:
     run = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True, check=False)
     assert run.returncode == 1 and run.stdout == ""
@@ -45,6 +48,7 @@ def test_warnings_and_crashes_are_lines_too() -> None:
     assert said[3]["traceback"].endswith("KeyError: 'gone'")
 
 
+@pytest.mark.live
 def test_the_level_is_that_of_our_own_records() -> None:
     code = (
         "import logging; from start_llm.dashboard.process_log import log_as_json; log_as_json('info')\n"

@@ -112,7 +112,7 @@ class Session:
         return f"{self.scenario.name:10}" + "".join(f"{cell:>34}" for cell in cells) + self.reused
 
 
-@pytest.mark.parametrize("name", list(CLIENTS))
+@pytest.mark.parametrize("name", [pytest.param("pi", marks=pytest.mark.smoke), *sorted(CLIENTS.keys() - {"pi"})])
 def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
     if shutil.which(name, path=path) is None:

@@ -37,6 +37,7 @@ time.sleep(0.6)
 TYPIST = "import sys; import tests.e2e.terminal as t; t.QUIET_SECONDS = 0.1; sys.exit(t.main())"
 
 
+@pytest.mark.live
 @pytest.mark.timeout(60)
 def test_keys_wait_for_states(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SLOW, str(tmp_path / "record")]

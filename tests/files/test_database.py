@@ -229,6 +229,7 @@ for number in range(25):
 """
 
 
+@pytest.mark.live
 def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
     base = CacheDatabase(tmp_path / "sub" / "words.sqlite", SCHEMA, 1, what="words", busy_seconds=60)
     processes = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(base.path), name]) for name in "ab"]
@@ -244,6 +245,7 @@ def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
     assert len(words(base)) == 4 * 25
 
 
+@pytest.mark.live
 def test_processes_agree_on_a_damaged_file(tmp_path: Path) -> None:
     path = filled(tmp_path)
     overwritten(path)

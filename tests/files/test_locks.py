@@ -16,6 +16,7 @@ lock = FileLock(Path(sys.argv[1])); assert lock.take(); print("held", flush=True
 """
 
 
+@pytest.mark.live
 def test_one_holder_and_none_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "run" / "lock"
     assert not is_locked(path)

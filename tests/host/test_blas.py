@@ -15,6 +15,7 @@ from start_llm.host.home import ANEW_VARIABLE
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="other systems have a fast BLAS of their own")
 
 
+@pytest.mark.live
 @linux_only
 def test_a_process_begins_again_once_with_the_same_words(tmp_path: Path) -> None:
     code = (

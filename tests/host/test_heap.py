@@ -28,6 +28,7 @@ c.fflush(None)
 """
 
 
+@pytest.mark.live
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
 def test_threads_share_two_heaps() -> None:
     assert _heaps("bound") == 2

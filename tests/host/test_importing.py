@@ -37,7 +37,7 @@ def shown(how: str) -> Any:
     return json.loads(run.stdout)
 
 
-@pytest.mark.thorough
+@pytest.mark.live
 def test_it_is_the_same_module() -> None:
     assert shown("quick") == shown("ordinary")
 

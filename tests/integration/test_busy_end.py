@@ -35,7 +35,7 @@ def say(content: str, **more: object) -> dict[str, object]:
     return {"model": "default", "messages": [{"role": "user", "content": content}], **more}
 
 
-@pytest.mark.thorough
+@pytest.mark.live
 def test_pinned_workers_held_bodies_and_unread_answers_do_not_keep_it(
     oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:

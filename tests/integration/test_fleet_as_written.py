@@ -95,6 +95,7 @@ def test_two_macs(macs: tuple[Machine, Machine]) -> None:
     assert answers[-1].split()[1].rstrip(";") in rows
 
 
+@pytest.mark.live
 def test_ranks(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", "plain")
     mac = machine(model, tmp_path / "mac-1")

@@ -29,6 +29,7 @@ def has_namespaces() -> bool:
         return False
 
 
+@pytest.mark.live
 @pytest.mark.timeout(400)
 @pytest.mark.thorough
 def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(

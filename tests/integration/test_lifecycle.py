@@ -44,6 +44,7 @@ def ask(port: int) -> int:
         return 0
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     "ends_first", ["pi", pytest.param("aider", marks=pytest.mark.slow)], ids=["starter-first", "joiner-first"]
 )
@@ -75,6 +76,7 @@ def test_two_agents_share_a_server_that_ends_after_the_last(make: Make, ends_fir
     print(f"first words after {first_words:.2f} s")
 
 
+@pytest.mark.smoke
 def test_start_status_stop(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     machine = make()
     monkeypatch.chdir(machine.folder)  # put back afterwards: `serve` goes to its own

@@ -43,6 +43,7 @@ def entries(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.smoke
 def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
     child = serve(tmp_path, MODEL_PATH=str(oracle_path("plain")), TRUST_REMOTE_CODE="true")
     try:
@@ -63,6 +64,7 @@ def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_pat
     assert [entry["status"] for entry in rest if "id" in entry] == [200]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("settings", "code", "word"),
     [

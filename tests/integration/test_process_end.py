@@ -15,6 +15,8 @@ import pytest
 
 from tests.integration.processes import process, until
 
+pytestmark = pytest.mark.live
+
 
 def ask(url: str, **more: Any) -> httpx.Response:
     body = {"model": "default", "messages": [{"role": "user", "content": "[[long 20]]"}], **more}

@@ -89,6 +89,7 @@ def asked(*answers: str) -> list[Any]:
     return [{"role": "user", "content": script(*answers)}]
 
 
+@pytest.mark.smoke
 def test_openai_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="gpt-4o", messages=asked("Hello there."))
     assert answer.choices[0].message.content == "Hello there."
@@ -167,6 +168,7 @@ def test_anthropic_message_with_thinking_and_tool(claude: anthropic.Anthropic) -
     assert message.stop_reason == "tool_use"
 
 
+@pytest.mark.smoke
 def test_anthropic_stream(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(
         model="claude-local",

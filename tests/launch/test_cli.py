@@ -48,6 +48,7 @@ def lines(out: Path) -> list[str]:
     return out.read_text().splitlines()
 
 
+@pytest.mark.live
 def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with serving() as port:
@@ -64,6 +65,7 @@ def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, mon
     assert stat.S_IMODE(config.stat().st_mode) == 0o600 and stat.S_IMODE(config.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.live
 def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(tmp_path: Path, out: Path) -> None:
     with serving() as port:
         given = settings(tmp_path, mlx_port=port)
@@ -78,6 +80,7 @@ def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(tmp_path: Pat
         lock.drop()
 
 
+@pytest.mark.live
 def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) -> None:
     with serving() as port:
         assert main(["claude"], settings(tmp_path, mlx_port=port, api_key="mine")) == 7
@@ -87,6 +90,7 @@ def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) ->
     assert "ANTHROPIC_AUTH_TOKEN=mine" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}" in said
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("small", "name"),
     [
@@ -103,6 +107,7 @@ def test_claude_codes_small_model_may_be_the_main_one_with_an_adapter(
     assert f"ANTHROPIC_DEFAULT_HAIKU_MODEL={name}" in lines(out)
 
 
+@pytest.mark.live
 def test_claude_compacts_by_the_counts_that_it_is_told(tmp_path: Path, out: Path) -> None:
     """The server that runs says by what it multiplies them, whatever the settings of this process say."""
     with serving(context=50_000, scale=4.0) as port:
@@ -113,6 +118,7 @@ def test_claude_compacts_by_the_counts_that_it_is_told(tmp_path: Path, out: Path
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=50000" in lines(out)
 
 
+@pytest.mark.live
 def test_through_the_proxy(tmp_path: Path, out: Path) -> None:
     with serving() as port, serving() as proxy_port:
         given = settings(tmp_path, mlx_port=port, proxy_port=proxy_port, litellm_master_key="sk-m")
@@ -121,6 +127,7 @@ def test_through_the_proxy(tmp_path: Path, out: Path) -> None:
     assert "ANTHROPIC_AUTH_TOKEN=sk-m" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{proxy_port}" in said
 
 
+@pytest.mark.live
 def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +137,7 @@ def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
     assert "no such folder" in said and "a setting is wrong" in said and not out.exists()
 
 
+@pytest.mark.live
 def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +186,7 @@ def test_print_knows_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--model SmolLM2-135M-Instruct" in said and '"contextWindow": 8192' in said
 
 
+@pytest.mark.live
 def test_a_model_without_room_for_the_first_prompt_is_told(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +207,7 @@ def test_printing_needs_the_proxys_key(tmp_path: Path, capsys: pytest.CaptureFix
     assert "export START_LLM_KEY=sk-m\n" in capsys.readouterr().out
 
 
+@pytest.mark.live
 def test_the_printed_text_keeps_loopback_from_the_users_proxy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +219,7 @@ def test_the_printed_text_keeps_loopback_from_the_users_proxy(
     assert told.split() == ["intern,127.0.0.1,localhost", "127.0.0.1,localhost"]
 
 
+@pytest.mark.live
 def test_a_file_that_the_client_goes_on_with_is_written_once(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +236,7 @@ def test_a_file_that_the_client_goes_on_with_is_written_once(
     assert kept.read_text() == "its own"
 
 
+@pytest.mark.live
 def test_a_secret_is_made_once_and_is_its_owners_only(tmp_path: Path, out: Path) -> None:
     told = []
     with serving() as port:
@@ -237,6 +249,7 @@ def test_a_secret_is_made_once_and_is_its_owners_only(tmp_path: Path, out: Path)
     assert kept.read_text() not in (kept.parent / "openclaw.json").read_text()
 
 
+@pytest.mark.live
 def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["openclaw", "--print"], settings(tmp_path / "a folder", mlx_port=1)) == 0
     text = capsys.readouterr().out.removesuffix("openclaw\n") + "echo $OPENCLAW_GATEWAY_TOKEN\n"
@@ -246,6 +259,7 @@ def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.Capt
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_printed_text_writes_nothing_that_others_can_read(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -98,6 +98,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_users_own_comes_along_as_copies_and_goes_again(
     name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

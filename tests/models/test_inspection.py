@@ -74,6 +74,7 @@ def refused(folder: Path) -> str:
     return problem
 
 
+@pytest.mark.live
 def test_a_sound_folder_is_inspected_once_and_what_is_found_is_used(
     folder: Path, children: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,11 +176,13 @@ def test_a_tokenizer_that_is_none(folder: Path, children: list[str]) -> None:
         load(folder)
 
 
+@pytest.mark.live
 def test_a_disk_that_hangs(folder: Path) -> None:
     with pytest.raises(NotSupported, match="its process was not read within 0 s"):
         inspect_in_child(str(folder), folder, False, 0.0)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("ending", "reason"),
     [

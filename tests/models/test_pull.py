@@ -223,7 +223,7 @@ def start_llm(hub: Hub, folder: Path, *words: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.live
 def test_the_commands(hub: Hub, tmp_path: Path) -> None:
     pulled = start_llm(hub, tmp_path, "pull", "owner/model")
     assert pulled.returncode == 0, pulled.stderr

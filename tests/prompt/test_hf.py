@@ -104,6 +104,7 @@ def test_what_is_as_deep_as_a_request_may_be_can_be_walked_by_a_template() -> No
         rendered(5_000)
 
 
+@pytest.mark.live
 def test_commands_that_load_no_model_do_not_import_transformers():
     """It takes seconds."""
     code = "import sys, start_llm.models.capabilities; sys.exit('transformers' in sys.modules)"

@@ -194,6 +194,7 @@ for number in range(last, last + 5000):
 """
 
 
+@pytest.mark.live
 def test_a_kill_in_the_middle_of_writing_damages_nothing(tmp_path):
     node = next(node for node in nodes_of(talk(pipeline("chatml")).pipe) if node.parent is None)
     (tmp_path / "node").write_bytes(encode(node))

@@ -228,6 +228,7 @@ print(json.dumps([sorted(names.parameters), sorted(names.nested), sorted(names.a
 """
 
 
+@pytest.mark.live
 def test_the_names_are_all_that_litellm_declares_and_nothing_that_a_vendor_or_this_server_knows() -> None:
     """It fails when a LiteLLM update declares its names elsewhere, or takes a vendor's for its own."""
     environment = proxy_environment(os.environ) | {"PYTHONPATH": python_path()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from start_llm.host.home import python_path
 from start_llm.proxy.child import MODULE
 
@@ -16,6 +18,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.live
 def test_it_watches_its_server_before_litellm_is_imported() -> None:
     run = python(
         "-c", f"import sys, {MODULE}; print(sorted({{'litellm', 'fastapi', 'pydantic', 'mlx'}} & set(sys.modules)))"
@@ -23,6 +26,7 @@ def test_it_watches_its_server_before_litellm_is_imported() -> None:
     assert run.stdout == "[]\n", run.stderr
 
 
+@pytest.mark.live
 def test_it_must_lead_its_own_process_group() -> None:
     """It ends its whole group."""
     run = python("-m", MODULE, "0", "/nowhere", "--")

@@ -125,6 +125,7 @@ http.server.HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Ans
 """In LiteLLM's place, which takes ten seconds to start."""
 
 
+@pytest.mark.live
 def test_a_killed_child_comes_back_on_its_port(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_ready_is_said_unless_it_was(announced: bool, monkeypatch: pytest.Monkey
     assert said == ([] if announced else ["proxy     ready"])
 
 
+@pytest.mark.live
 def test_folders_that_cannot_be_written_cost_the_log_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "file", litellm_master_key="sk-t")

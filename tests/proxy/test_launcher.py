@@ -20,6 +20,8 @@ from start_llm.proxy.child import MODULE
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
 
+pytestmark = pytest.mark.live
+
 LISTENER = """
 import socket, sys
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -31,6 +33,7 @@ import pathlib, sys
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
+
 folder = pathlib.Path(sys.argv[1])
 settings = load_settings(None, proxy_port=0, start_llm_cache_dir=folder / "cache")
 proxy = LiteLLMProxy(

@@ -13,7 +13,7 @@ from tests.integration.processes import ROOT
 pytest.importorskip("zmq", reason="the extra `fleet` is not installed")
 
 
-@pytest.mark.thorough
+@pytest.mark.live
 def test_the_model_thread_gives_less_than_a_hundredth_of_its_time() -> None:
     """Its own computing inside of the publisher's methods. Neighbours do not count."""
     command = [sys.executable, str(ROOT / "scripts" / "bench_events.py"), "--rounds", "5"]

@@ -18,6 +18,7 @@ def texts(drawing: str) -> list[str]:
 SHOWN = {"reuse": {"start_llm", "mlx_lm.server", "sub-agents"}, "sessions": {"start_llm", "knows the future"}}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_plot_in_the_repository_is_that_of_the_tables(name: str, theme: str) -> None:

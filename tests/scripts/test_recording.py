@@ -15,6 +15,7 @@ def words(drawing: str) -> list[str]:
     return re.sub(r"<[^>]+>|&#160;", " ", drawing.partition("<g class")[2]).split()
 
 
+@pytest.mark.live
 def test_what_a_program_prints_is_drawn_without_what_it_overwrote_and_without_keys() -> None:
     program = "print('10%', end='\\r'); print('\\033[1mdone\\033[0m key sk-ABC123def')"
     drawing = draw("program", record([sys.executable, "-c", program]))
@@ -22,6 +23,7 @@ def test_what_a_program_prints_is_drawn_without_what_it_overwrote_and_without_ke
     assert "10%" not in drawing and "sk-ABC" not in drawing and "@font-face" not in drawing
 
 
+@pytest.mark.live
 def test_a_program_that_fails_is_not_recorded() -> None:
     with pytest.raises(subprocess.CalledProcessError):
         record([sys.executable, "-c", "raise SystemExit(3)"])

@@ -58,6 +58,7 @@ def test_only_locked_ports_run(tmp_path: Path) -> None:
     place.lock.drop()
 
 
+@pytest.mark.live
 def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> None:
     place = Place(settings(tmp_path))
     assert place.users() == 0

@@ -20,6 +20,8 @@ from start_llm.core.settings import load_settings
 from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 60.0
 QUICK = [0.02] * 5
@@ -77,6 +79,7 @@ def reach(folder: Path, phase: str, restarts: int = 0) -> ServerState:
     return state(folder)
 
 
+@pytest.mark.smoke
 def test_an_engine_that_dies_is_started_again_and_why_is_kept(tmp_path: Path) -> None:
     with supervised(tmp_path, "ready 70", "ready") as process:
         told = reach(tmp_path, "ready", restarts=1)

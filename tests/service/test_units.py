@@ -49,6 +49,7 @@ def verify(folder: Path, unit: ServiceUnit) -> None:
             assert (run.returncode, run.stderr) == (0, ""), run.stderr
 
 
+@pytest.mark.live
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
 @pytest.mark.parametrize("planted", ["Restrt=always", "Restart=sometimes", "ExecStart=/nowhere/true"])
 def test_systemd_finds_what_is_wrong_with_a_unit(planted: str, settings: Settings, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_systemd_finds_what_is_wrong_with_a_unit(planted: str, settings: Setting
         verify(tmp_path, replace(unit, files={path: text.replace("[Service]\n", f"[Service]\n{planted}\n")}))
 
 
+@pytest.mark.live
 def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
     path, text = only(make("linux", settings))
     assert path == tmp_path / ".config/systemd/user/start-llm.service"
@@ -74,6 +76,7 @@ def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
     verify(tmp_path, make("linux", settings))
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(("host", "listens"), [("127.0.0.1", "127.0.0.1:8081"), ("::1", "[::1]:8081")])
 def test_systemd_listens_and_starts_on_demand(host: str, listens: str, settings: Settings, tmp_path: Path) -> None:
     settings = settings.model_copy(update={"mlx_host": host, "mlx_port": 8081})

@@ -14,6 +14,7 @@ from tests.stress.watch import Health, growth
 pytestmark = pytest.mark.thorough
 
 
+@pytest.mark.live
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("clients", "seconds"), [(60, 3), pytest.param(200, 600, marks=pytest.mark.slow)])
 def test_a_storm_of_clients(tmp_path: Path, clients: int, seconds: int) -> None:

@@ -252,6 +252,7 @@ server.stop(0)
 """
 
 
+@pytest.mark.live
 def test_no_free_descriptor_in_a_process(tmp_path: Path) -> None:
     """One is free: the second client waits, without work, until there are more."""
     process = subprocess.Popen(
@@ -366,6 +367,7 @@ assert not server.stop(0)
 """
 
 
+@pytest.mark.live
 def test_a_worker_that_never_returns_does_not_hold_up_the_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PINNED, str(tmp_path)],

@@ -100,6 +100,7 @@ rank.connect()
 """
 
 
+@pytest.mark.live
 def test_a_ring_that_never_comes_ends_the_process() -> None:
     command = [sys.executable, "-c", RING_THAT_NEVER_COMES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -21,6 +21,8 @@ from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.engine.ranks.hosts import RankHost, host_command, one_model_only, rank_hosts
 from tests.engine.ranks.checkpoints import write_checkpoint
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 500  # seconds that a process may take
 ROUNDS, SEED = int(os.environ.get("RANK_ROUNDS", "30")), int(os.environ.get("RANK_SEED", "1"))
@@ -86,6 +88,7 @@ def test_more_hosts_say_what_one_says(tmp_path: Path, kind: str, hosts: int) -> 
 FAULT = """
 import os
 import mlx.core as mx
+
 all_sum, file, calls = mx.distributed.all_sum, os.environ.get("FAULT_FILE"), 0
 
 def failing(array, **about):

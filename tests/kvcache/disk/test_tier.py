@@ -481,6 +481,7 @@ def kill_writers(folder: Path, kills: int) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.live
 def test_kill_at_any_moment(tmp_path: Path) -> None:
     kill_writers(tmp_path, 20)
 

@@ -1,0 +1,110 @@
+"""The kinds of tests: what a run has, and that no test starts what its kind does not tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kinds import kind_of, kinds_asked_for
+
+pytest_plugins = "pytester"
+
+TESTS = """
+import subprocess, sys
+import pytest
+
+def test_pure(): ...
+@pytest.mark.live
+def test_live(): subprocess.run([sys.executable, "-c", ""])
+@pytest.mark.thorough
+def test_thorough(): ...
+@pytest.mark.smoke
+def test_smoke(): ...
+@pytest.fixture
+def proxy(): ...
+def test_by_fixture(proxy): ...
+def test_lacks(): pytest.skip("needs a browser: apt install chromium")
+"""
+PLANTED = """
+import subprocess, sys
+
+def test_starts_unmarked(): subprocess.run([sys.executable, "-c", ""])
+"""
+PLUGIN = """
+import pytest
+from tests.kinds import OPTIONS, Kinds
+
+def pytest_addoption(parser):
+    for name in OPTIONS:
+        parser.addoption(f"--{name}", action="store_true")
+
+def pytest_configure(config):
+    for mark in ("live", "smoke", "thorough", "slow", "e2e"):
+        config.addinivalue_line("markers", mark)
+    config.pluginmanager.register(Kinds(config), "kinds")
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(PLUGIN)
+    return pytester
+
+
+@pytest.mark.parametrize(
+    ("marks", "fixtures", "kind"),
+    [
+        (set(), set(), "quick"),
+        ({"live"}, set(), "live"),
+        (set(), {"proxy"}, "live"),
+        ({"thorough"}, {"proxy"}, "live"),
+        ({"smoke"}, {"proxy"}, "smoke"),
+        ({"slow", "live"}, set(), "slow"),
+        ({"e2e"}, set(), "e2e"),
+        ({"e2e", "smoke"}, set(), "smoke"),
+        ({"thorough"}, set(), "thorough"),
+    ],
+)
+def test_a_test_has_one_kind(marks: set[str], fixtures: set[str], kind: str) -> None:
+    assert kind_of(marks, fixtures) == kind
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        (set(), {"quick", "smoke"}),
+        ({"all"}, {"quick", "smoke", "live", "thorough"}),
+        ({"slow"}, {"quick", "smoke", "live", "thorough", "slow"}),
+        ({"e2e"}, {"quick", "smoke", "e2e"}),
+    ],
+)
+def test_what_a_run_has(options: set[str], kinds: set[str]) -> None:
+    assert kinds_asked_for(options) == kinds
+
+
+def test_what_is_not_in_a_run_is_deselected_and_what_lacks_something_is_told(run: pytest.Pytester) -> None:
+    run.makepyfile(TESTS)
+    result = run.runpytest("-p", "no:xdist")
+    result.assert_outcomes(passed=2, skipped=1, deselected=3)
+    result.stdout.fnmatch_lines(
+        ["not run, 1 tests: needs a browser: apt install chromium", "not part of this run: 2 live, 1 thorough*"]
+    )
+
+
+@pytest.mark.smoke
+def test_all_of_them(run: pytest.Pytester) -> None:
+    run.makepyfile(TESTS)
+    run.runpytest("-p", "no:xdist", "--all").assert_outcomes(passed=5, skipped=1)
+
+
+@pytest.mark.smoke
+def test_who_starts_a_process_and_does_not_say_so_is_found(run: pytest.Pytester) -> None:
+    run.makepyfile(PLANTED)
+    result = run.runpytest("-p", "no:xdist")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*it starts a process (subprocess.Popen): mark it live*"])
+
+
+@pytest.mark.smoke
+def test_workers_tell_what_they_left_out(run: pytest.Pytester) -> None:
+    run.makepyfile(TESTS)
+    run.runpytest("-n", "1").stdout.fnmatch_lines(["not part of this run: 2 live, 1 thorough*"])
