@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +22,7 @@ from start_llm.audio.decoder_child import MEMORY, SECONDS
 from start_llm.audio.samples import look_at, samples_of
 from start_llm.core.errors import BadRequest
 from tests.audio.tiny import tone, wav
+from tests.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -159,13 +159,6 @@ def the_child(of: Decoder) -> psutil.Process:
     return found
 
 
-def wait_until(condition: Any) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process's limits")
 def test_the_child_has_limits_for_each_file(child_decoder: Decoder) -> None:
     small, large = wav(tone(0.25)), wav(tone(60.0))
@@ -213,4 +206,4 @@ def test_the_child_ends_with_the_server() -> None:
         assert server.stdout
         child = psutil.Process(int(server.stdout.readline()))
         server.kill()
-        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

@@ -20,6 +20,7 @@ from start_llm.engine.schedule.scheduler import Scheduler
 from tests.audio.tiny import tone, wav
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, script
+from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 NAME = "tiny-whisper"
@@ -157,10 +158,7 @@ def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pyte
             timeout=httpx.Timeout(WAIT, read=2.0),
         )
     monkeypatch.setattr(hearing.Transcriber, "_attempt", attempt)
-    until = time.monotonic() + WAIT
-    while (answer := post(served, "models/unload", model=NAME)).status_code == 409 and time.monotonic() < until:
-        time.sleep(0.05)
-    assert answer.status_code == 200, answer.text
+    until(lambda: post(served, "models/unload", model=NAME).status_code == 200)
     assert served.app.audio._room.take(service.RECORDED.most, 0.0)  # nothing of it holds memory
     served.app.audio._room.give(service.RECORDED.most)
     assert ask(served).status_code == 200

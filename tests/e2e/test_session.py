@@ -22,8 +22,8 @@ from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, typed
 from tests.e2e.world import ROOT, World, end
 from tests.integration.lifecycle import Machine
-from tests.integration.processes import until
 from tests.oracle.oracle import script
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

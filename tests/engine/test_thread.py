@@ -6,6 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ import pytest
 from start_llm.core.errors import ExitCode, QueueFull, TimedOut, Unavailable
 from start_llm.core.events import EngineDone, Failed
 from start_llm.core.prompt import Prompt
+from start_llm.core.work import Submit
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import Collected, FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
+from tests.waiting import until
 
 WAIT = 60.0
 
@@ -121,14 +124,14 @@ def test_a_full_queue_refuses_with_retry_after(start: Any) -> None:
         engine.submit(work)
     assert error.value.retry_after is not None
     engine.cancel("r0")
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        try:
-            engine.submit(work)
-            return
-        except QueueFull:
-            time.sleep(0.01)
-    raise AssertionError("a cancelled request does not make room")
+    until(lambda: is_taken(engine, work), "a cancelled request does not make room")
+
+
+def is_taken(engine: EngineThread, work: Submit) -> bool:
+    with suppress(QueueFull):
+        engine.submit(work)
+        return True
+    return False
 
 
 def test_cancel_of_an_unknown_request_is_ignored(start: Any) -> None:
@@ -149,10 +152,7 @@ def test_plan_answers_without_running(start: Any) -> None:
 def test_anchor_prefills_in_the_idle_gap(start: Any) -> None:
     engine, runtime = start()
     engine.prefill_idle(Prompt(tuple(range(1, 300))), "s")
-    deadline = time.monotonic() + WAIT
-    while runtime.scheduler.idle_prefill.tokens < 299 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert runtime.scheduler.idle_prefill.tokens == 299
+    until(lambda: runtime.scheduler.idle_prefill.tokens == 299)
 
 
 def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> None:
@@ -180,13 +180,6 @@ class Hanging(FakeRunner):
         return super().prefill(cache, tokens, images)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) -> None:
     runner = Hanging()
     engine, _ = start(runner, watchdog=1.0)
@@ -208,7 +201,7 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
         engine.chore(late)
     assert refused.value.retry_after
     runner.release.set()
-    wait_until(lambda: engine.status().state == "ready")
+    until(lambda: engine.status().state == "ready")
     again, after = submit("c", range(1, 50))
     engine.submit(again)
     assert isinstance(final(after), EngineDone)
@@ -228,7 +221,7 @@ def test_a_chore_that_hangs_is_not_waited_for(start: Any) -> None:
     with pytest.raises(TimedOut, match="has not moved for 1 s"):
         engine.chore(hanging())
     release.set()
-    wait_until(lambda: engine.status().state == "ready")
+    until(lambda: engine.status().state == "ready")
 
 
 def test_what_comes_in_or_goes_is_waited_for_however_long_the_thread_hangs(start: Any) -> None:
@@ -262,7 +255,7 @@ def test_after_twice_the_time_the_engine_is_lost(start: Any) -> None:
     engine, _ = start(runner, watchdog=0.5, on_lost=lambda code, why: lost.append((code, why)))
     engine.submit(submit("a", range(1, 50))[0])
     began = time.monotonic()
-    wait_until(lambda: bool(lost))
+    until(lambda: bool(lost))
     assert 0.9 < time.monotonic() - began < 30
     assert lost[0][0] == ExitCode.WEDGED and "has not moved" in lost[0][1]
     time.sleep(0.3)
@@ -277,7 +270,7 @@ def test_without_a_watchdog_a_request_takes_its_time(start: Any, monkeypatch: py
     engine, _ = start(runner, watchdog=0, on_lost=lambda code, why: lost.append(code))
     work, sink = submit("a", range(1, 50))
     engine.submit(work)
-    wait_until(lambda: engine.status().state == "wedged")
+    until(lambda: engine.status().state == "wedged")
     time.sleep(0.5)
     more, second = submit("b", range(1, 50))
     engine.submit(more)
@@ -290,12 +283,12 @@ def test_a_wedged_thread_is_not_waited_for(start: Any) -> None:
     runner = Hanging()
     engine, _ = start(runner, watchdog=0.4)
     engine.submit(submit("a", range(1, 50))[0])
-    wait_until(lambda: engine.status().state == "wedged")
+    until(lambda: engine.status().state == "wedged")
     began = time.monotonic()
     assert engine.stop(patience=60.0) is False
     assert time.monotonic() - began < 30  # who is waited for has 60 s
     runner.release.set()
-    wait_until(lambda: engine.status().state == "stopped")
+    until(lambda: engine.status().state == "stopped")
     assert engine.stop() is True
 
 
@@ -342,12 +335,12 @@ def test_a_model_thread_that_dies_says_so_and_leaves_nobody_waiting(start: Any, 
         ended = final(one)
         assert isinstance(ended, Failed) and ended.error.status == 500
         assert type(error).__name__ in ended.error.message
-    wait_until(lambda: bool(lost))
+    until(lambda: bool(lost))
     assert lost[0][0] == ExitCode.ENGINE_DIED
     assert engine.status().state == "failed" and "died" in engine.status().detail
     with pytest.raises(Unavailable, match="died"):
         engine.submit(submit("c", [1, 2])[0])
-    wait_until(lambda: runtime.closed_on == "model")
+    until(lambda: runtime.closed_on == "model")
 
 
 @pytest.mark.parametrize("tokens", [(2**40, 1), ("a", "b")])

@@ -9,8 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import httpx
 from start_llm.kvcache.disk import tier as disk
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import expected_truth
+from tests.waiting import until
 
 SMALL = "24m"
 
@@ -52,19 +51,9 @@ def figure(server: Live, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"start_llm_{name} "))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def until_paused(server: Live, messages: list[dict[str, Any]]) -> None:
     """Turn by turn: the figures are those of the model thread's last step."""
-    deadline = time.monotonic() + WAIT
-    while figure(server, "kv_disk_paused") != 1:
-        assert time.monotonic() < deadline, "the tier does not pause"
-        turn(server, messages)
+    until(lambda: figure(server, "kv_disk_paused") == 1 or turn(server, messages), "the tier does not pause")
 
 
 def settled(server: Live) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from start_llm.host.ports import free_port, is_free
-from tests.integration.processes import ROOT, WAIT, until
+from tests.integration.processes import ROOT, WAIT
+from tests.waiting import until
 
 # An agent that runs until its file is there; it says how it was connected.
 AGENT = """#!/bin/sh

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +41,3 @@ def states(server: Live) -> dict[str, str]:
 def admin(server: Live, what: str, **body: Any) -> httpx.Response:
     """``POST /v1/models/load``, ``unload`` or ``pin``."""
     return httpx.post(f"{server.url}/v1/models/{what}", json=body, timeout=WAIT)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

@@ -6,12 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 180.0  # a start computes for 7 s, which takes long beside busy neighbours
@@ -61,13 +62,6 @@ def process(
     finally:
         child.kill()
         child.wait(WAIT)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def healthy(url: str) -> bool:

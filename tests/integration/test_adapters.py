@@ -16,10 +16,10 @@ import pytest
 
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
-from tests.integration.processes import until
 from tests.memory_folder import memory_folder
 from tests.models.lora import FAULTS, build_adapter, build_base, fuse
 from tests.vendors import anthropic
+from tests.waiting import until
 
 NO_END = {"3": -100}
 WORDS = "what is new in this folder " * 60

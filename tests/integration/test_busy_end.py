@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.processes import process, until
+from tests.integration.processes import process
+from tests.waiting import until
 
 PIN = """{%- if messages[-1].content == "pin" -%}
 {%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- for c in range(99999) -%}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,10 @@ from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.engine.schedule.prefill import Prompts
 from start_llm.engine.thread import EngineThread
 from tests.integration.live import WAIT, Live, live
+from tests.waiting import until
 
 CHUNK = 512
 MESSAGES = [{"role": "user", "content": "word " * 5000 + "[[truth]]"}]
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 def open_stream(server: Live) -> socket.socket:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.live import TOOLS, WAIT, Live, echoed, live
+from tests.integration.live import TOOLS, Live, echoed, live
 from tests.oracle import expected_truth
+from tests.waiting import until
 
 
 def words(tag: str, tokens: int) -> str:
@@ -62,10 +62,7 @@ def test_unused_kv_leaves_memory_while_nobody_asks(oracle_path: Callable[..., Pa
     with live(oracle_path("plain"), tmp_path, prompt_cache_ttl_seconds=1) as server:
         server.chat([{"role": "user", "content": "[[truth]]"}])
         assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"]) > 0
-        until = time.monotonic() + WAIT
-        while server.app.engine.status().figures["kv_bytes"] and time.monotonic() < until:
-            time.sleep(0.1)
-        assert server.app.engine.status().figures["kv_bytes"] == 0
+        until(lambda: server.app.engine.status().figures["kv_bytes"] == 0)
 
 
 def sub_agent(server: Live, number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from tests.integration.live import WAIT, Live, live
 from tests.unique import unique
+from tests.waiting import until
 
 
 def test_explain_does_not_wait_for_the_model(
@@ -33,10 +33,7 @@ def test_explain_does_not_wait_for_the_model(
         ]
         for thread in asking:
             thread.start()
-        deadline = time.monotonic() + WAIT
-        while server.app.engine.status().queued != 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
-
+        until(lambda: server.app.engine.status().queued == 2)
         body = {"model": "default", "messages": history}
         report = httpx.post(f"{server.url}/v1/cache/explain", json=body, timeout=WAIT).json()
         assert (report["running"], report["queued"]) == (1, 2)

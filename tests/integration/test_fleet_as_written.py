@@ -22,7 +22,8 @@ from start_llm.host.ports import free_port
 from start_llm.proxy.fleet import NODE_HEADER
 from tests.engine.ranks.checkpoints import write_checkpoint
 from tests.integration.lifecycle import Machine
-from tests.integration.processes import ROOT, WAIT, until
+from tests.integration.processes import ROOT, WAIT
+from tests.waiting import until
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 TEXT = (ROOT / "docs" / "fleet.md").read_text("utf-8")

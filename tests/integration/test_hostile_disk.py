@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.integration.live import WAIT, Live, live
-from tests.integration.processes import until
 from tests.oracle import expected_truth
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from tests.integration.live import live
-from tests.integration.processes import WAIT, process, until
+from tests.integration.processes import WAIT, process
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = 5

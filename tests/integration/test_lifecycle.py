@@ -18,7 +18,8 @@ import pytest
 from start_llm.__main__ import main
 from start_llm.host.ports import free_port, is_free
 from tests.integration.lifecycle import Machine
-from tests.integration.processes import WAIT, until
+from tests.integration.processes import WAIT
+from tests.waiting import until
 
 Make = Callable[..., Machine]
 

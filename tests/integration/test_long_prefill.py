@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from tests.integration.live import WAIT, Live, live
+from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
 
@@ -28,13 +28,6 @@ def slow(oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0005")
     with live(oracle_path("plain"), tmp_path, prefill_step_size=CHUNK, sse_ping_seconds=0.2) as server:
         yield server
-
-
-def until(condition: Callable[[], Any], seconds: float = WAIT) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def start_and_leave(server: Live, work: int) -> None:

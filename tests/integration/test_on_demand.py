@@ -18,8 +18,9 @@ import pytest
 from start_llm.host.activation import LISTEN_FD
 from tests.integration.lifecycle import Machine
 from tests.integration.live import live
-from tests.integration.processes import WAIT, until
+from tests.integration.processes import WAIT
 from tests.integration.test_lifecycle import ask
+from tests.waiting import until
 
 # What systemd does: the socket is descriptor 3, and the variables name the process.
 EXEC = """

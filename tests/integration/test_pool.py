@@ -20,9 +20,10 @@ from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import TOOLS, WAIT, Live, live
-from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states, wait_for
+from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states
 from tests.oracle import build_oracle, expected_truth
 from tests.unique import unique
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,7 @@ def test_a_model_at_work_is_not_unloaded(plain: Live, monkeypatch: pytest.Monkey
         assert refused.status_code == 409 and "requests at work or waiting: 1" in refused.json()["error"]["message"]
         monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")
         assert "data: [DONE]" in list(lines)
-    wait_for(lambda: admin(plain, "unload", model="oracle-hybrid").status_code == 200)
+    until(lambda: admin(plain, "unload", model="oracle-hybrid").status_code == 200)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", pytest.param("windowed", marks=pytest.mark.slow)])
@@ -199,7 +200,7 @@ def test_what_does_not_fit_pushes_out_what_was_not_used_for_longest_but_never_a_
     with serve(
         pool_memory_bytes=BUDGET_FOR_TWO, pinned_models="oracle-hybrid", preload_models="oracle-hybrid"
     ) as server:
-        wait_for(lambda: states(server)["oracle-hybrid"] == "ready")
+        until(lambda: states(server)["oracle-hybrid"] == "ready")
         assert states(server)["oracle-plain"] == "ready"
         server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
         assert states(server) == {"oracle-plain": "stored", "oracle-hybrid": "ready", "oracle-windowed": "ready"}
@@ -250,7 +251,7 @@ def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: 
             gate.open.set()
             assert b"[DONE]" in b"".join(parts)
         assert states(server)["oracle-hybrid"] == "ready"
-        wait_for(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
+        until(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
         gate.open.clear()
         gate.reached.clear()
         with httpx.stream("POST", url, json=body, timeout=WAIT) as gone:
@@ -258,8 +259,8 @@ def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: 
             parts = gone.iter_raw()
             next(parts)
         gate.open.set()
-        wait_for(lambda: states(server)["oracle-hybrid"] in {"ready", "stored"})
-        wait_for(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
+        until(lambda: states(server)["oracle-hybrid"] in {"ready", "stored"})
+        until(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
 
 
 def test_a_server_that_ends_while_a_model_is_loaded_ends(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +298,7 @@ def test_a_model_that_could_not_be_loaded_leaves_its_memory(serve: Any, monkeypa
     with serve() as server:
         assert [admin(server, "load", model="oracle-hybrid").status_code for _ in range(3)] == [501] * 3
         assert len(models) == 1, "it is not tried again so soon"
-        wait_for(lambda: models[0]() is None)
+        until(lambda: models[0]() is None)
         assert "models_loaded 1" in httpx.get(f"{server.url}/metrics", timeout=WAIT).text
 
 
@@ -370,5 +371,5 @@ def test_a_fault_of_the_loader_is_told_to_who_waits(serve: Any, monkeypatch: pyt
 def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> None:
     with serve(model_ttl_seconds=0.5, pinned_models="oracle-plain") as server:
         server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
-        wait_for(lambda: states(server)["oracle-hybrid"] == "stored")
+        until(lambda: states(server)["oracle-hybrid"] == "stored")
         assert states(server)["oracle-plain"] == "ready"

@@ -12,7 +12,8 @@ import pytest
 from start_llm.engine.decode import drafting
 from start_llm.modelpool import builder as building
 from tests.integration.live import WAIT, Live
-from tests.integration.pooled import admin, states, wait_for
+from tests.integration.pooled import admin, states
+from tests.waiting import until
 
 THREADS = 4
 ASKED = [{"role": "user", "content": "[[truth]]"}]
@@ -42,7 +43,7 @@ def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
             for each in waiting:
                 each.start()
             registry = server.app.pool._registry
-            wait_for(lambda: sum(len(entry.waiting) for entry in registry.entries()) == THREADS - 1)
+            until(lambda: sum(len(entry.waiting) for entry in registry.entries()) == THREADS - 1)
             assert states(server)["oracle-hybrid"] == "loading"
             assert ask(server, "default").status_code == 200
             for model in ("oracle-hybrid", "oracle-windowed"):

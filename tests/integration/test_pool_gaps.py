@@ -22,8 +22,9 @@ from start_llm.modelpool import kinds
 from start_llm.models import loader, probe, tool_probe
 from start_llm.models.background import in_background
 from tests.integration.live import WAIT, Live
-from tests.integration.pooled import SMOL, admin, link_smol, wait_for
+from tests.integration.pooled import SMOL, admin, link_smol
 from tests.models.large import make_large
+from tests.waiting import until
 
 IN_BACKGROUND = (building, runtime, probe, loader, tool_probe)
 READS = ((building, "read_ahead"), (building, "read_tokenizer"), (constraint, "make_vocabulary"))
@@ -164,10 +165,10 @@ def test_a_row_goes_on_while_another_model_is_loaded_and_unloaded(
         for what in ("load", "unload", "load"):
             watch.clear()
             began = time.perf_counter()
-            wait_for(lambda what=what: admin(server, what, model=SMOL).status_code == 200)  # type: ignore[misc]
+            until(lambda what=what: admin(server, what, model=SMOL).status_code == 200)  # type: ignore[misc]
             took = time.perf_counter() - began
             enough = len(watch.steps) + 20
-            wait_for(lambda enough=enough: len(watch.steps) > enough)  # type: ignore[misc]
+            until(lambda enough=enough: len(watch.steps) > enough)  # type: ignore[misc]
             gaps = sorted(b - a for a, b in zip(watch.steps, watch.steps[1:], strict=False))
             print(f"\n{what}: {took:.2f} s, {len(gaps)} steps; gaps: median {gaps[len(gaps) // 2] * 1000:.1f} ms, ")
             print(f"  longest {[round(gap * 1000) for gap in gaps[:-6:-1]]} ms")

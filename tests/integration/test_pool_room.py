@@ -15,9 +15,9 @@ import pytest
 from start_llm.modelpool import resolve as names
 from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import WAIT, Live
-from tests.integration.pooled import TURN, admin, states, wait_for
-from tests.integration.processes import until
+from tests.integration.pooled import TURN, admin, states
 from tests.oracle import build_oracle, expected_truth
+from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
 
@@ -57,10 +57,10 @@ def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) 
     with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT) as server:
         with at_work(server):
             first = Asking(server, "oracle-hybrid")
-            wait_for(lambda: states(server)["oracle-hybrid"] == "loading")
-            wait_for(lambda: len(server.app.pool._registry.room.entries) == 1)
+            until(lambda: states(server)["oracle-hybrid"] == "loading")
+            until(lambda: len(server.app.pool._registry.room.entries) == 1)
             second = Asking(server, "oracle-windowed")
-            wait_for(lambda: len(server.app.pool._registry.room.entries) == 2)
+            until(lambda: len(server.app.pool._registry.room.entries) == 2)
             assert states(server)["oracle-plain"] == "ready"
             assert [entry.name for entry in server.app.pool._registry.room.entries] == [
                 "oracle-hybrid",
@@ -79,7 +79,7 @@ def test_who_waited_long_enough_is_told_the_numbers(serve: Any) -> None:
     with serve(max_loaded_models=1, pool_wait_seconds=0.2) as server, at_work(server):
         full = Asking(server, "oracle-hybrid").answer()
         assert full.status_code == 507 and "oracle-plain (0.00 GiB, at work)" in full.json()["error"]["message"]
-        wait_for(lambda: states(server)["oracle-hybrid"] == "stored")
+        until(lambda: states(server)["oracle-hybrid"] == "stored")
         assert server.app.pool._registry.room.entries == []
 
 
@@ -97,7 +97,7 @@ def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
             with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as leaving:
                 assert any(b": ping" in part for part in leaving.iter_raw())
                 assert len(server.app.pool._registry.room.entries) == 1
-            wait_for(lambda: server.app.pool._registry.room.entries == [])
+            until(lambda: server.app.pool._registry.room.entries == [])
             assert states(server)["oracle-hybrid"] == "stored"
         assert Asking(server, "oracle-windowed").answer().status_code == 200
 

@@ -18,9 +18,10 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.live import WAIT, Live
-from tests.integration.pooled import BUDGET_FOR_TWO, ORACLES, SMOL, admin, link_smol, states, wait_for
+from tests.integration.pooled import BUDGET_FOR_TWO, ORACLES, SMOL, admin, link_smol, states
 from tests.oracle import expected_truth
 from tests.unique import unique
+from tests.waiting import until
 
 PATIENCE = 10 * WAIT
 SLACK_BYTES = 2 * 2**20
@@ -166,7 +167,7 @@ def active_bytes(server: Live) -> int:
 def only_the_main_model_anew(server: Live, names: tuple[str, ...]) -> int:
     """All models out, the main one in again: the bytes that MLX then holds."""
     for name in names:
-        wait_for(lambda name=name: admin(server, "unload", model=name).status_code == 200)  # type: ignore[misc]
+        until(lambda name=name: admin(server, "unload", model=name).status_code == 200)  # type: ignore[misc]
     assert set(states(server).values()) == {"stored"}
     assert admin(server, "load", model=names[0]).status_code == 200
     return active_bytes(server)
@@ -188,7 +189,7 @@ def test_random_requests_over_three_models_in_a_budget_for_two(serve: Callable[.
         after = only_the_main_model_anew(server, ORACLES)
         assert after <= before + SLACK_BYTES
         assert not any(each() is not None for each in storm.weights), "of small models no byte tells"
-        wait_for(lambda: threads_of_models() <= threads)
+        until(lambda: threads_of_models() <= threads)
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ def test_500_random_requests_over_two_oracles_and_smollm2(
         print(f"the main model alone: MLX holds {before / 2**20:.1f} MiB before, {after / 2**20:.1f} MiB after")
         assert after <= before + SLACK_BYTES
         assert not any(each() is not None for each in storm.weights), "of small models no byte tells"
-        wait_for(lambda: threads_of_models() <= threads)
+        until(lambda: threads_of_models() <= threads)
     with serve(tmp_path / "alone") as fresh:
         link_smol(tmp_path / "alone", smol_path)
         for name in names:

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.processes import process, until
+from tests.integration.processes import process
+from tests.waiting import until
 
 pytestmark = pytest.mark.live
 

@@ -14,9 +14,10 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
-from tests.integration.processes import process, until
+from tests.integration.processes import process
 from tests.integration.test_kill import figure
 from tests.oracle import build_oracle
+from tests.waiting import until
 
 MOST = 1.45
 LAYERS, HEADS, WIDTH = 12, 4, 512  # 196,608 bytes of KV a token

@@ -15,6 +15,7 @@ from start_llm.kvcache.blocks import PathHash, as_tokens
 from start_llm.kvcache.events import BLOCK, block_names
 from start_llm.kvcache.types import RestorePlan
 from tests.kvcache.replay import WAIT_SECONDS, all_events, asked_again
+from tests.waiting import until
 
 TOKENS = as_tokens(list(range(200)))
 
@@ -75,9 +76,7 @@ def test_what_is_sent_again_is_bounded_in_bytes(events, monkeypatch: pytest.Monk
     monkeypatch.setattr(publisher, "REPLAYED_BYTES", 5000)
     for number in range(20):
         events.announce(TOKENS + number, TOKENS + number, held)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while events.figures()["kv_events_waiting"] and time.monotonic() < deadline:
-            time.sleep(0.005)  # so that each is a batch of its own
+        until(lambda: not events.figures()["kv_events_waiting"])  # so that each is a batch of its own
     assert all_events(events.replay, 1), "the newest ones are there"
     batches = [batch for _, batch in events._buffer]
     assert 0 < sum(map(len, batches)) <= 5000 and len(batches) < 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,6 +18,7 @@ from start_llm.modelpool.builder import ModelBuilder
 from start_llm.models.background import at_once
 from start_llm.models.room import Weights
 from tests.oracle import build_oracle
+from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
 
@@ -84,10 +84,8 @@ def loads_and_closes(builder: ModelBuilder) -> str:
 
 
 def leaves_nothing(builder: ModelBuilder, before: set[threading.Thread]) -> None:
-    until = time.monotonic() + WAIT
-    while not disk_threads() <= before:  # one that is closed may be at its last task
-        assert time.monotonic() < until, "the thread of its KV's folder is left"
-        time.sleep(0.01)
+    # One that is closed may be at its last task.
+    until(lambda: disk_threads() <= before, "the thread of its KV's folder is left")
     shared = builder.shared
     assert not shared.guards and shared._weights == {}
     assert "GiB in" in loads_and_closes(builder), "the folder of its KV is still taken"

@@ -39,6 +39,7 @@ from tests.engine.fakes import FakeRunner, submit
 from tests.engine.test_chaos import Site, site_of
 from tests.engine.test_thread import FakeRuntime, final
 from tests.oracle import build_oracle
+from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
 
@@ -188,10 +189,7 @@ class Life:
 
     def gone(self, model: str) -> str:
         """Once the model has gone, or could not be loaded before."""
-        until = time.monotonic() + WAIT
-        while (state := self.pool.card(model).state) not in {"stored", "failed"}:
-            assert time.monotonic() < until, f"it is {state} for ever"
-            time.sleep(0.002)
+        until(lambda: self.pool.card(model).state in {"stored", "failed"})
         return "gone"
 
     def reclaim(self) -> str:
@@ -284,10 +282,7 @@ def lived(cache: Path, on_call: Callable[[Site], None]) -> Life:
         for model in ("two", "three"):
             life.told[f"afterwards, {model}"] = life.ask(model)
         count = len(life.running.tokens)
-        until = time.monotonic() + WAIT
-        while len(life.running.tokens) == count:
-            assert time.monotonic() < until, "the main model's request does not go on"
-            time.sleep(0.001)
+        until(lambda: len(life.running.tokens) > count, "the main model's request does not go on")
         assert life.running.final is None
         ready = {entry.key for entry in life.registry.entries() if entry.state == "ready"}
         assert set(life.engine._loop.models._models) == ready

@@ -22,6 +22,7 @@ from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import CARD, TEXT
 from tests.unique import unique
+from tests.waiting import until
 
 START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 WAIT = 120.0
@@ -86,10 +87,7 @@ def node_of(answer: httpx.Response) -> str:
 def wait_for_looks(stubs: list[NodeStub]) -> None:
     """Until the proxy knows what each node says of itself now: it asks again only once it has read an answer."""
     looks = [stub.looks for stub in stubs]
-    deadline = time.monotonic() + WAIT
-    while any(stub.looks < before + 2 for stub, before in zip(stubs, looks, strict=True)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: all(stub.looks >= before + 2 for stub, before in zip(stubs, looks, strict=True)))
 
 
 @pytest.fixture
@@ -99,10 +97,7 @@ def first(web: httpx.Client, stubs: list[NodeStub]) -> NodeStub:
         stub.reset()
         stub.running = 0 if stub is stubs[1] else 50
     wait_for_looks(stubs)
-    deadline = time.monotonic() + WAIT
-    while node_of(ask(web, "chat/completions")) != stubs[1].name:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: node_of(ask(web, "chat/completions")) == stubs[1].name)
     for stub in stubs:
         stub.seen.clear()
     return stubs[1]

@@ -22,7 +22,7 @@ from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.scripted import REASONS, Scripted, Sounds, Vectors, error_of
 from tests.proxy.stub import CARD, TEXT, StubServer
-from tests.proxy.test_keeper import until
+from tests.waiting import until
 
 START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 pytestmark = [pytest.mark.timeout(400), pytest.mark.thorough]

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from start_llm.core.settings import load_settings
 from start_llm.proxy.child import MODULE
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
+from tests.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -52,13 +52,6 @@ def make(folder: Path, port: int = 0, **more: str) -> LiteLLMProxy:
     return LiteLLMProxy(
         settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=folder / "proxy.log"
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

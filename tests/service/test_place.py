@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,32 +73,35 @@ def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> No
     assert place.users() == 0 and list((tmp_path / "run" / "users-7").iterdir()) == []
 
 
-def watch(place: Place, idle: list[float]) -> threading.Event:
-    """Set once the server would end."""
-    ended = threading.Event()
-    watched = (lambda: idle[0], place, 0.1, ended.set, 0.02)
-    threading.Thread(target=end_when_unused, args=watched, daemon=True).start()
-    return ended
+def ends_at(place: Place, events: dict[float, Callable[[], object]], patch: pytest.MonkeyPatch) -> float:
+    """When an unused server ends by a clock of its own; `events`: what happens when. At "ask" a request comes."""
+    now, asked = [0.0], [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        for at in [at for at in events if at <= now[0]]:
+            if events.pop(at)() == "ask":
+                asked[0] = now[0]
+
+    patch.setattr("start_llm.service.place.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    ended: list[float] = []
+    end_when_unused(lambda: now[0] - asked[0], place, 100.0, lambda: ended.append(now[0]), 1.0)
+    return ended[0]
 
 
-def test_an_unused_server_ends_and_a_busy_one_does_not(tmp_path: Path) -> None:
-    idle = [0.0]
-    ended = watch(Place(settings(tmp_path)), idle)
-    assert not ended.wait(0.3)
-    idle[0] = 100.0
-    assert ended.wait(30)
-
-
-def test_a_server_that_is_used_or_kept_stays(tmp_path: Path) -> None:
+def test_an_unused_server_ends_and_a_busy_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(settings(tmp_path))
-    with place.used():
-        ended = watch(place, [100.0])
-        assert not ended.wait(0.3)
-        place.keep()
-    assert not ended.wait(0.3)
-    released = time.monotonic()
-    place.forget_keep()
-    assert ended.wait(30) and time.monotonic() - released >= 0.05
+    assert ends_at(place, {}, monkeypatch) == 100.0
+    assert ends_at(place, {60.0: lambda: "ask", 150.0: lambda: "ask"}, monkeypatch) == 250.0
+
+
+def test_a_server_that_is_used_or_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(settings(tmp_path))
+    using = place.used()
+    using.__enter__()
+    leave = partial(using.__exit__, None, None, None)
+    events = {300.0: place.keep, 400.0: leave, 700.0: place.forget_keep}
+    assert ends_at(place, events, monkeypatch) == 799.0, "its time counts from the last look that saw it kept"
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder", "other user"])

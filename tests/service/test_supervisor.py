@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from start_llm.core.settings import load_settings
 from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how
+from tests.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -55,13 +55,6 @@ def starts(folder: Path) -> list[tuple[int, float]]:
     except FileNotFoundError:
         return []
     return [(int(pid), float(at)) for pid, at in map(str.split, lines)]
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def state(folder: Path) -> ServerState:

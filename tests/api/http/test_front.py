@@ -25,6 +25,7 @@ from start_llm.core.errors import Unavailable
 from start_llm.core.events import TextDelta
 from tests.api.conftest import Raw
 from tests.api.fakes import FIRST, FakeService, answer, hold
+from tests.waiting import until
 
 Connect = Callable[[ApiServer], Raw]
 Serve = Callable[..., ApiServer]
@@ -44,13 +45,6 @@ def held_back(raw: Raw, size: int = 100_000) -> Raw:
 def figure(server: ApiServer, connect: Connect, name: str) -> float:
     text = connect(server).get("/metrics").response()[2].decode()
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"start_llm_{name} "))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("clients", [16, 200])

@@ -23,7 +23,7 @@ from start_llm.engine.decode.sampling import make_sampler
 from start_llm.engine.ranks import group
 from start_llm.engine.ranks.group import MOST_SAMPLERS, RankGroup
 from start_llm.host.ports import free_port
-from tests.integration.processes import until
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
+from tests.waiting import until
 
 MAX = 10 << 20
 
@@ -81,13 +81,6 @@ def test_other_fingerprints_see_nothing(tmp_path: Path) -> None:
     other = DiskTier(tmp_path, "model b", MAX)
     assert other.contents() == []
     other.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_a_second_server_waits_for_the_folder_and_says_so_once(
