@@ -136,7 +136,7 @@ def test_nodes_are_asked_past_the_machines_proxy(tmp_path: Path, monkeypatch: py
     proxy.start()
     try:
         assert proxy.pid is not None
-        past = psutil.Process(proxy.pid).environ()
+        past = until(psutil.Process(proxy.pid).environ)  # empty while the child's program is being put in place
     finally:
         proxy.stop()
     assert past["HTTP_PROXY"] == "http://squid:3128" and "mac-2" in past["NO_PROXY"].split(",")

@@ -78,10 +78,11 @@ class Talk:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_turn_costs_what_is_new_in_it(family: str, seeing: Seeing) -> None:
     server, talk = seeing(family), Talk()
+    first, second = image(101), image(102)  # no other test of this server shows them
     before = encodings(server)
-    talk.turn(server, words("What is this?"), image(1))
+    talk.turn(server, words("What is this?"), first)
     talk.turn(server, words("And what colour has it?"))
-    answer = talk.turn(server, image(2), words("And this one?"), image(1))
+    answer = talk.turn(server, second, words("And this one?"), first)
     shown = [token for token in server.prompt_of(answer) if token >= FIRST_IMAGE_ID]
     assert len(shown) % 3 == 0 and shown[: len(shown) // 3] == shown[-len(shown) // 3 :], "the first one comes again"
     assert talk.computed <= 1.15 * talk.new, (talk.computed, talk.new)
