@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict
 
 from start_llm.api.common.dialect import Collected, collect
-from start_llm.api.handler import Edge, Observation, why_it_ended
+from start_llm.api.handler import Edge, Observation
 from start_llm.api.http import sse
 from start_llm.api.http.access import visitor_of
 from start_llm.api.http.routes import Request
@@ -143,17 +142,16 @@ def _messages_of(messages: Any) -> list[dict[str, Any]]:
 
 def _events(exchange: ChatExchange, edge: Edge) -> Generator[Event]:
     """The events of a whole request; the last one is `Done`. Raises StartLLMError: the request failed."""
-    request = exchange.request
-    with Observation(request, edge.observers) as observation:
-        stream = exchange.begin()
-        with closing(stream), edge.watcher.watch(None, stream, request.id) as watch:
-            for event in observation.events(stream):
-                if isinstance(event, Failed):
-                    raise event.error
-                yield event
-                if isinstance(event, Done):
-                    return
-            raise why_it_ended(watch)
+    with Observation(exchange.request, edge, connection=None) as observation:
+        for event in observation.begin(exchange):
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Done):
+                observation.answered()
+            yield event
+            if isinstance(event, Done):
+                return
+        raise observation.why_it_ended()
 
 
 def _answer(exchange: ChatExchange, result: Collected) -> ChatAnswer:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -21,7 +22,7 @@ from start_llm.api.http.answers import (
 )
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.routes import Feed, Reply, Request
-from start_llm.api.http.watcher import DisconnectWatcher, Watch, is_gone
+from start_llm.api.http.watcher import DisconnectWatcher, is_gone
 from start_llm.core.errors import Cancelled, ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
@@ -115,23 +116,22 @@ class RequestHandler:
     def _run_exchange(self, exchange: Exchange | Task) -> None:
         """Submits it, watches the client, writes the answer.
 
-        Behind the last byte all is visible (`Observation.events`). So is what a failed stream leaves: the client is
-        told of the failure behind all the rest.
+        Behind the last byte all is visible (`Observation`). So is what a failed stream leaves: the client is told of
+        the failure behind all the rest.
         """
-        edge, request = self._edge, exchange.request
+        request = exchange.request
         answer = self._streamed(exchange) if isinstance(exchange, Exchange) and request.stream else None
         try:
-            with Observation(request, edge.observers) as observation:
-                stream = exchange.begin()
-                with closing(stream), edge.watcher.watch(self._connection.socket, stream, request.id) as watch:
-                    events = observation.events(stream)
-                    if answer is not None:
-                        answer.write_all(events, watch)
-                        return
-                    reply = exchange.reply(events)
-                    if reply is None:
-                        raise why_it_ended(watch)
-                    self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
+            with Observation(request, self._edge, self._connection.socket) as observation:
+                events = observation.begin(exchange)
+                if answer is not None:
+                    answer.write_all(events, observation)
+                    return
+                reply = exchange.reply(events)
+                if reply is None:
+                    raise observation.why_it_ended()
+                observation.answered()
+                self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
         except ClientGone:
             raise
         except StartLLMError as error:
@@ -191,17 +191,6 @@ class RequestHandler:
         return f"{self._request.method} {self._request.path[:200]}"
 
 
-def why_it_ended(watch: Watch) -> StartLLMError:
-    """The error of a request whose events ended without a final one."""
-    if watch.gone:
-        return ClientGone("The client went away while its answer was being made.")
-    if watch.stopped:
-        return Unavailable("The server is shutting down.")
-    if watch.cancelled:
-        return Cancelled("This request was cancelled on the server's page.")
-    return Internal("The answer ended before it was complete.")
-
-
 def _id_headers(request: ChatRequest) -> dict[str, str]:
     """The request's id, for ``/v1/cache/requests/{id}``, under the names that the vendors' clients read."""
     return {ID_HEADER: request.id, ANTHROPIC_ID_HEADER: request.id}
@@ -224,17 +213,21 @@ class _StreamedAnswer:
         self._last_ping = -math.inf
         self._head_sent = False
 
-    def write_all(self, events: Iterator[Event], watch: Watch) -> None:
+    def write_all(self, events: Iterator[Event], observation: Observation) -> None:
         """Raises ClientGone; StartLLMError: `fail` tells the client of it."""
         for event in events:
-            if watch.ended_early:
+            if observation.watch.ended_early:
                 break
             if isinstance(event, Failed):
                 raise event.error
-            self._write(event)
+            data = self._bytes(event)
+            if isinstance(event, Done):
+                observation.answered()
+            if data:
+                self._out.write(data)
             if isinstance(event, Done):
                 return
-        raise why_it_ended(watch)
+        raise observation.why_it_ended()
 
     def fail(self, error: StartLLMError) -> bool:
         """Tells the client inside the stream; False: its head is not out, so that the error can have a status."""
@@ -242,11 +235,12 @@ class _StreamedAnswer:
             self._out.write(self._writer.fail(error))
         return self._head_sent
 
-    def _write(self, event: Event) -> None:
+    def _bytes(self, event: Event) -> bytes:
+        """What the client is told of it; before the first event the head is sent."""
         now, data = time.monotonic(), b""
         if not self._head_sent:
             if isinstance(event, Progress) and now - self._began < self._header_wait:
-                return
+                return b""
             headers = {"Content-Type": self._writer.content_type} | _id_headers(self._request)
             if isinstance(event, Started):
                 headers[CACHE_HEADER] = event.report.header()
@@ -255,33 +249,43 @@ class _StreamedAnswer:
             data = self._writer.open()
         if isinstance(event, Progress):
             if now - self._last_ping < self._ping_gap:
-                return
+                return data
             self._last_ping = now
-        data += self._writer.write(event)
-        if data:
-            self._out.write(data)
+        return data + self._writer.write(event)
 
 
 class Observation:
-    """Tells the observers that a request begins, what happens, and how it ends.
+    """A request from its beginning to its end: it is submitted, its client is watched, the observers are told of it.
 
-    They know its end before the client does: who has an answer finds it in the logs.
+    Whoever has the last byte of its answer may rely on all that follows from it. Before that byte, in this order:
+
+    1. The model thread has stored the KV and given the memory back (`engine.schedule.requests`): its last word comes
+       behind that.
+    2. The turn is recorded (`chat.stream`): before the client reads that the answer is complete.
+    3. The last bytes are made. A response that is to be stored is stored (`api.openai.responses_stream`).
+    4. `answered`: nobody can cancel the request any more; the model is given back; the observers know the end (metrics,
+       request log, audit, page).
+
+    A request that fails is told so behind all of that, too.
     """
 
-    def __init__(self, request: ChatRequest, observers: Sequence[Observer]) -> None:
-        self._request = request
-        self._observers = observers
+    def __init__(self, request: ChatRequest, edge: Edge, connection: socket.socket | None) -> None:
+        """`connection`: of the client that is watched."""
+        self._request, self._edge, self._connection = request, edge, connection
         self._began = request.received or time.monotonic()
         self._seconds_first: float | None = None
+        self._held = ExitStack()  # the stream, and the watch on its client
         self._stream: EventStream | None = None
+        self._done: Done | None = None
         self._ended = False
 
     def __enter__(self) -> Observation:
-        for observer in self._observers:
+        for observer in self._edge.observers:
             observer.started(self._request)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._held.close()
         if not self._ended:
             if isinstance(error, GeneratorExit):  # `api.direct`: whoever read the events reads no more of them
                 error = ClientGone("The program closed the stream.")
@@ -289,27 +293,43 @@ class Observation:
             report = None if self._stream is None else self._stream.last_report()
             self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))
 
-    def events(self, stream: EventStream) -> Iterator[Event]:
-        """The stream's events. Whoever gets the last one finds all that follows from it.
+    def begin(self, exchange: Exchange | Task) -> Iterator[Event]:
+        """Submits it. Its events; the last one is `Done`, and then `answered` is to be called."""
+        self._stream = self._held.enter_context(closing(exchange.begin()))
+        watching = self._edge.watcher.watch(self._connection, self._stream, self._request.id)
+        self.watch = self._held.enter_context(watching)
+        return self._events(self._stream)
 
-        The model is given back, the turn is with the recorder (a request that goes on from it waits for it), and
-        the observers (metrics, logs, audit, the page) know how the request ended.
-        """
-        self._stream = stream
+    def _events(self, stream: EventStream) -> Iterator[Event]:
         for event in stream:
             if self._seconds_first is None and not isinstance(event, Started | Progress | Failed):
                 self._seconds_first = self._seconds()
-            for observer in self._observers:
+            for observer in self._edge.observers:
                 observer.event(self._request, event)
             if isinstance(event, Done):
-                stream.close()
-                self._end(Outcome(200, self._seconds(), usage=event.usage, report=event.report))
+                self._done = event
             yield event
+
+    def answered(self) -> None:
+        """The answer is complete. To be called before its last byte goes out."""
+        assert self._done is not None
+        self._held.close()
+        self._end(Outcome(200, self._seconds(), usage=self._done.usage, report=self._done.report))
+
+    def why_it_ended(self) -> StartLLMError:
+        """The error of a request whose events ended without a final one."""
+        if self.watch.gone:
+            return ClientGone("The client went away while its answer was being made.")
+        if self.watch.stopped:
+            return Unavailable("The server is shutting down.")
+        if self.watch.cancelled:
+            return Cancelled("This request was cancelled on the server's page.")
+        return Internal("The answer ended before it was complete.")
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
     def _end(self, outcome: Outcome) -> None:
         self._ended = True
-        for observer in self._observers:
+        for observer in self._edge.observers:
             observer.ended(self._request, replace(outcome, seconds_first=self._seconds_first))

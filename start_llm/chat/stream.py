@@ -19,6 +19,7 @@ from typing import Any
 from start_llm.chat.handle import Lease, ModelHandle
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
+    ChoiceDone,
     Done,
     EngineDone,
     EngineEvent,
@@ -169,29 +170,35 @@ class ChatStream:
     def __next__(self) -> Event:
         while not self._closed.is_set():
             if self._ready:
+                event = self._ready.popleft()
+                if self._over and isinstance(event, ChoiceDone | Done):
+                    self._record()  # who reads that the answer is complete may go on from it
                 self._last_sent = time.monotonic()
-                return self._ready.popleft()
+                return event
             if self._over:
                 break
             # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
             left = self._last_sent + self._poll - time.monotonic()
             try:
-                index, event = self._queue.get(timeout=max(left, 0.0))
+                index, news = self._queue.get(timeout=max(left, 0.0))
             except Empty:
                 self._watch()
                 continue
-            if event is not None:
-                self._handle(self._choices[index], event)
+            if news is not None:
+                self._handle(self._choices[index], news)
             if left <= 0 and not self._ready:
                 self._ready.append(self._progress)
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the stream; the turn of a complete answer is recorded now, other work is cancelled."""
+        """Ends the stream; the turn of a complete answer is recorded, other work is cancelled."""
         self._closed.set()
         self._queue.put((0, None))
         if not self._over:
             self._cancel()
+        self._record()
+
+    def _record(self) -> None:
         answer, self._answer = self._answer, None
         if answer is not None:
             self._model.recorder.finish(self._prepared, answer, self._choices[0].tokens)
@@ -290,7 +297,6 @@ class ChatStream:
         first = self._choices[0]
         if self._request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
             self._answer = first.message()
-            self._model.pipeline.expect(self._prepared, self._answer)
         self._ready.append(Done(usage, report))
 
     def _fail(self, error: StartLLMError) -> None:

@@ -25,13 +25,11 @@ from start_llm.prompt.plain import PlainTokens
 from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import probe
-from start_llm.prompt.reading import MessageChain
 from start_llm.prompt.tokenise import Eyes
 from start_llm.prompt.traits import Traits
 from start_llm.prompt.tree import ConversationTree, Path, extended
 from start_llm.prompt.turndb import TurnDB
 
-_WAIT_SECONDS = 2.0
 _MISS_SLACK_TOKENS = 16
 COUNTERS = ("healed_turns", "notes", "shown_as_sent", "guesses_right", "guesses_wrong")
 """``healed_turns``: answers that came back without their reasoning or otherwise written. ``notes``: requests that an
@@ -75,7 +73,6 @@ class Pipeline:
             eyes=eyes,
         )
         self._plain = PlainTokens(self._composer.renderer, self._composer.coder)
-        self._awaited: dict[bytes, threading.Event] = {}
         self._guesses = Guesses()
         self._totals = dict.fromkeys(COUNTERS, 0)
         self._totals_lock = threading.Lock()
@@ -99,9 +96,7 @@ class Pipeline:
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         self._composer.length.check([message.content for message in request.messages])
-        query = self._composer.read(request, thinking=thinking)
-        self._await(query.chain)
-        return self._composer.compose(query)
+        return self._composer.compose(self._composer.read(request, thinking=thinking))
 
     def _raw_tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -117,36 +112,20 @@ class Pipeline:
 
     # --- afterwards ---------------------------------------------------------
 
-    def _await(self, chain: MessageChain) -> None:
-        """The answer that this request goes on from may be out, but not yet recorded."""
-        for key in chain.keys:
-            if (event := self._awaited.get(key)) is not None:
-                event.wait(_WAIT_SECONDS)
-
-    def expect(self, prepared: Prepared, answer: Message) -> None:
-        """`answer` is about to go out: a request that goes on from it waits until `record` was called."""
-        if not prepared.raw:
-            self._awaited[prepared.key_behind(answer)] = threading.Event()
-
     def record(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> None:
         """Remembers an answer as the client got it; `tokens` as generated, the end-of-turn token included."""
         if prepared.raw:
             return
         self.sent(prepared)
-        try:
-            self._count(prepared, self._guesses.seen(prepared))
-            # Every turn that says nothing says the same.
-            if tokens and (answer.content.strip() or answer.tool_calls):
-                path = self._path_of(prepared, answer, tokens)
-                self._composer.sent.add_answer(path.node)
-                node, gone = self._tree.add(path.node, path)
-                if self._store is not None and node is path.node:
-                    self._store.save(node)
-                    self._store.forget(gone)
-        finally:
-            event = self._awaited.pop(prepared.key_behind(answer), None)
-            if event is not None:
-                event.set()
+        self._count(prepared, self._guesses.seen(prepared))
+        # Every turn that says nothing says the same.
+        if tokens and (answer.content.strip() or answer.tool_calls):
+            path = self._path_of(prepared, answer, tokens)
+            self._composer.sent.add_answer(path.node)
+            node, gone = self._tree.add(path.node, path)
+            if self._store is not None and node is path.node:
+                self._store.save(node)
+                self._store.forget(gone)
 
     def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
         """The prefix that this client's next request will probably have, the answer included.

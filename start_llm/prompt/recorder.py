@@ -1,16 +1,15 @@
-"""What is done with an answer when its last byte is out: the turn is recorded, and the client's next request guessed.
+"""What is done with a complete answer: the turn is recorded, then the client's next request is guessed.
 
-One thread of its own, so that no client waits for it. Recording goes before guessing, whoever came first.
+An answer's end waits for the first (2 ms, also for long conversations). The rest has a thread of its own.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import PriorityQueue
+from queue import Queue
 
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
@@ -18,14 +17,12 @@ from start_llm.prompt.pipeline import Pipeline, Prepared
 
 log = logging.getLogger(__name__)
 
-_RECORD, _GUESS, _PUBLISH, _END = range(4)
-
 Publish = Callable[[Sequence[int], Sequence[int]], None]
 """Takes a conversation's tokens: plain ones (see `plain`), and those that were computed."""
 
 
 class Recorder:
-    """Works through finished answers. `finish` may be called from any thread and returns at once."""
+    """`finish` and `flush` may be called from any thread."""
 
     def __init__(
         self,
@@ -37,42 +34,40 @@ class Recorder:
         `publish`: tells routers what is held of a conversation."""
         self._pipeline = pipeline
         self._anchor, self._publish = anchor, publish
-        self._jobs: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
-        self._numbers = itertools.count()
+        self._jobs: Queue[Callable[[], None] | None] = Queue()
         self.failures = 0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
     def finish(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
-        """Takes an answer whose end was announced by `Pipeline.expect`; `tokens` as for `Pipeline.record`."""
-        self._jobs.put((_RECORD, next(self._numbers), partial(self._record, prepared, answer, tokens)))
+        """Returns when the turn is recorded: the next request finds it. `tokens` as for `Pipeline.record`."""
+        self._try(partial(self._pipeline.record, prepared, answer, tokens))
+        if self._anchor is not None:
+            self._jobs.put(partial(self._guess, prepared, answer, tokens))
+        if self._publish is not None:
+            self._jobs.put(partial(self._tell_routers, prepared, answer, tokens))
 
     def flush(self) -> None:
-        """Returns when all answers that were taken before are recorded, and what comes next is guessed."""
+        """Returns when what comes after the answers that were taken before is guessed and published."""
         self._jobs.join()
 
     def close(self) -> None:
-        """Records what is waiting, drops guesses, and ends the thread."""
+        """Drops guesses, and ends the thread."""
         self._anchor = self._publish = None
-        self._jobs.put((_END, next(self._numbers), lambda: None))
+        self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get())[0] != _END:
-            try:
-                job[2]()
-            except Exception:  # a thread's edge: one answer is not remembered
-                self.failures += 1
-                log.warning("an answer could not be recorded", exc_info=True)
-            finally:
-                self._jobs.task_done()
+        while (job := self._jobs.get()) is not None:
+            self._try(job)
+            self._jobs.task_done()
 
-    def _record(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
-        self._pipeline.record(prepared, answer, tokens)
-        if self._anchor is not None:
-            self._jobs.put((_GUESS, next(self._numbers), partial(self._guess, prepared, answer, tokens)))
-        if self._publish is not None:
-            self._jobs.put((_PUBLISH, next(self._numbers), partial(self._tell_routers, prepared, answer, tokens)))
+    def _try(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:  # a client has its answer, whether it can be remembered or not
+            self.failures += 1
+            log.warning("an answer could not be recorded", exc_info=True)
 
     def _guess(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
         guess = self._pipeline.predict(prepared, answer, tokens) if self._anchor is not None else None

@@ -60,9 +60,6 @@ class Service:
     def __init__(self) -> None:
         self.finished: list[Any] = []
 
-    def expect(self, prepared: Any, answer: Any) -> None:
-        pass
-
     def finish(self, prepared: Any, answer: Any, tokens: Any) -> None:
         self.finished.append(answer)
 

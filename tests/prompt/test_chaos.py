@@ -80,13 +80,11 @@ class Life:
             client.ask()
         assert client.prepared is not None
         self.prompts[name].append(client.prepared.prompt.tokens)
-        self.pipe.expect(client.prepared, answer)
         try:
             client.answer(answer)
         except Fault:  # as the recorder does: one answer is not remembered
             self.faults.append(name)
             client.messages.append(client.echo(answer))
-        assert self.pipe._awaited == {}, "a client would wait for it"
 
     def figures(self) -> None:
         """As `/metrics` asks for them."""
