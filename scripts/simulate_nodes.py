@@ -15,7 +15,7 @@ import json
 import random
 import sys
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench_nodes import Conversation, busiest, workload
-from start_llm.api.ops.placements import PlacementBody, Placements
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode
 from start_llm.proxy.routing import route_key
@@ -60,7 +59,6 @@ def simulated[T](coroutine: Coroutine[Any, Any, T]) -> T:
 class Delays:
     """Seconds, of one run; and tokens a second. Each delay is drawn between nothing and twice its value."""
 
-    view: float
     explain: float
     reach: float  # from the proxy's decision until the node has the request
     decode: float
@@ -69,7 +67,6 @@ class Delays:
     @classmethod
     def drawn(cls, dice: random.Random) -> Delays:
         return cls(
-            dice.uniform(0.001, 0.02),
             dice.uniform(0.005, 0.08),
             dice.uniform(0.005, 0.1),
             dice.uniform(0.05, 1.0),
@@ -88,10 +85,6 @@ class SimulatedNode:
     running: int = 0
     stored: set[str] = field(default_factory=set)  # beginnings of prompts, by their text
     engine: asyncio.Lock = field(default_factory=asyncio.Lock)
-    placements: Placements = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.placements = Placements(asyncio.get_running_loop().time)
 
     @property
     def url(self) -> str:
@@ -127,11 +120,6 @@ class SimulatedNode:
             card = {"id": "default", "details": {"state": "ready"}}
             return answered({"data": [card]})
         body = json.loads(request.content)
-        if request.url.path == "/v1/cache/placements":
-            await self.pause(self.delays.view)
-            found = asdict(self.placements.ask(PlacementBody(**body)))
-            await self.pause(self.delays.view)
-            return answered(found | now)
         await self.pause(self.delays.explain)
         parts = [message["content"] for message in body["messages"]]
         return answered({"reused": self.reused(parts), "prompt": sum(map(tokens_of, parts))} | now)

@@ -34,7 +34,6 @@ from start_llm.api.openai import shapes as openai
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.ops import shapes as ops
-from start_llm.api.ops.placements import PlacementBody
 from start_llm.core.errors import StartLLMError
 from start_llm.core.protocol import (
     AGENT_HEADER,
@@ -109,9 +108,6 @@ OPERATIONS: dict[str, Operation] = {
         "What a body of any dialect would reuse and compute; runs nothing",
         shape=ops.ExplainedShape,
         headers={CACHE_HEADER: _WHY},
-    ),
-    "POST /v1/cache/placements": Operation(
-        "Whether a conversation lives at this node; for proxies, which place it", PlacementBody, ops.PlacementShape
     ),
     "GET /v1/cache/requests": Operation("This key's last requests, newest first", shape=ops.RecentRequestsShape),
     "GET /v1/cache/requests/{}": Operation("The cache report of a request", shape=ops.RequestReportShape),

@@ -194,7 +194,6 @@ def build_routes(
             Route("/v1/audio/speech", {"POST": sounds.speech}),
             Route("/v1/audio/transcriptions", {"POST": sounds.transcriptions}, form=True),
             Route("/v1/cache/explain", {"POST": dialects.explain}),
-            Route("/v1/cache/placements", {"POST": status.place}, lane="quick", private=True),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
         ]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.client import responses
 from typing import Any, Literal
 
 from start_llm.core.errors import ContextLengthExceeded, StartLLMError
+from start_llm.core.jsontext import parse_inner
 
 REFUSAL_HEADER = "x-start-llm-refusal"
 """The server's word for why it cannot answer a sound request, see `StartLLMError.refusal`."""
@@ -27,6 +30,8 @@ SESSION_HEADERS = (
     *("session_id", "session-id", "conversation_id"),
 )
 AGENT_HEADER = "x-claude-code-agent-id"
+SESSION_END = re.compile(r"_session_([0-9a-fA-F-]+)$")
+"""Claude Code's session at the end of ``metadata.user_id``, as its older versions write it."""
 SIGNED = b"start_llm thinking "
 """What a signature of thinking is made from, in front of the text."""
 SEAL = "start_llm.1."
@@ -44,6 +49,45 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str, str]:
+    """The client's own name of the conversation, and the field or header that has it; two empty texts without one.
+
+    Sub-agents share their caller's name, and are conversations of their own: `AGENT_HEADER` is added to it.
+    """
+    metadata = body.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    places = {"": body, "metadata.": metadata, "extra_body.": body.get("extra_body")}
+    places["metadata.user_id."] = inner_session(user) if isinstance(user, str) else None
+    named = [
+        (str(place[name]), f"{path}{name}")
+        for path, place in places.items()
+        if isinstance(place, Mapping)
+        for name in SESSION_FIELDS
+        if isinstance(place.get(name), str | int) and not isinstance(place[name], bool) and place[name]
+    ]
+    named += [(headers[name], name) for name in SESSION_HEADERS if headers.get(name)]
+    if not named:
+        return "", ""
+    session, where = named[0]
+    agent = headers.get(AGENT_HEADER)
+    return (f"{session}/{agent}", where) if agent else (session, where)
+
+
+def inner_session(user: str) -> dict[str, Any] | None:
+    """What Claude Code puts into the user's id: a JSON object, or its session at the end."""
+    old = SESSION_END.search(user)
+    return {"session_id": old[1]} if old else inner_object(user)
+
+
+def inner_object(text: str) -> dict[str, Any] | None:
+    """Parses a string that contains a JSON object; ``None`` if it does not."""
+    try:
+        value = parse_inner(text) if text.startswith("{") else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def thinking_signature(thinking: str) -> str:

@@ -18,10 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from start_llm.core.errors import BadRequest, StartLLMError
 from start_llm.core.jsontext import parse_object
-from start_llm.core.protocol import AGENT_HEADER
+from start_llm.core.protocol import inner_object, session_of
 from start_llm.proxy.asgi import JSON, error_answer, off_the_loop, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
-from start_llm.proxy.routing import conversation_name, inner_name
 
 _NAMED = ("chat/completions", "responses")
 _CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
@@ -66,20 +65,16 @@ def _named(dialect: str, body: dict[str, Any], headers: Mapping[str, str]) -> di
 
     Of messages it passes on ``metadata.user_id`` only. Where Claude Code puts its session there, the name goes, too.
     """
-    name = given = conversation_name(body, {})
-    if not given:
-        name = conversation_name(body, headers)
-    elif agent := headers.get(AGENT_HEADER):
-        name = f"{given}/{agent}"
+    name = session_of(body, headers)[0]
     if dialect in _NAMED:
-        return body if name == given else body | {"session_id": name}
+        return body if name == session_of(body, {})[0] else body | {"session_id": name}
     metadata = body.get("metadata") or {}
     if dialect != "messages" or not isinstance(metadata, dict):
         return body
     user = metadata.get("user_id")
-    if name == conversation_name({"metadata": {"user_id": user}}, {}):
+    if name == session_of({"metadata": {"user_id": user}}, {})[0]:
         return body
-    inner = inner_name(user) if isinstance(user, str) and user.startswith("{") else None
+    inner = inner_object(user) if isinstance(user, str) else None
     if user and inner is None:  # a text of another form names a person: it stays as it is
         return body
     return body | {"metadata": metadata | {"user_id": json.dumps((inner or {}) | {"session_id": name})}}

@@ -8,11 +8,10 @@ may be offered. One event loop only.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,9 @@ from start_llm.proxy.nodes import (
     json_of,
     loaded_of,
     node_client,
-    seconds_of,
     state_of,
 )
-from start_llm.proxy.routing import Load, NodePicker, NodeView, RouteKey, known_home
+from start_llm.proxy.routing import Load, NodePicker, RouteKey
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +44,6 @@ EXPLAIN_SECONDS = 0.05
 """What the nodes may take to say what they have stored of a prompt. Who is later counts as one that has nothing."""
 EXPLAIN_AGAIN_SECONDS = 0.5
 """The same for a conversation that goes on and is not known here: computing all of it again takes longer."""
-VIEW_SECONDS = 1.0
-"""What the nodes may take to say which conversations live there. They answer from memory; one that is busy is late."""
-NEVER = -1
-"""No revision of a node."""
-PLACE_TRIES = 3
-"""So often a new conversation is decided: again if another proxy has placed one at that node meanwhile."""
 SILENT_SECONDS = 10.0
 """A node whose `/health` was silent for so long is frozen: what it was sent, and has not begun to answer, is sent to
 another one."""
@@ -256,94 +248,16 @@ class NodeFleet:
         if home is None and len(offered) == 1:
             home, how = offered[0].name, "response" if holder else "only"
         if home is None:
-            async with self._one_by_one():
-                home, how, prefill = await self._place(offered, key, explain, anthropic)
+            # New conversations one after the other: two that begin at once would not know each other's place.
+            async with nullcontext() if key.goes_on else self._placing:
+                stored, prompt = await self._stored(offered, key, explain, anthropic)
+                loads = {member.name: member.load for member in offered}
+                home, how = self._picker.choose(key, loads, stored, prompt), "stored"
+                prefill = max(0, prompt - stored.get(home, 0))
                 self._picker.remember(key, home, at_home)  # before the next one is placed
         else:
             self._picker.remember(key, home, at_home)
         return Choice(self.members[home].node, how, time.monotonic() - began, prefill)
-
-    @asynccontextmanager
-    async def _one_by_one(self) -> AsyncIterator[None]:
-        """New conversations are placed one after the other: two that begin at once would not know each other's place.
-
-        Nobody waits long for that. Where a node is silent each of them takes its time.
-        """
-        is_held = False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(VIEW_SECONDS):
-                is_held = await self._placing.acquire()
-        try:
-            yield
-        finally:
-            if is_held:
-                self._placing.release()
-
-    async def _place(
-        self, offered: Sequence[Member], key: RouteKey, explain: bytes | None, anthropic: bool
-    ) -> tuple[str, str, int]:
-        """(node, how it was chosen, tokens that it has to compute) for a conversation that has no home here.
-
-        Another proxy may have placed it, and may place another one at the same time. So the nodes are asked, and the
-        one that is chosen is told; it refuses if it was told something else in between.
-        """
-        stored: dict[str, int] | None = None
-        prompt = 0
-        for left in reversed(range(PLACE_TRIES)):
-            views = await self._views(offered, key)
-            known = known_home(views, {member.name: member.load for member in offered})
-            if known is not None:
-                return known, "conversation", 0
-            if stored is None:
-                stored, prompt = await self._stored(offered, key, explain, anthropic)
-                if views:  # others were placed meanwhile
-                    views |= await self._views([member for member in offered if member.name in views], key)
-            loads = {member.name: member.load for member in offered}
-            home = self._picker.choose(key, loads, stored, prompt, views)
-            # A node that has said nothing yet refuses `NEVER`, and is asked again.
-            revision = (views[home].revision if home in views else NEVER) if left else None
-            # The client's name of it may be of a conversation that lives elsewhere: that one keeps it.
-            is_elsewhere = any(view.known for view in views.values())
-            names = key.conversation[:1] if is_elsewhere else key.conversation
-            telling = asyncio.create_task(self._ask_view(self.members[home], key, names, place=True, revision=revision))
-            if not any(not told.result()[1] for told in await self._done_within([telling], VIEW_SECONDS)):
-                break
-        return home, "stored", max(0, prompt - (stored or {}).get(home, 0))
-
-    async def _views(self, members: Sequence[Member], key: RouteKey) -> dict[str, NodeView]:
-        """What the nodes say of the conversation. It also tells how much each has to do now."""
-        asking = {asyncio.create_task(self._ask_view(member, key, key.conversation)): member for member in members}
-        found = {asking[task].name: task.result()[0] for task in await self._done_within(asking, VIEW_SECONDS)}
-        return {name: view for name, view in found.items() if view is not None}
-
-    async def _ask_view(
-        self,
-        member: Member,
-        key: RouteKey,
-        names: Sequence[str],
-        *,
-        place: bool = False,
-        revision: int | None = None,
-    ) -> tuple[NodeView | None, bool]:
-        """(what the node says, whether it has no objection). A node that does not know the question says nothing."""
-        body = {"conversation": list(names), "opening": key.opening or None, "place": place, "revision": revision}
-        url, headers = f"{member.node.url}/v1/cache/placements", headers_for(member.node) | _JSON
-        try:
-            answer = await ask(self.client, url, body=json.dumps(body).encode(), headers=headers)
-            said = json_of(answer) if answer.status_code == 200 else None
-        except httpx.HTTPError:
-            said = None
-        if not isinstance(said, dict):
-            return None, True
-        member.running, member.waiting = count_of(said, "running"), count_of(said, "queued")
-        view = NodeView(
-            count_of(said, "known") if isinstance(said.get("known"), int) else None,
-            seconds_of(said, "known_seconds") or 0.0,
-            seconds_of(said, "opening_seconds"),
-            count_of(said, "conversations"),
-            count_of(said, "revision"),
-        )
-        return view, not place or said.get("placed") is True
 
     async def _done_within[T](self, tasks: Collection[asyncio.Task[T]], seconds: float) -> set[asyncio.Task[T]]:
         """Those that end in that time. Where this process was too busy to read the answers, they get it once more.
@@ -395,6 +309,9 @@ class NodeFleet:
         except httpx.HTTPError:
             return 0, 0
         report = json_of(answer) if answer.status_code == 200 else {}
+        if isinstance(report, dict) and "running" in report:
+            member.running = count_of(report, "running")
+            member.waiting = count_of(report, "queued")
         return count_of(report, "reused"), count_of(report, "prompt")
 
     @contextmanager

@@ -228,22 +228,13 @@ def loaded_of(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def count_of(answer: Any, name: str) -> int:
-    """A count in a node's answer; 0 for whatever is none."""
-    return int(_number(answer.get(name)) or 0) if isinstance(answer, dict) else 0
-
-
-def seconds_of(answer: Mapping[str, Any], name: str) -> float | None:
-    """A time in a node's answer; ``None`` for whatever is none."""
-    return _number(answer.get(name))
-
-
-def _number(value: Any) -> float | None:
-    """0 or more; ``None``: it is no number."""
+    """A count in a node's answer, 0 or more; 0 for whatever is none."""
+    value = answer.get(name) if isinstance(answer, dict) else None
     try:
-        number = float(value) if isinstance(value, int | float) else math.nan
+        number = float(value) if isinstance(value, int | float) else 0.0
     except OverflowError:  # JSON has whole numbers of any length
-        return None
-    return max(0.0, number) if math.isfinite(number) else None
+        return 0
+    return max(0, int(number)) if math.isfinite(number) else 0
 
 
 def json_of(answer: httpx.Response) -> Any:

@@ -6,10 +6,9 @@ A request goes, in this order,
    text and first user message. It stays there as long as that node is offered and not swamped.
 2. a new conversation, or one whose node is gone: to the nodes that have the longest beginning of its prompt stored
    (`NodePicker.choose`). Nodes that lack at most `NEAR` of the prompt against the best one count as equal. For a
-   conversation that goes on only the best one counts: another proxy, or this one before it was started again, has sent
-   it there, and sends its next turn there, too.
+   conversation that goes on only the best one counts: this proxy sent it there before it was started again.
 3. of those to the least loaded one: requests, then prompt tokens that it still has to compute, then conversations that
-   live there. What is left is decided by a hash, so that several proxies without a common memory decide alike.
+   live there. What is left is decided by a hash.
 
 A beginning that a node is computing is stored nowhere yet. So the node that was given the same tools and system text
 last counts as one that has them. A wrong decision costs computing, never an answer. It does not know which nodes
@@ -24,12 +23,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from start_llm.core.errors import StartLLMError
 from start_llm.core.jsontext import parse_object
-from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS
+from start_llm.core.protocol import session_of
 from start_llm.files.lru import Lru
 
 NEAR = 0.1
@@ -38,14 +36,11 @@ CROWDED = 4
 """A node with so many more requests than the idlest one, and more than twice as many, gets no new conversation."""
 SWAMPED = 4
 """A node at which so many requests wait gives conversations away, if at another one nobody waits."""
-COMPUTING_SECONDS = 60.0
-"""A node that was given a system text so lately counts as one that has it, whatever is stored there yet."""
 MOST_CONVERSATIONS = 8192
 _OF_A_MODEL = ("reasoning", "function_call", "custom_tool_call")  # items of Responses that have no role
 # Of a system text: clocks, counts, and Claude Code's line that is another one in each conversation (`clients/claude`).
 _CHANGES = re.compile(r"^x-anthropic-billing-header:.*|\d+", re.MULTILINE)
 _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n')
-_CLAUDE_SESSION = re.compile(r"_session_([0-9a-fA-F-]+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +68,6 @@ class Load:
         return self.running + self.waiting
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """What a node says of a conversation, and of all that proxies have placed there: see `api/ops/placements`."""
-
-    known: int | None = None  # the place in `RouteKey.conversation` of the first name that lives there
-    known_seconds: float = 0.0  # since when
-    opening_seconds: float | None = None  # since a conversation with this opening was placed there
-    conversations: int = 0
-    revision: int | None = None  # of what it says; ``None``: it has not said it
-
-
 class NodePicker:
     """Decides, and remembers what was decided. Nodes are known by their names. For one thread."""
 
@@ -105,7 +89,6 @@ class NodePicker:
         loads: Mapping[str, Load],
         stored: Mapping[str, int],
         prompt: int,
-        views: Mapping[str, NodeView] = MappingProxyType({}),
     ) -> str:
         """The node for a request that has no home.
 
@@ -113,18 +96,16 @@ class NodePicker:
             loads: the nodes that may be asked, at least one.
             stored: tokens of the prompt that a node has stored, as far as that is known.
             prompt: tokens of the prompt; 0: nobody knows.
-            views: what the nodes say, as far as they have. This proxy's own memory stands in for the others.
         """
         known = {node: stored.get(node, 0) for node in loads}
         sent = self._openings.get(key.opening) if key.opening else None
-        for node in loads:
-            if node == sent or (node in views and _has_opening(views[node], node in stored)):
-                known[node] = max(known[node], int(key.opening_share * (prompt or 1000)))
+        if sent in known:
+            known[sent] = max(known[sent], int(key.opening_share * (prompt or 1000)))
         free = [node for node in loads if not _is_crowded(node, loads)]
         most = max(known[node] for node in free)
         margin = 0 if key.goes_on else NEAR * (prompt or 1000)
         near = [node for node in free if known[node] >= most - margin]
-        living = Counter(self._homes.values()) | Counter({node: view.conversations for node, view in views.items()})
+        living = Counter(self._homes.values())
 
         def order(node: str) -> tuple[int, int, int, str]:
             return loads[node].requests, loads[node].prefill, living[node], digest(key.opening, node)
@@ -139,18 +120,6 @@ class NodePicker:
                 self._homes.put(name, node)
         if key.opening:
             self._openings.put(key.opening, node)
-
-
-def known_home(views: Mapping[str, NodeView], loads: Mapping[str, Load]) -> str | None:
-    """The node at which a proxy has placed the conversation last, unless it is swamped."""
-    known = {node: (view.known, view.known_seconds) for node, view in views.items() if view.known is not None}
-    node = min(known, key=lambda each: known[each], default=None)
-    return None if node is None or _is_swamped(node, loads) else node
-
-
-def _has_opening(view: NodeView, is_explained: bool) -> bool:
-    """Whether a node counts as one that has the tools and system text, whatever it has said to be stored."""
-    return view.opening_seconds is not None and (view.opening_seconds < COMPUTING_SECONDS or not is_explained)
 
 
 def _is_crowded(node: str, loads: Mapping[str, Load]) -> bool:
@@ -183,39 +152,11 @@ def route_key(body: Mapping[str, Any], headers: Mapping[str, str]) -> RouteKey:
     system, user, length, goes_on = _beginning(body)
     tools = _text(body.get("tools"))
     opening = digest(tools, _CHANGES.sub("", system)) if tools or system else ""
-    name, model = conversation_name(body, headers), str(body.get("model", ""))
+    name, model = session_of(body, headers)[0], str(body.get("model", ""))
     exact = digest(model, name, opening, user) if system or user else ""
     named = digest(model, name) if name else ""
     share = (len(tools) + len(system)) / max(1, len(tools) + length)
     return RouteKey(model, tuple(each for each in (exact, named) if each), opening, min(1.0, share), goes_on)
-
-
-def conversation_name(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """The client's own name of the conversation, or nothing. Names of people are none."""
-    metadata = body.get("metadata")
-    user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    for place in (body, metadata, body.get("extra_body"), inner_name(user)):
-        if isinstance(place, dict):
-            for name in SESSION_FIELDS:
-                if isinstance(place.get(name), str | int) and place[name]:
-                    return str(place[name])
-    found = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
-    agent = headers.get(AGENT_HEADER, "")
-    return f"{found}/{agent}" if found and agent else found
-
-
-def inner_name(user: Any) -> dict[str, Any] | None:
-    """Claude Code's session inside of the user's id."""
-    if not isinstance(user, str):
-        return None
-    old = _CLAUDE_SESSION.search(user)
-    if old:
-        return {"session_id": old[1]}
-    try:
-        value = json.loads(user) if user.startswith("{") and len(user) < 4096 else None
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _beginning(body: Mapping[str, Any]) -> tuple[str, str, int, bool]:

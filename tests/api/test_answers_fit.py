@@ -277,7 +277,6 @@ def vectors(chance: random.Random) -> tuple[str, dict[str, Any]]:
             ("/api/embed", {"model": "tiny-encoder", "input": texts}),
             ("/api/show", {"model": chance.choice(["tiny", "none"])}),
             ("/v1/cache/explain", {"messages": [{"role": "user", "content": chance.choice(["Hi", 5])}]}),
-            ("/v1/cache/placements", {"conversation": chance.choice([["a"], "a"])} | some(chance, {"place": True})),
             ("/v1/models/pin", {"model": chance.choice(["tiny", "none"])}),
             ("/v1/audio/speech", {"input": chance.choice(["Hello.", " "])} | some(chance, {"response_format": "wav"})),
         ]

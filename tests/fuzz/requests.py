@@ -32,7 +32,6 @@ BODIES: dict[str, Make] = {
     "/v1/messages/count_tokens": messages,
     "/v1/responses/input_tokens": responses,
     "/v1/cache/explain": lambda tape: tape.pick([chat, completions, messages, responses])(tape),
-    "/v1/cache/placements": mapping(["conversation", "opening", "place", "revision"], anything),
     "/api/chat": ollama_chat,
     "/api/generate": ollama_generate,
     "/api/embed": embeddings,

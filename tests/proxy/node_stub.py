@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from start_llm.api.ops.placements import PlacementBody, Placements
 from tests.proxy.stub import (
     HEADER,
     chat_body,
@@ -43,8 +42,6 @@ class NodeStub:
         looks: how often `/health` was asked.
         instead: writes every answer, in place of all that follows from the other attributes. `cookies`: what came as
             such with any request.
-        asked: what proxies asked or told of conversations. `rivals`: openings that another proxy places just before
-            this one. `is_old`: it does not know that question.
     """
 
     mode: str = "ok"
@@ -55,10 +52,6 @@ class NodeStub:
     looks: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     explained: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    placements: Placements = field(default_factory=Placements)
-    rivals: list[str] = field(default_factory=list)
-    is_old: bool = False
     keys: set[str] = field(default_factory=set)
     instead: Callable[[BaseHTTPRequestHandler], None] | None = None
     cookies: list[str] = field(default_factory=list)
@@ -104,9 +97,7 @@ class NodeStub:
         self.mode, self.stored, self.running, self.waiting = "ok", 0, 0, 0
         self.seen.clear()
         self.explained.clear()
-        self.asked.clear()
-        self.rivals.clear()
-        self.placements, self.is_old, self.instead = Placements(), False, None
+        self.instead = None
 
     # --- answers ------------------------------------------------------------
 
@@ -141,10 +132,6 @@ class NodeStub:
         self._note_key(handler)
         if self.mode == "frozen":
             self.thaw.wait(120)
-        if path == "cache/placements":
-            found = {"known": "x", "revision": None} if self.mode == "lies" else self._place(body)
-            _json(handler, found, 404 if self.is_old else 200)
-            return
         if path == "cache/explain":
             self.explained.append(body)
             _json(handler, [{"reused": "all"}] if self.mode == "lies" else {"reused": self.stored, "prompt": 1000})  # type: ignore[arg-type]
@@ -162,13 +149,6 @@ class NodeStub:
             self._stream(handler, path, _EVENTS[path](body))  # type: ignore[operator]
         else:
             _json(handler, _BODIES[path](body) if path in _BODIES else _ELSE[path])  # type: ignore[operator]
-
-    def _place(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(body)
-        if body["place"] and self.rivals:
-            self.placements.ask(PlacementBody(conversation=["rival"], opening=self.rivals.pop(), place=True))
-        found = asdict(self.placements.ask(PlacementBody(**body)))
-        return found | {"running": self.running, "queued": self.waiting}
 
     def _stream(self, handler: BaseHTTPRequestHandler, path: str, events: Iterator[tuple[str | None, Any]]) -> None:
         handler.send_response(200)

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.ops.placements import PlacementBody
 from start_llm.core.errors import Unavailable
 from start_llm.core.jsontext import LARGE
 from start_llm.proxy import fleet as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode, look_at
-from start_llm.proxy.routing import Load, NodePicker, RouteKey, route_key
+from start_llm.proxy.routing import RouteKey, route_key
 from tests.proxy.node_stub import NodeStub, nodes
 
 WAIT = 60.0
@@ -97,7 +96,6 @@ def test_a_late_answer_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> N
     """httpx may lose a connection of its pool with a request that is cancelled. When all were lost, all nodes were
     silent for ever."""
     monkeypatch.setattr(module, "EXPLAIN_SECONDS", 0.0)
-    monkeypatch.setattr(module, "VIEW_SECONDS", 0.0)
     monkeypatch.setattr(module, "ask", partial(module.ask, seconds=WAIT))  # on a busy machine an answer takes long
 
     async def test(stubs: list[NodeStub]) -> None:
@@ -149,22 +147,17 @@ def test_an_answer_that_this_process_was_too_busy_to_read_is_not_late(busy: floa
     asyncio.run(test())
 
 
-def test_conversations_are_placed_one_after_the_other_but_nobody_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VIEW_SECONDS", 5.0)
-
+def test_new_conversations_are_placed_one_after_the_other() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:
             await until(lambda: all(member.loaded for member in fleet.members.values()))
-            async with fleet._one_by_one():
+            async with fleet._placing:
                 waiting = asyncio.create_task(pick(fleet, body("new")))
-                await asyncio.sleep(0.3)
-                assert not waiting.done() and not any(stub.explained for stub in stubs)
-                assert await asyncio.wait_for(waiting, WAIT), "it goes on though the one in front has not ended"
-            assert not fleet._placing.locked()
-            cancelled = asyncio.create_task(pick(fleet, body("another")))
-            await asyncio.sleep(0)
-            cancelled.cancel()
-            assert await pick(fleet, body("third"))
+                known = body("begun before")
+                known["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+                assert await pick(fleet, known), "one that goes on does not wait"
+                assert not waiting.done()
+            assert await asyncio.wait_for(waiting, WAIT)
 
     run(test)
 
@@ -196,92 +189,6 @@ def test_a_conversation_stays_at_a_node_that_is_late_and_leaves_one_that_is_froz
         home.silent_seconds = module.SILENT_SECONDS + 1
         assert await pick(fleet, body("begun")) != home.name
         await fleet.client.aclose()
-
-    run(test)
-
-
-def test_a_conversation_that_another_proxy_has_begun_is_found_without_its_prompt() -> None:
-    async def test(stubs: list[NodeStub]) -> None:
-        async with watched(stubs) as one, watched(stubs) as other:
-            for fleet in (one, other):
-                await until(lambda fleet=fleet: all(member.loaded for member in fleet.members.values()))  # type: ignore[misc]
-            for number in range(6):
-                given = body(f"begun there {number}")
-                home = await pick(one, given)
-                before = [len(stub.explained) for stub in stubs]
-                given["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
-                assert await pick(other, given) == home
-                assert [len(stub.explained) for stub in stubs] == before
-
-    run(test)
-
-
-def test_proxies_that_choose_at_the_same_time_choose_alike() -> None:
-    """One system text goes to one node, and four of them to all nodes."""
-
-    async def test(stubs: list[NodeStub]) -> None:
-        async with watched(stubs) as one, watched(stubs) as other:
-            for fleet in (one, other):
-                await until(lambda fleet=fleet: all(member.loaded for member in fleet.members.values()))  # type: ignore[misc]
-            homes: dict[int, set[str]] = {}
-            for system in range(3):
-                asked = [body(f"{number}") | {"system": f"{'abc'[system]} " * 200} for number in range(4)]
-                found = await asyncio.gather(
-                    *(pick(fleet, given) for fleet, given in zip((one, other) * 2, asked, strict=True))
-                )
-                homes[system] = set(found)
-            assert all(len(nodes) == 1 for nodes in homes.values()) and len(set.union(*homes.values())) == 3
-
-    run(test)
-
-
-def test_a_node_that_was_quicker_given_another_one_is_left_to_it() -> None:
-    async def test(stubs: list[NodeStub]) -> None:
-        async with watched(stubs) as fleet:
-            await until(lambda: all(member.loaded for member in fleet.members.values()))
-            for stub in stubs:
-                stub.rivals = ["other"]
-            home = await pick(fleet, body("new"))
-            refused = [stub for stub in stubs if not stub.rivals]
-            assert len(refused) > 1 and home not in {stub.name for stub in refused[:-1]} - {home}
-            assert [len(stub.explained) for stub in stubs] == [1, 1, 1], "what is stored is asked once"
-            placed = [
-                stub.name for stub in stubs if stub.placements.ask(PlacementBody(conversation=["rival"])).revision
-            ]
-            assert home in placed
-
-    run(test)
-
-
-def test_a_node_that_has_said_nothing_is_not_given_one_blindly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes are late to say what they have. One of them has been given a conversation."""
-
-    async def test(stubs: list[NodeStub]) -> None:
-        async with watched(stubs) as fleet:
-            await until(lambda: all(member.loaded for member in fleet.members.values()))
-            ask, late = fleet._views, [True]
-
-            async def views(*more: Any) -> Any:
-                return {} if late and late.pop() else await ask(*more)
-
-            monkeypatch.setattr(fleet, "_views", views)
-            idle = {stub.name: Load() for stub in stubs}
-            unseen = NodePicker().choose(route_key(body("new"), {}), idle, {}, 1000)
-            taken = next(stub for stub in stubs if stub.name == unseen)
-            taken.placements.ask(PlacementBody(conversation=["another proxy's"], place=True))
-            assert await pick(fleet, body("new")) != unseen
-
-    run(test)
-
-
-def test_nodes_that_do_not_know_the_question_are_chosen_as_before() -> None:
-    async def test(stubs: list[NodeStub]) -> None:
-        for stub in stubs:
-            stub.is_old = True
-        stubs[2].stored = 900
-        async with watched(stubs) as fleet:
-            await until(lambda: all(member.loaded for member in fleet.members.values()))
-            assert await pick(fleet, body("new")) == stubs[2].name
 
     run(test)
 

@@ -9,16 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from start_llm.proxy.routing import (
-    COMPUTING_SECONDS,
     CROWDED,
     NEAR,
     SWAMPED,
     Load,
     NodePicker,
-    NodeView,
     RouteKey,
     fields_of,
-    known_home,
     route_key,
 )
 
@@ -133,27 +130,6 @@ def test_one_system_text_does_not_gather_all_on_one_node() -> None:
         picker.remember(asked, node, NODES)
         loads[node] = Load(loads[node].running + 1)
     assert max(load.running for load in loads.values()) <= CROWDED + 2
-
-
-def test_what_another_proxy_has_placed_counts_as_stored_for_a_while() -> None:
-    placed = {node: NodeView() for node in NODES} | {"b": NodeView(opening_seconds=1.0, conversations=1)}
-    assert NodePicker().choose(key(), IDLE, dict.fromkeys(NODES, 0), 1000, placed) == "b"
-    long_ago = placed | {"b": NodeView(opening_seconds=COMPUTING_SECONDS + 1, conversations=1)}
-    assert NodePicker().choose(key(), IDLE, dict.fromkeys(NODES, 0), 1000, long_ago) != "b", "it says that it has none"
-    assert NodePicker().choose(key(), IDLE, {}, 1000, long_ago) == "b", "it has not said what it has"
-
-
-def test_what_all_proxies_have_placed_is_shared_out() -> None:
-    views = {"a": NodeView(conversations=3), "b": NodeView(conversations=2), "c": NodeView(conversations=3)}
-    assert {NodePicker().choose(key(opening=f"s{number}"), IDLE, {}, 0, views) for number in range(9)} == {"b"}
-
-
-def test_the_node_that_was_told_last_is_the_home() -> None:
-    views = {"a": NodeView(known=1, known_seconds=1.0), "b": NodeView(known=0, known_seconds=9.0), "c": NodeView()}
-    assert known_home(views, IDLE) == "b", "the surest name"
-    assert known_home(views | {"a": NodeView(known=0, known_seconds=1.0)}, IDLE) == "a", "it has moved"
-    assert known_home(views, IDLE | {"b": Load(8, SWAMPED)}) is None
-    assert known_home({}, IDLE) is None
 
 
 LOADS = st.dictionaries(

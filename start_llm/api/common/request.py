@@ -9,12 +9,12 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, within
-from start_llm.api.http.access import RequestOwners, inner_object, owner_of
+from start_llm.api.http.access import RequestOwners, owner_of
 from start_llm.api.http.routes import Request
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
 from start_llm.core.messages import Message
 from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
-from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS
+from start_llm.core.protocol import session_of
 from start_llm.core.request import ChatRequest, Dialect, Sampling
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import UNKNOWN, Clients
@@ -44,7 +44,7 @@ def request_of(
         "thinking": asked.enabled,
         "reasoning_effort": asked.effort,
         "thinking_budget": asked.budget,
-        "session": session_of(data, inbound.headers),
+        "session": _checked_session(data, inbound.headers),
         "owner": owner_of(data, inbound.headers),
         "template_kwargs": {} if is_raw else template_kwargs_of(data),
         "received": inbound.received,
@@ -145,11 +145,18 @@ def stop_of(stop: Any, path: str = "stop") -> tuple[str, ...]:
 # --- names ---
 
 
+def _checked_session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """Raises BadRequest if it is too long."""
+    session, where = session_of(data, headers)
+    within(SESSION, len(session), where)
+    return session or None
+
+
 def model_of(data: Mapping[str, Any]) -> str:
     """The model that a body names, and its `adapter`, as ``model+adapter``; may be empty. Raises BadRequest."""
-    model, adapter = data.get("model"), data.get("adapter")
-    if adapter is None:
-        adapter = _nested(data, "extra_body", "adapter")
+    model, adapter, extra = data.get("model"), data.get("adapter"), data.get("extra_body")
+    if adapter is None and isinstance(extra, dict):
+        adapter = extra.get("adapter")
     named = plain_name(model) if isinstance(model, str) else ""
     if adapter is None:
         return named
@@ -157,40 +164,6 @@ def model_of(data: Mapping[str, Any]) -> str:
         raise bad("adapter", "the name of an adapter", adapter)
     within(ADAPTER, len(adapter), "adapter")
     return f"{named}{ADAPTER_SIGN}{adapter}"
-
-
-def session_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """The client's own id of the conversation, wherever it puts one. Raises BadRequest if it is too long."""
-    session, where = _session(data, headers)
-    if session is None:
-        return None
-    within(SESSION, len(session), where)
-    if agent := headers.get(AGENT_HEADER):  # sub-agents share their parent's id; they are conversations of their own
-        session = f"{session}/{agent}"
-        within(SESSION, len(session), AGENT_HEADER)
-    return session
-
-
-def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str | None, str]:
-    """The id, and the field or header that has it."""
-    user_id = _nested(data, "metadata", "user_id")
-    inner = inner_object(user_id) if isinstance(user_id, str) else None
-    places = {"": data, "metadata.": data.get("metadata"), "extra_body.": data.get("extra_body")}
-    for path, place in {**places, "metadata.user_id.": inner}.items():
-        if isinstance(place, dict):
-            for name in SESSION_FIELDS:
-                value = place.get(name)
-                if isinstance(value, str | int) and not isinstance(value, bool) and value:
-                    return str(value), f"{path}{name}"
-    found = next((name for name in SESSION_HEADERS if headers.get(name)), "")
-    return (headers[found], found) if found else (None, "")
-
-
-def _nested(data: Mapping[str, Any], *names: str) -> Any:
-    value: Any = data
-    for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
 
 
 # --- thinking ---

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from start_llm.core import hosts
 from start_llm.core.errors import Forbidden, Unauthorized, UnsupportedMediaType
 from start_llm.core.hosts import is_loopback
-from start_llm.core.jsontext import parse_inner
+from start_llm.core.protocol import SESSION_END, inner_object
 from start_llm.files.lru import Lru
 
 USER_FIELDS = ("user", "safety_identifier")
@@ -23,7 +22,6 @@ FORWARDED_BEGINNINGS = ("x-forwarded-", "cf-")
 """Header fields, and beginnings of their names, that a proxy adds: the client behind it may be on any machine."""
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
-_SESSION_END = re.compile(r"_session_[0-9a-fA-F-]+$")
 
 
 # --- what a head must have ----------------------------------------------------
@@ -116,21 +114,12 @@ def _without_session(user: str) -> str:
     """Claude Code puts its session into the user's id. A session that is resumed is still the same user's. Empty where
     there is nothing but a session."""
     if not user.startswith("{"):
-        return _SESSION_END.sub("", user)
+        return SESSION_END.sub("", user)
     value = inner_object(user)
     if value is None:
         return user
     others = {name: value[name] for name in sorted(value) if name != "session_id"}
     return json.dumps(others) if others else ""
-
-
-def inner_object(text: str) -> dict[str, Any] | None:
-    """Parses a string that contains a JSON object; ``None`` if it does not."""
-    try:
-        value = parse_inner(text) if text.startswith("{") else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 # --- who may see it again -------------------------------------------------------

@@ -91,19 +91,6 @@ class ExplainedShape(CacheReportShape):
     queued: int
 
 
-class PlacementShape(TypedDict):
-    """``known``: the place in ``conversation`` of the first name that lives here."""
-
-    known: int | None
-    known_seconds: float | None
-    opening_seconds: float | None
-    conversations: int
-    revision: int
-    placed: bool
-    running: int
-    queued: int
-
-
 class RequestReportShape(CacheReportShape):
     id: str
 

@@ -5,17 +5,15 @@ Only the last waits for the model. It is for who may see everything: everybody's
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from start_llm import __version__
-from start_llm.api.common.fields import parse_body
 from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.api.ops.placements import PlacementBody, Placements
 from start_llm.core.errors import BadRequest, Forbidden, NotFound
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import ModelCard, Service
@@ -39,7 +37,6 @@ class Status:
     owners: RequestOwners
     encoders: EncoderService | None = None
     most_running: int = 0  # requests that are computed at the same time
-    placements: Placements = field(default_factory=Placements)
 
     def health(self, inbound: Request) -> Reply:
         health = self.service.health()
@@ -70,12 +67,6 @@ class Status:
         }
         now = datetime.now(UTC).isoformat()
         return Reply(sse.dumps({"timestamp": now, "version": __version__, "loads": [load]}))
-
-    def place(self, inbound: Request) -> Reply:
-        """Whether a conversation lives here; a proxy of several nodes asks, and places it."""
-        health = self.service.health()
-        found = asdict(self.placements.ask(parse_body(PlacementBody, inbound.body)[0]))
-        return Reply(sse.dumps(found | {"running": health.running, "queued": health.queued}))
 
     def models(self, inbound: Request) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
