@@ -26,6 +26,8 @@ SCENARIOS = {
     "message_id": "an id in each message",
     "restart": "the server was restarted",
     "reasoning_doubled": "reasoning sent back twice",
+    "sub_agent_with_history": "sub-agents that get the history",
+    "compaction": "a summary is asked for",
     "subagents": "sub-agents",
     "reasoning_stripped": "reasoning left out",
     "append": "the history only grows",

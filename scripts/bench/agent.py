@@ -179,6 +179,9 @@ class Agent:
         self.requests += 1
         return self.asker.ask(messages, self.tools, lambda reply: judge(reply, step, suffix))
 
-    def branch(self) -> Agent:
-        """Another session that goes on from this one's history."""
-        return Agent(self.asker, self.system, self.tools, self.style, self.drift, list(self.messages), self.requests)
+    def branch(self, system: str | None = None, tools: list[Json] | None = None) -> Agent:
+        """Another session that goes on from this one's history, with another system text or other tools perhaps."""
+        messages, system = list(self.messages), system or self.system
+        messages[0] = {"role": "system", "content": system}
+        tools = self.tools if tools is None else tools
+        return Agent(self.asker, system, tools, self.style, self.drift, messages, self.requests)

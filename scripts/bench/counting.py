@@ -5,7 +5,8 @@ reasoning, its lines, its tool calls (name and sorted arguments) and its end, an
 costs what its text costs in the oracle's tokenizer. What was generated is laid out in the same way behind the request
 that it answers. A request's new units are those that are in no common subsequence (difflib's) with what one earlier
 request of the scenario carried or had generated. Candidates are the earlier requests whose first message shares a line
-with this one's (what another conversation quotes is new); the one that leaves the fewest new units is used. So a
+with this one's, or whose first answer is the same (what another conversation quotes is new); the one that leaves the
+fewest new units is used. So a
 changed clock line costs that line, a stripped reasoning costs nothing, an insertion costs what was inserted, a block
 that moved costs itself.
 """
@@ -101,7 +102,7 @@ class NewTokens:
         wanted = Counter(units)
         bounded = []
         for old in self.held:
-            if not _head(units) & _head(old):
+            if not _alike(units, old):
                 continue
             common = wanted & Counter(old)
             bounded.append((best - self.price(list(common.elements())), old))
@@ -116,11 +117,18 @@ class NewTokens:
         self.held.append([*units, *generated])
 
 
-def _head(units: Sequence[str]) -> set[str]:
-    """The lines of the first message."""
-    first = next((i for i, unit in enumerate(units) if unit.startswith("<|im_start|>")), len(units))
+def _alike(units: Sequence[str], other: Sequence[str]) -> bool:
+    """One of the first message's lines is the same, or the first answer is: the same is asked in another role."""
+    first, others = (_message(each, "<|im_start|>") for each in (units, other))
+    answer, before = (_message(each, "<|im_start|>assistant\n") for each in (units, other))
+    return bool(set(first) & set(others)) or (len(answer) > 0 and answer == before)
+
+
+def _message(units: Sequence[str], header: str) -> Sequence[str]:
+    """The lines of the first message whose header begins so."""
+    first = next((i for i, unit in enumerate(units) if unit.startswith(header)), len(units))
     end = next((i for i in range(first, len(units)) if units[i] == "<|im_end|>\n"), len(units))
-    return set(units[first + 1 : end])
+    return units[first + 1 : end]
 
 
 def _unmatched(units: list[str], old: list[str]) -> list[str]:

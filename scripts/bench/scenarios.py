@@ -167,6 +167,55 @@ def side_requests(bench: Bench) -> None:
         summary.turn(f"Summarise what was done so far, part {number}.", [Step(writer.sentence())])
 
 
+def _long_talk(bench: Bench) -> tuple[Writer, Agent]:
+    writer = Writer(bench.seed)
+    agent = _agent(bench, writer)
+    for _ in range(4):
+        agent.turn(writer.task(), writer.steps(calls=3))
+    return writer, agent
+
+
+def _summed_up(writer: Writer, agent: Agent, asked: Agent) -> None:
+    """A summary is asked for, and the conversation goes on from that."""
+    summary = writer.prose(12)
+    asked.turn(f"Write a summary for whoever goes on with this.\n{writer.prose(6)}", [Step(summary)])
+    frame = "Another assistant has begun this work. Its summary:\n"
+    later = Agent(agent.asker, agent.system, agent.tools)
+    later.messages += [{"role": "user", "content": frame + summary}, *agent.messages[-2:]]
+    later.turn(writer.task(), writer.steps(calls=1))
+
+
+def compaction(bench: Bench) -> None:
+    """A summary is asked for without tools (Codex)."""
+    writer, agent = _long_talk(bench)
+    _summed_up(writer, agent, agent.branch(tools=[]))
+
+
+def compaction_role(bench: Bench) -> None:
+    """A summary is asked for without tools and with a system text of its own (Qwen Code)."""
+    writer, agent = _long_talk(bench)
+    _summed_up(writer, agent, agent.branch(f"You write summaries.\n{writer.prose(8)}", []))
+
+
+def plan_and_build(bench: Bench) -> None:
+    """The system text and some of the tools change with the mode: plan, build, plan, build."""
+    writer, agent = _long_talk(bench)
+    build, tools, plan = agent.system, agent.tools, f"You plan. You change nothing.\n{writer.prose(8)}"
+    for number in range(4):
+        agent = agent.branch(build if number % 2 else plan, tools if number % 2 else tools[:2])
+        agent.turn(writer.task(), writer.steps())
+
+
+def sub_agent_with_history(bench: Bench) -> None:
+    """Two sub-agents with roles of their own are given the history; then the main one goes on."""
+    writer, agent = _long_talk(bench)
+    for number in range(2):
+        agent.branch(f"You are helper {number}.\n{writer.prose(8)}", agent.tools[:2]).turn(
+            writer.task(), writer.steps()
+        )
+    agent.turn(writer.task(), writer.steps(calls=1))
+
+
 def parallel(bench: Bench) -> None:
     """Six sessions at once."""
 
@@ -212,6 +261,10 @@ SCENARIOS: dict[str, Scenario] = {
         subagents,
         new_sessions,
         side_requests,
+        compaction,
+        compaction_role,
+        plan_and_build,
+        sub_agent_with_history,
         parallel,
         restart,
     )
