@@ -28,7 +28,7 @@ import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.types import StoredEnd
 
 TOKEN_BYTES = 4  # of shrunk KV: a key and a value of one float16
 GAP_SECONDS = 60.0  # between two sessions of one slot
@@ -302,12 +303,12 @@ def replay_ours(
         waiting.discard(request.conversation)
         for part in parts:
             part.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
-        about: dict[str, Any] = {"session": request.conversation, "seconds_per_token": 1 / device.prefill}
+        about = StoredEnd(session=request.conversation, seconds_per_token=1 / device.prefill)
         for place in store.pauses(prompt, found.length):
             model.prefill(found.cache, place)
-            store.put(tokens[:place], found.cache, head=place == prompt.head, answered=False, **about)
+            store.put(tokens[:place], found.cache, replace(about, system_end=place == prompt.head, answered=False))
         model.prefill(found.cache, len(tokens))
-        store.put(prompt.tokens, found.cache, calls=request.calls, **about)
+        store.put(prompt.tokens, found.cache, replace(about, calls=request.calls))
         store.take_back(found.cache)
         if disk is not None:
             store.disk.flush()

@@ -36,7 +36,15 @@ from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
-from start_llm.kvcache.types import Checkpoint, KVReader, Restored, RestorePlan, StoreConfig, Unstorable
+from start_llm.kvcache.types import (
+    Checkpoint,
+    KVReader,
+    Restored,
+    RestorePlan,
+    StoreConfig,
+    StoredEnd,
+    Unstorable,
+)
 
 __all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
 
@@ -45,6 +53,7 @@ log = logging.getLogger(__name__)
 _ANSWER_ROOM = 128  # tokens; where an answer begins, rows are not copied at once
 _LEAST_GRID = 128  # tokens; a denser one would make chunks of prefill that are too short to be quick
 _SWEEP_SECONDS = 10.0  # between two looks for KV that has outlived its time
+_UNKNOWN_END = StoredEnd()
 
 
 class KVStore:
@@ -170,34 +179,8 @@ class KVStore:
 
     # --- writing ------------------------------------------------------------
 
-    def put(
-        self,
-        tokens: TokenSequence,
-        cache: Sequence[Any],
-        *,
-        session: str | None = None,
-        owner: str | None = None,
-        one_shot: bool = False,
-        seconds_per_token: float = 0.0,
-        checkpoint: bool = True,
-        head: bool = False,
-        states: Sequence[tuple[int, Sequence[Any]]] = (),
-        answered: bool = True,
-        calls: bool | None = None,
-    ) -> None:
+    def put(self, tokens: TokenSequence, cache: Sequence[Any], about: StoredEnd = _UNKNOWN_END) -> None:
         """Stores what is not stored yet of `cache`, which holds exactly `tokens` (one row, not a batch).
-
-        Args:
-            session: the conversation this is an end of, as its owner calls it.
-            owner: who asks; two owners may call a conversation the same.
-            one_shot: a side request; goes before anything else when bytes are short.
-            seconds_per_token: measured cost of computing the new tokens (0: unknown).
-            checkpoint: also save the state of layers that cannot be cut.
-            head: the tools+system block ends here: its checkpoint is kept longer than others.
-            states: layers as they were after so many of `tokens`: checkpoints of these places are saved, too.
-            answered: a turn of that conversation is over, so checkpoints that it has outgrown are given up. Else this
-                is a part of it, or a guess of the next one.
-            calls: the answer of that turn calls tools, so the client comes back by itself (``None``: unknown).
 
         Raises:
             ValueError: the cache holds another number of tokens.
@@ -209,29 +192,30 @@ class KVStore:
         if not len(array):
             return
         try:
-            end = self._insert(array, cache, one_shot, seconds_per_token, checkpoint and not self._kit.cuttable)
-            for length, layers in states:
+            end = self._insert(array, cache, about)
+            for length, layers in about.states:
                 self._attach(array[:length], layers)
         except Unstorable as error:
             self.resident.counters["refused"] += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
             return
-        end.head = end.head or head
-        if session is not None and not one_shot:
-            self._sessions.add_end(session, end, self._clock(), owner=owner, answered=answered, calls=calls)
+        end.head = end.head or about.system_end
+        if about.session is not None and not about.one_shot:
+            self._sessions.add_end(
+                about.session, end, self._clock(), owner=about.owner, answered=about.answered, calls=about.calls
+            )
         # Not while the prompt is computed: where its system text ends is not known yet.
-        for segment in thin_after(end, self._config) if answered and not self._kit.cuttable else ():
+        for segment in thin_after(end, self._config) if about.answered and not self._kit.cuttable else ():
             self.resident.drop_checkpoint(segment)
             self.disk.thinned(segment)
         self.disk.forget_lost()
         self.disk.stored([*reversed(list(end.ancestors())), end])
         self._eviction.enforce(self._clock())
 
-    def _insert(
-        self, tokens: Tokens, cache: Sequence[Any], one_shot: bool, seconds_per_token: float, want_state: bool
-    ) -> Segment:
+    def _insert(self, tokens: Tokens, cache: Sequence[Any], about: StoredEnd) -> Segment:
         """Adds the path, fills its ghosts from `cache`, returns its end. Unstorable: nothing has changed."""
         resident = self.resident
+        want_state = about.checkpoint and not self._kit.cuttable
         match = resident.tree.walk(tokens)
         inside = match.length == len(tokens) and match.parted
         if inside and not want_state and match.path[-1].rows is not None:
@@ -244,11 +228,11 @@ class KVStore:
         path = resident.tree.extend(tokens)
         resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
-            segment.one_shot = one_shot and (segment.one_shot or segment.rows is None)
+            segment.one_shot = about.one_shot and (segment.one_shot or segment.rows is None)
             if segment.rows is None:
                 self.lent_rows.fill_from(segment, cache)
                 resident.counters["stored_tokens"] += segment.length
-                segment.seconds_per_token = seconds_per_token
+                segment.seconds_per_token = about.seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
             resident.attach(end, state)

@@ -128,6 +128,23 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredEnd:
+    """What is known about the place at which stored KV ends."""
+
+    session: str | None = None  # the conversation that it is an end of, as its owner calls it
+    owner: str | None = None  # who asks; two owners may call a conversation the same
+    one_shot: bool = False  # a side request; it is evicted before anything else
+    seconds_per_token: float = 0.0  # measured cost of computing the new tokens; 0: unknown
+    checkpoint: bool = True  # the state of layers that cannot be cut is saved, too
+    system_end: bool = False  # tools and system text end here: the checkpoint is kept longer than others
+    states: Sequence[tuple[int, Sequence[Any]]] = ()  # layers after so many tokens: more checkpoints
+    # A turn of the conversation is over, so checkpoints that it has outgrown are given up. Else this is a part of it,
+    # or a guess of the next one.
+    answered: bool = True
+    calls: bool | None = None  # the answer of that turn calls tools, so the client comes back by itself; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class StoreConfig:
     """What a store may keep."""
 

@@ -20,6 +20,7 @@ from start_llm.engine.schedule.memory import SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import RestorePlan
+from start_llm.kvcache.types import StoredEnd
 
 EOS = 0
 
@@ -159,13 +160,13 @@ class FakeStore:
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return () if self.cuttable else tuple(b for b in prompt.boundaries if b > start)
 
-    def put(self, tokens: Any, cache: list[Any], *, checkpoint: bool = True, **about: Any) -> None:
+    def put(self, tokens: Any, cache: list[Any], about: StoredEnd) -> None:
         assert [int(t) for t in tokens] == [int(t) for t in cache]
-        if self.cuttable or checkpoint:
+        if self.cuttable or about.checkpoint:
             self.entries.append(np.asarray(tokens))
-            self.one_shot.append(about.get("one_shot", False))
-            self.heads.append(about.get("head", False))
-            self.calls.append(about.get("calls"))
+            self.one_shot.append(about.one_shot)
+            self.heads.append(about.system_end)
+            self.calls.append(about.calls)
 
     def idle(self) -> None:
         pass

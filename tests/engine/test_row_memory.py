@@ -28,6 +28,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.types import StoredEnd
 from tests.engine.fakes import FixedMemory, submit
 from tests.engine.schedule.test_scheduler import drain
 
@@ -67,7 +68,7 @@ def store_of(history: list[int]) -> GuardedStore:
         layer.update_and_fetch(*(mx.zeros((1, HEADS, len(history), WIDTH)) for _ in range(2)))
     mx.eval([layer.state for layer in caches])
     store = KVStore(LayerKit(lambda: make_prompt_cache(model())), StoreConfig(budget_bytes=BUDGET))
-    store.put(history, caches, session="s")
+    store.put(history, caches, StoredEnd(session="s"))
     return GuardedStore(store, lambda: make_prompt_cache(model()))
 
 

@@ -26,7 +26,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
 from start_llm.kvcache.store import KVStore
 from start_llm.kvcache.tree import Segment
-from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
+from start_llm.kvcache.types import Checkpoint, StoreConfig, StoredEnd, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
 
@@ -181,7 +181,7 @@ def long_conversation(width: int, budget_bytes: int, most: int = 16_000) -> KVSt
         rows = mx.zeros((1, 1, 64, 1), mx.float16)
         cache[0].update_and_fetch(rows, rows)
         cache[1][0] = mx.zeros((1, 2 * width), mx.float16)
-        store.put(range(stop), cache, session="a", answered=stop == most)
+        store.put(range(stop), cache, StoredEnd(session="a", answered=stop == most))
     return store
 
 

@@ -17,7 +17,7 @@ from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.rows import Run
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
-from start_llm.kvcache.types import Slices
+from start_llm.kvcache.types import Slices, StoredEnd
 from tests.kvcache.tiny import known_cache, read_known
 
 LAYERS = 3
@@ -86,7 +86,7 @@ def turn(store: KVStore, tokens: list[int]) -> None:
     """A whole request."""
     cache = begin(store, tokens)
     append(cache, tokens[len(read(cache)) :])
-    store.put(tokens, cache, session="s")
+    store.put(tokens, cache, StoredEnd(session="s"))
     store.take_back(cache)
 
 
@@ -438,7 +438,8 @@ class Interleaving:
 
     def put(self) -> None:
         tokens, cache = self.random.choice(self.rows)
-        self.store.put(list(tokens), cache, session=str(len(tokens) % 3), checkpoint=self.random.random() < 0.7)
+        about = StoredEnd(session=str(len(tokens) % 3), checkpoint=self.random.random() < 0.7)
+        self.store.put(list(tokens), cache, about)
 
     def look(self) -> None:
         tokens = self.text(30) if not self.rows else list(self.random.choice(self.rows)[0])

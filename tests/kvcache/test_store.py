@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from start_llm.core.prompt import Prompt
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.types import StoredEnd
 from tests.kvcache.tiny import WINDOW, known_cache, random_tokens, read_known
 
 TOKEN_BYTES = 8  # of a known_cache: one float32 key and value a token
@@ -33,7 +34,7 @@ def store_of(hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any)
 
 
 def put(store: KVStore, tokens: list[int], hybrid: bool = False, **options: Any) -> None:
-    store.put(tuple(tokens), known_cache(tokens, hybrid), **options)
+    store.put(tuple(tokens), known_cache(tokens, hybrid), StoredEnd(**options))
 
 
 def restored(store: KVStore, tokens: list[int], limit: int | None = None) -> list[int]:
@@ -346,7 +347,7 @@ def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
         assert n == 0 or plan.length == 500
         start = store.restore(tokens, plan).length
         for stop in store.pauses(prompt, start):
-            put(store, list(tokens[:stop]), hybrid=True, session=str(n), head=stop == prompt.head)
+            put(store, list(tokens[:stop]), hybrid=True, session=str(n), system_end=stop == prompt.head)
         put(store, list(tokens), hybrid=True, session=str(n))
 
 
@@ -357,7 +358,7 @@ def test_another_agent_of_the_same_client_computes_its_difference() -> None:
     put(store, random_tokens(2, seed=1), hybrid=True)  # what a token takes is known
     prompt = Prompt(tuple(head + random_tokens(200, seed=2)), boundaries=(4000,), head=4000, generation=4195)
     for stop in store.pauses(prompt, 0):
-        put(store, list(prompt.tokens[:stop]), hybrid=True, session="main", head=stop == 4000, answered=False)
+        put(store, list(prompt.tokens[:stop]), hybrid=True, session="main", system_end=stop == 4000, answered=False)
     put(store, list(prompt.tokens), hybrid=True, session="main")
     other = tuple(head[:parting] + random_tokens(500, seed=3))
     assert parting - 128 <= store.lookup(other).length <= parting

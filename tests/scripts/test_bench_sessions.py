@@ -79,8 +79,8 @@ def test_rows_are_lent_as_the_engine_lends_them(path: Path, monkeypatch: pytest.
     lent = []
 
     class Watched(bench.KVStore):
-        def put(self, tokens: Any, cache: Any, **about: Any) -> None:
-            super().put(tokens, cache, **about)
+        def put(self, tokens: Any, cache: Any, about: Any) -> None:
+            super().put(tokens, cache, about)
             lent.append(self.lent_rows.nbytes)
 
     monkeypatch.setattr(bench, "KVStore", Watched)

@@ -12,7 +12,7 @@ from start_llm.core.report import StoredTree
 from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.store import KVStore
-from start_llm.kvcache.types import KVReader, Restored, RestorePlan
+from start_llm.kvcache.types import KVReader, Restored, RestorePlan, StoredEnd
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +81,15 @@ class GuardedStore:
             return Restored(self._fresh(), 0, 0)
         return self._or(None, self._store.restore, tokens, plan, lend=True) or Restored(self._fresh(), 0, 0)
 
-    def take_back(self, cache: Cache, **about: Any) -> None:
-        """`about`: the keyword arguments of `KVStore.take_back`. If it fails the KV is given up: nothing stays lent."""
+    def take_back(self, cache: Cache, *, valid: bool = True) -> None:
+        """See `KVStore.take_back`. If it fails the KV is given up: nothing stays lent."""
 
-        def taken(**about: Any) -> bool:
-            self._store.take_back(cache, **about)
+        def taken(valid: bool) -> bool:
+            self._store.take_back(cache, valid=valid)
             return True
 
-        if not self._or(False, taken, method="take_back", **about):
-            self._or(False, taken, method="take_back", valid=False)
+        if not self._or(False, taken, valid, method="take_back"):
+            self._or(False, taken, False, method="take_back")
 
     def moved(self, cache: Cache, reader: KVReader | None) -> None:
         """If it fails the KV is given up: nobody would know where it is."""
@@ -104,10 +104,9 @@ class GuardedStore:
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return self._or((), self._store.pauses, prompt, start) if self._reuse else ()
 
-    def put(self, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
-        """`about`: the keyword arguments of `KVStore.put`."""
+    def put(self, tokens: TokenSequence, cache: Cache, about: StoredEnd) -> None:
         if self._reuse:
-            self._or(None, self._store.put, tokens, cache, **about)
+            self._or(None, self._store.put, tokens, cache, about)
 
     def idle(self) -> None:
         self._or(None, self._store.idle)

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from start_llm.core.events import Progress, Started
 from start_llm.core.report import CacheReport, Miss
@@ -20,7 +19,7 @@ from start_llm.engine.schedule.guarded import STORE_ERROR, GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
-from start_llm.kvcache.types import KVReader, Restored, RestorePlan
+from start_llm.kvcache.types import KVReader, Restored, RestorePlan, StoredEnd
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +86,15 @@ class Prefill:
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""
         if job.cache is not None:
-            head = job.position == job.work.prompt.head
-            computed = job.tokens[: job.position]
-            self.store(job, computed, job.cache, checkpoint=checkpoint, head=head, answered=False)
+            at_system_end = job.position == job.work.prompt.head
+            about = StoredEnd(checkpoint=checkpoint, system_end=at_system_end, answered=False)
+            self.store(job, job.tokens[: job.position], job.cache, about)
 
-    def store(self, job: Job, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
-        """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""
+    def store(self, job: Job, tokens: TokenSequence, cache: Cache, about: StoredEnd) -> None:
+        """Stores KV that belongs to the job: `cache` holds exactly `tokens`. `about`: without who asks and the cost."""
         work, cost = job.work, self.seconds_per_token
-        about |= {"session": work.session, "owner": work.owner, "one_shot": work.one_shot}
-        self._store.put(tokens, cache, seconds_per_token=cost, **about)
+        about = replace(about, session=work.session, owner=work.owner, one_shot=work.one_shot, seconds_per_token=cost)
+        self._store.put(tokens, cache, about)
 
 
 def trusted(error: BaseException | None) -> bool:

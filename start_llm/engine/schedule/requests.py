@@ -17,7 +17,7 @@ from start_llm.engine.schedule.jobs import EndReason, Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import Prefill, Prompts, trusted
 from start_llm.kvcache.blocks import as_tokens
-from start_llm.kvcache.types import KVReader
+from start_llm.kvcache.types import KVReader, StoredEnd
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,8 @@ class Requests:
         if kv is not None:
             cache, tokens = kv
             calls = self._rows.calls(job) if answered else None
-            self._prefill.store(job, as_tokens(tokens), cache, states=job.states, answered=answered, calls=calls)
+            about = StoredEnd(states=job.states, answered=answered, calls=calls)
+            self._prefill.store(job, as_tokens(tokens), cache, about)
 
     def _forget(self, job: Job, *, valid: bool = True) -> None:
         """Takes the job out of everything but the runner. `valid`: see `KVStore.take_back`."""

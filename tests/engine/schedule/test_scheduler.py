@@ -15,7 +15,7 @@ from start_llm.engine.decode.row import RowState
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from start_llm.kvcache.types import RestorePlan
+from start_llm.kvcache.types import RestorePlan, StoredEnd
 from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, FixedMemory, Restored, submit
 
 
@@ -89,7 +89,7 @@ def test_drafts_are_prepared_before_the_prompt_is_prefilled() -> None:
 def test_a_turn_is_over_once_and_a_guess_is_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, _, store, _ = make()
     answered: list[bool] = []
-    monkeypatch.setattr(store, "put", lambda tokens, cache, **about: answered.append(about["answered"]))
+    monkeypatch.setattr(store, "put", lambda tokens, cache, about: answered.append(about.answered))
     work, _ = submit("a", range(1, 251))
     scheduler.add(work)
     drain(scheduler)
@@ -207,9 +207,9 @@ class Forgetful(FakeStore):
     def restore(self, tokens: Any, plan: RestorePlan, *, lend: bool = False) -> Restored:
         return super().restore(tokens, replace(plan, length=min(plan.length, self.gives)))
 
-    def put(self, tokens: Any, cache: list[Any], **about: Any) -> None:
+    def put(self, tokens: Any, cache: list[Any], about: StoredEnd) -> None:
         if not self.deaf:
-            super().put(tokens, cache, **about)
+            super().put(tokens, cache, about)
 
     def forget(self) -> None:
         self.entries, self.deaf = [], True
@@ -247,7 +247,7 @@ def test_a_report_says_that_stored_kv_could_not_be_read() -> None:
     for gives in (10**6, 10):
         store = Forgetful()
         store.gives = gives
-        store.put(range(1, 101), list(range(1, 101)))
+        store.put(range(1, 101), list(range(1, 101)), StoredEnd())
         scheduler, *_ = make(store=store)
         work, sink = submit("a", range(1, 101))
         scheduler.add(work)
@@ -260,7 +260,7 @@ def test_a_report_says_that_stored_kv_could_not_be_read() -> None:
 def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
     store = Forgetful()
     scheduler, *_ = make(store=store)
-    store.put(range(1, 101), list(range(1, 101)))
+    store.put(range(1, 101), list(range(1, 101)), StoredEnd())
     one, _ = submit("a", range(1, 501))
     two, sink = submit("b", range(1, 501))
     scheduler.add(one)
