@@ -56,15 +56,15 @@ def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) 
     text = "\n".join(said)
     for part in (app.server_url, "oracle", "GiB in memory", "/kv", "launch claude"):
         assert part in text
-    assert httpx.get(f"{app.server_url}/health", timeout=60).json()["state"] == "ready"
+    assert httpx.get(f"{app.server_url}/health").json()["state"] == "ready"
 
 
 def test_a_program_can_have_a_server_for_a_block(make: Callable[..., Any]) -> None:
     assert start_llm.App is App and start_llm.load_settings is load_settings
     with make()[0] as app:
-        assert httpx.get(f"{app.url}/health", timeout=60).json()["state"] == "ready"
+        assert httpx.get(f"{app.url}/health").json()["state"] == "ready"
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{app.url}/health", timeout=60)
+        httpx.get(f"{app.url}/health")
     with pytest.raises(AttributeError, match="no attribute 'Ap'"):
         start_llm.Ap  # noqa: B018 - that it raises is what is asked
 
@@ -76,14 +76,14 @@ def test_routers_are_told_of_what_a_conversation_left(make: Callable[..., Any]) 
     replay = line.rpartition("missed ones: ")[2].rstrip(")")
     words = " ".join(f"word{n}" for n in range(200))
     body = {"model": "default", "messages": [{"role": "user", "content": words}], "max_tokens": 4}
-    assert httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{app.url}/v1/chat/completions", json=body).status_code == 200
     cleared, stored = all_events(replay, 2)[:2]
     assert cleared == ["AllBlocksCleared"]
     name, names, parent, tokens, size, *_ = stored
     assert (name, parent, size) == ("BlockStored", None, 64) and len(tokens) == 64 * len(names)
     text = app.on_model_thread(lambda model, tokenizer: tokenizer.decode(tokens))
     assert "word0 word1" in text and "word190" in text
-    assert "start_llm_kv_events_stored_total" in httpx.get(f"{app.url}/metrics", timeout=60).text
+    assert "start_llm_kv_events_stored_total" in httpx.get(f"{app.url}/metrics").text
 
 
 def test_untrusted_code_is_refused_with_the_settings_name(make: Callable[..., Any]) -> None:
@@ -118,7 +118,7 @@ def test_what_a_library_says_of_named_files_ends_the_start_in_a_sentence(
     with pytest.raises(Unavailable, match="expected value at line 1"):
         app.start()
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{app.url}/health", timeout=60)
+        httpx.get(f"{app.url}/health")
 
 
 def test_a_port_in_use_is_named(make: Callable[..., Any]) -> None:
@@ -133,7 +133,7 @@ def test_a_stranger_on_the_proxys_port_is_named_and_the_server_goes_on(make: Cal
         app, said = make(proxy="on", proxy_port=taken.getsockname()[1], litellm_master_key="sk-test")
         app.start()
         assert any(line.startswith("proxy     off") for line in said)
-        assert httpx.get(f"{app.server_url}/health", timeout=60).status_code == 200
+        assert httpx.get(f"{app.server_url}/health").status_code == 200
 
 
 class ReadyProxy:
@@ -168,9 +168,9 @@ def test_where_conversations_may_go_is_said_at_the_start_and_counted(
     app.start()
     told = [line for line in said if line.startswith("fallback")]
     assert len(told) == 1 and told[0].endswith("to anthropic/claude-x") and "cloud-key" not in "".join(said)
-    figures = httpx.get(f"{app.server_url}/metrics", timeout=60).text
+    figures = httpx.get(f"{app.server_url}/metrics").text
     assert "start_llm_fallbacks 2.0" in figures and "start_llm_fallbacks_queue_full 2.0" in figures
-    settings = httpx.get(f"{app.server_url}/page/settings", timeout=60)
+    settings = httpx.get(f"{app.server_url}/page/settings")
     assert "anthropic/claude-x" in settings.text and "cloud-key" not in settings.text
 
 
@@ -204,11 +204,10 @@ def test_before_loading_requests_get_503(make: Callable[..., Any]) -> None:
     answer = httpx.post(
         f"{app.server_url}/v1/chat/completions",
         json={"model": "x", "messages": [{"role": "user", "content": "hi"}]},
-        timeout=60,
     )
     assert answer.status_code == 503
     assert "loading" in answer.json()["error"]["message"]
-    assert httpx.get(f"{app.server_url}/health", timeout=60).json()["state"] == "loading"
+    assert httpx.get(f"{app.server_url}/health").json()["state"] == "loading"
 
 
 def test_a_context_that_is_too_long_is_refused_with_the_numbers(make: Callable[..., Any]) -> None:
@@ -239,4 +238,4 @@ def test_a_token_that_the_model_does_not_have_is_refused_and_hurts_nobody(make: 
         answer = httpx.post(f"{app.server_url}/v1/completions", json=body, timeout=30)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
         assert "99999999" in answer.json()["error"]["message"]
-    assert httpx.get(f"{app.server_url}/health", timeout=60).json()["state"] in ("ready", "busy")  # busy: idle prefill
+    assert httpx.get(f"{app.server_url}/health").json()["state"] in ("ready", "busy")  # busy: idle prefill

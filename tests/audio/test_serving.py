@@ -41,15 +41,15 @@ def served(whisper_path: Path, voice_path: Path, tmp_path_factory: pytest.TempPa
 def ask(server: Live, seconds: float = 1.0, **fields: Any) -> httpx.Response:
     files = {"file": ("sound.wav", wav(tone(seconds)))}
     data = {"model": "whisper-1", "language": "de", "temperature": "0.2", **fields}
-    return httpx.post(f"{server.url}/v1/audio/transcriptions", files=files, data=data, timeout=WAIT)
+    return server.post("/v1/audio/transcriptions", files=files, data=data)
 
 
 def post(server: Live, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT)
+    return server.post(f"/v1/{path}", json=body)
 
 
 def listed(server: Live, name: str = NAME) -> Any:
-    return httpx.get(f"{server.url}/v1/models/{name}", timeout=WAIT).json()
+    return server.get(f"/v1/models/{name}").json()
 
 
 def test_a_model_of_the_pool_comes_and_goes(served: Live) -> None:
@@ -91,7 +91,7 @@ def test_only_the_weights_of_a_folder_count(served: Live) -> None:
 
 
 def test_models_of_another_kind_are_400_and_named(served: Live) -> None:
-    main = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]
+    main = served.get("/v1/models").json()["data"][0]["id"]
     wrong = ask(served, model=main)
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "model")
     assert "is a language model" in wrong.json()["error"]["message"]
@@ -168,8 +168,8 @@ def test_it_is_logged_and_counted(served: Live) -> None:
     before = served.app.audio.figures()["transcribed_seconds"]
     answer = ask(served, 1.5)
     assert served.app.audio.figures()["transcribed_seconds"] - before == 1.5
-    assert "start_llm_transcribed_seconds" in httpx.get(f"{served.url}/metrics").text
-    recent = httpx.get(f"{served.url}/v1/cache/requests").json()["requests"]
+    assert "start_llm_transcribed_seconds" in served.get("/metrics").text
+    recent = served.get("/v1/cache/requests").json()["requests"]
     mine = next(entry for entry in recent if entry["id"] == answer.headers["x-request-id"])
     assert (mine["dialect"], mine["model"], mine["status"]) == ("transcription", NAME, 200)
 

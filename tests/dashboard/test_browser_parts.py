@@ -130,7 +130,7 @@ def test_agents_say_whether_they_are_installed_and_clients_get_snippets(
     assert not page.all('[data-agent="pi"] .install')[0].is_displayed()
     assert "npm install" in page.one('[data-agent="claude"] .install').text
     page.until_text("#snippets", f"OPENAI_BASE_URL={server.url}/v1", "ANTHROPIC_BASE_URL", "curl", "from openai")
-    context = httpx.get(f"{server.url}/v1/models").json()["data"][0]["context_length"]
+    context = server.get("/v1/models").json()["data"][0]["context_length"]
     page.until_text("#snippets", "Open WebUI", "Zed", "VS Code", f'"max_tokens": {context}')
     assert len(page.all("#snippets button")) == 7
 

@@ -9,13 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from start_llm.embeddings import compute as engine
 from start_llm.engine.schedule.scheduler import Scheduler
 from tests.embeddings.texts import texts
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.oracle import build_oracle, script
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("needs_library"), pytest.mark.thorough]
@@ -53,7 +52,7 @@ def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatc
     )
     next(answer)
     body = {"input": texts(60), "truncate": True}
-    assert httpx.post(f"{served.url}/v1/embeddings", json=body, timeout=WAIT).status_code == 200
+    assert served.post("/v1/embeddings", json=body).status_code == 200
     assert "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices).count("word") >= 399
     assert order.count("batch") > 20
     first, last = order.index("batch"), len(order) - order[::-1].index("step")
@@ -65,12 +64,12 @@ def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatc
 def test_what_is_embedded_is_logged_and_counted(served: Live) -> None:
     before = served.app.encoders.figures()
     body = {"input": ["a", "b"], "encoding_format": "base64"}
-    data = httpx.post(f"{served.url}/v1/embeddings", json=body, timeout=WAIT)
+    data = served.post("/v1/embeddings", json=body)
     assert len(base64.b64decode(data.json()["data"][0]["embedding"])) == 4 * 32
     after = served.app.encoders.figures()
     assert after["embedded_texts"] - before["embedded_texts"] == 2
-    assert "start_llm_embedded_tokens" in httpx.get(f"{served.url}/metrics").text
-    recent = httpx.get(f"{served.url}/v1/cache/requests").json()["requests"]
+    assert "start_llm_embedded_tokens" in served.get("/metrics").text
+    recent = served.get("/v1/cache/requests").json()["requests"]
     mine = next(entry for entry in recent if entry["id"] == data.headers["x-request-id"])
     assert (mine["dialect"], mine["model"], mine["status"]) == ("embeddings", "tiny-encoder", 200)
     assert mine["prompt"] == 0  # of the shares that are reused
@@ -79,6 +78,6 @@ def test_what_is_embedded_is_logged_and_counted(served: Live) -> None:
 def test_the_weights_are_counted_before_they_are_loaded(served: Live, encoder_path: Path) -> None:
     weights = (encoder_path / "model.safetensors").stat().st_size
     assert served.app.encoders.prepare(lambda step, part: None) == weights
-    listed = httpx.get(f"{served.url}/v1/models").json()["data"][-1]
+    listed = served.get("/v1/models").json()["data"][-1]
     assert listed["id"] == "tiny-encoder"
     assert listed["details"]["weight_bytes"] == weights

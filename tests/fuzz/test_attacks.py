@@ -90,7 +90,7 @@ def test_it_is_refused_and_health_answers(name: str, served: World) -> None:
     body = make()
     headers = {"Content-Type": "application/json"}
     url = f"{served.app.server_url}{CHAT}"
-    answer, worst = watched(served, lambda: httpx.post(url, content=body, headers=headers, timeout=60))
+    answer, worst = watched(served, lambda: httpx.post(url, content=body, headers=headers))
     assert answer.status_code == 400, answer.text
     assert says in answer.json()["error"]["message"]
     assert worst < HEALTH_SECONDS

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.integration.live import WAIT, Live
+from tests.integration.live import Live
 from tests.oracle import TEMPLATES, expected_truth, make_tokenizer
 
 Json = dict[str, Any]
@@ -91,7 +91,7 @@ class Asker:
 
     def ask(self, messages: list[Json], tools: list[Json] | None = None) -> Heard:
         body, path = (self._chat if self.dialect == "chat" else self._messages)(messages, tools or [])
-        response = httpx.post(f"{self.server.url}{path}", json=body, timeout=WAIT)
+        response = httpx.post(f"{self.server.url}{path}", json=body)
         data = response.json()
         assert response.status_code == 200, data
         message = data["choices"][0]["message"] if self.dialect == "chat" else _as_openai(data["content"])

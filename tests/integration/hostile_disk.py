@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from start_llm.kvcache.disk import tier as disk
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.oracle import expected_truth
 from tests.waiting import until
 
@@ -43,21 +43,16 @@ def turn(server: Live, messages: list[dict[str, Any]]) -> None:
 
 
 def respond(server: Live, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/responses", json={"model": "default", "input": "hi"} | body, timeout=WAIT)
-
-
-def figure(server: Live, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"start_llm_{name} "))
+    return server.post("/v1/responses", json={"model": "default", "input": "hi"} | body)
 
 
 def until_paused(server: Live, messages: list[dict[str, Any]]) -> None:
     """Turn by turn: the figures are those of the model thread's last step."""
-    until(lambda: figure(server, "kv_disk_paused") == 1 or turn(server, messages), "the tier does not pause")
+    until(lambda: server.figure("kv_disk_paused") == 1 or turn(server, messages), "the tier does not pause")
 
 
 def settled(server: Live) -> bool:
-    return figure(server, "kv_disk_waiting_bytes") == 0
+    return server.figure("kv_disk_waiting_bytes") == 0
 
 
 def fill(path: Path) -> None:
@@ -77,7 +72,7 @@ def fills_up(model: Path, folder: Path, said: Said) -> None:
     with live(model, folder / "cache", kv_disk_dir="auto", kv_disk_bytes=1 << 30) as server:
         for _ in range(2):  # a first request alone may be a side request, which is not written
             turn(server, messages)
-        until(lambda: settled(server) and figure(server, "kv_disk_written_files") > 0)
+        until(lambda: settled(server) and server.figure("kv_disk_written_files") > 0)
         fill(filler)
         for _ in range(4):
             turn(server, messages)
@@ -91,11 +86,11 @@ def fills_up(model: Path, folder: Path, said: Said) -> None:
         assert quiet.status_code == 200 and quiet.json()["store"] is False, quiet.text
         assert len(said.lines) < 12, said.lines
         filler.unlink()
-        until(lambda: turn(server, messages) or figure(server, "kv_disk_paused") == 0)
+        until(lambda: turn(server, messages) or server.figure("kv_disk_paused") == 0)
         assert said.times("the disk tier goes on") == 1
         kept = respond(server, store=True)
         assert kept.status_code == 200
-        assert httpx.get(f"{server.url}/v1/responses/{kept.json()['id']}", timeout=WAIT).status_code == 200
+        assert server.get(f"/v1/responses/{kept.json()['id']}").status_code == 200
 
 
 def may_only_be_read(model: Path, folder: Path, said: Said) -> None:
@@ -110,7 +105,7 @@ def may_only_be_read(model: Path, folder: Path, said: Said) -> None:
             assert said.times("the disk tier pauses") == 1 and said.times("cannot be logged now") == 1, said.lines
             assert respond(server, store=True).status_code == 503
             assert respond(server).json()["store"] is False
-            assert httpx.get(f"{server.url}/health", timeout=WAIT).status_code == 200
+            assert server.get("/health").status_code == 200
         assert len(said.lines) < 8, said.lines
 
 

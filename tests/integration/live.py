@@ -55,6 +55,17 @@ class Live:
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT)
 
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=WAIT, **more)
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.post(self.url + path, timeout=WAIT, **more)
+
+    def figure(self, name: str) -> float:
+        """Of `/metrics`."""
+        lines = self.get("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"start_llm_{name} "))
+
     def work(self) -> int:
         """Prompt tokens that went through the model so far, re-anchoring included."""
         return int(self.app.on_model_thread(lambda model, _: model.work.computed))
@@ -72,7 +83,7 @@ class Live:
     def chat(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """One request; the answer's message, with the whole body under ``body``."""
         body = {"model": "default", "messages": messages, **more}
-        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=WAIT)
+        response = self.post("/v1/chat/completions", json=body)
         data = response.json()
         assert response.status_code == 200, data
         message = data["choices"][0]["message"]

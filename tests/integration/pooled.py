@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
-from tests.integration.live import WAIT, Live
+from tests.integration.live import Live
 
 BUDGET_FOR_TWO = PREFILL_BYTES + 2 * LEAST_CACHE_BYTES + 64 * 2**20
 ORACLES = ("oracle-plain", "oracle-hybrid", "oracle-windowed")
@@ -34,10 +34,10 @@ def link_smol(cache: Path, smol_path: Path) -> int:
 
 def states(server: Live) -> dict[str, str]:
     """By model."""
-    models = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+    models = server.get("/v1/models").json()["data"]
     return {model["id"]: model["details"]["state"] for model in models}
 
 
 def admin(server: Live, what: str, **body: Any) -> httpx.Response:
     """``POST /v1/models/load``, ``unload`` or ``pin``."""
-    return httpx.post(f"{server.url}/v1/models/{what}", json=body, timeout=WAIT)
+    return server.post(f"/v1/models/{what}", json=body)

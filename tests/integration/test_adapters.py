@@ -72,13 +72,13 @@ def user(text: str) -> dict[str, Any]:
 
 
 def cards(server: Live) -> dict[str, dict[str, Any]]:
-    data = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+    data = server.get("/v1/models").json()["data"]
     return {card["id"]: card["details"] for card in data}
 
 
 def error(server: Live, **body: Any) -> tuple[int, str]:
     body = {"messages": [user("x")], "max_tokens": 2} | body
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
+    response = server.post("/v1/chat/completions", json=body)
     return response.status_code, response.json()["error"]["message"] if response.status_code != 200 else ""
 
 
@@ -128,10 +128,9 @@ def test_every_dialect_takes_an_adapter(server: Live) -> None:
     assert {chat.model, text.model, response.model, message.model} == {"tiny-base+first"}
     nested = ask(server, "default", [user("x")], extra_body=more)
     assert nested["body"]["model"] == "tiny-base+first"
-    counted = httpx.post(
-        f"{server.url}/v1/messages/count_tokens",
+    counted = server.post(
+        "/v1/messages/count_tokens",
         json={"model": "default", "adapter": "nobody", "messages": [user("x")]},
-        timeout=WAIT,
     )
     assert counted.status_code == 404
 
@@ -150,9 +149,7 @@ def test_every_dialect_takes_an_adapter(server: Live) -> None:
     ],
 )
 def test_which_model_and_adapter_is_meant(server: Live, body: dict[str, Any], meant: str) -> None:
-    answer = httpx.post(
-        f"{server.url}/v1/chat/completions", json={"messages": [user("x")], "max_tokens": 2} | body, timeout=WAIT
-    )
+    answer = server.post("/v1/chat/completions", json={"messages": [user("x")], "max_tokens": 2} | body)
     assert answer.json()["model"] == meant
 
 
@@ -199,7 +196,7 @@ def test_the_listing_has_each_model_with_its_adapters(server: Live) -> None:
     assert {name for name in shown if "+" in name} == {"tiny-base+first", "tiny-base+second", "other-base+wide"}
     assert next(iter(shown)) == "tiny-base"
     assert "tiny-base+second" in {card.id for card in server.app.pool.cards()}
-    one = httpx.get(f"{server.url}/v1/models/tiny-base+first", timeout=WAIT).json()
+    one = server.get("/v1/models/tiny-base+first").json()
     assert one["details"]["adapter"] == "first" and one["details"]["base"] == "tiny-base"
 
 
@@ -274,7 +271,7 @@ def test_the_base_may_go_while_its_adapters_stay_and_its_weights_are_counted_as_
         return int(server.app.pool.figures()["models_weight_bytes"])
 
     def unload(name: str) -> httpx.Response:
-        return httpx.post(f"{server.url}/v1/models/unload", json={"model": name}, timeout=WAIT)
+        return server.post("/v1/models/unload", json={"model": name})
 
     with serve(pool_memory_bytes=8 * 2**30) as server:
         talk = [user(WORDS)]

@@ -6,11 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.metrics import COUNTERS, GAUGES
-from tests.integration.live import WAIT, live
+from tests.integration.live import live
 
 KEY = "sk-" + "a1B2" * 8
 
@@ -21,8 +19,8 @@ def test_a_request_leaves_a_row_a_dump_and_counters(oracle_path: Callable[..., P
         answer = server.chat(told, max_tokens=8)
         body = {"model": "default", "prompt": ["one two", "three"], "max_tokens": 2}
         headers = {"User-Agent": "my-agent/1.0"}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=WAIT).status_code == 200
-        assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "x"}, timeout=WAIT).status_code == 404
+        assert server.post("/v1/completions", json=body, headers=headers).status_code == 200
+        assert server.post("/v1/completions", json=body | {"model": "x"}).status_code == 404
         unknown = server.app._server.metrics.figures().keys() - GAUGES.keys() - COUNTERS.keys()
     assert not unknown, "each figure is a gauge or a counter, with a help text"
     first, second, third = entries(tmp_path / AUDIT_FILE, Wanted(), 10)

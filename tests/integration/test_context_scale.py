@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from tests.integration.live import WAIT, Live
+from tests.integration.live import Live
 from tests.integration.pooled import admin
 
 SHORT = 4096
@@ -21,7 +19,7 @@ def test_counts_follow_the_room_of_the_model_that_answers(serve: Callable[..., A
     (files / "oracle-hybrid.toml").write_text(f"context = {SHORT}\n")
     with serve(context_scale="auto", model_files=files) as server:
         assert admin(server, "load", model="oracle-hybrid").status_code == 200
-        cards = {card["id"]: card for card in httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]}
+        cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}
         assert cards["oracle-hybrid"]["context_length"] == SHORT
         for name in ("oracle-plain", "oracle-hybrid"):
             scale = cards[name]["details"]["context_scale"]
@@ -33,8 +31,8 @@ def _told(server: Live, name: str, scale: float) -> None:
     """All counts of this API are multiplied, those of the others are not."""
     asked: Any = {"model": name, "enable_thinking": False, **ASKED}  # as in this API, where nobody asks for it
     plain = server.chat(asked.pop("messages"), **asked)["body"]["usage"]
-    counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json={"model": name, **ASKED}, timeout=WAIT)
+    counted = server.post("/v1/messages/count_tokens", json={"model": name, **ASKED})
     assert abs(counted.json()["input_tokens"] - plain["prompt_tokens"] * scale) <= 1
-    answer = httpx.post(f"{server.url}/v1/messages", json={"model": name, **ASKED}, timeout=WAIT).json()["usage"]
+    answer = server.post("/v1/messages", json={"model": name, **ASKED}).json()["usage"]
     read = answer["input_tokens"] + answer["cache_read_input_tokens"]
     assert abs(read - plain["prompt_tokens"] * scale) <= 2 and answer["output_tokens"] == round(8 * scale)

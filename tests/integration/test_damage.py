@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.files.damage import damage_somewhere
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.oracle import expected_truth
 
 
@@ -26,7 +26,7 @@ def turn(server: Live, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def respond(server: Live, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/responses", json={"model": "default", "input": "hi"} | body, timeout=WAIT)
+    return server.post("/v1/responses", json={"model": "default", "input": "hi"} | body)
 
 
 def folders(root: Path) -> list[Path]:
@@ -57,5 +57,5 @@ def test_random_damages(oracle_path: Callable[..., Path], tmp_path: Path, kind: 
             turn(server, after)
             again = respond(server, store=True)
             assert again.status_code == 200
-            assert httpx.get(f"{server.url}/health", timeout=WAIT).status_code == 200
+            assert server.get("/health").status_code == 200
         shutil.rmtree(cache)

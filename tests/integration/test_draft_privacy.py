@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -70,14 +69,14 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], obj
 def ask(server: Live, who: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     headers = {"Authorization": f"Bearer {who['key']}"} if "key" in who else {}
     body = {"model": "default", "messages": messages, **{name: who[name] for name in who if name != "key"}}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT)
+    response = server.post("/v1/chat/completions", json=body, headers=headers)
     response.raise_for_status()
     return str(response.json()["choices"][0]["message"]["content"])
 
 
 def complete(server: Live, prompt: str) -> str:
     body = {"model": "default", "prompt": prompt, "max_tokens": 60}
-    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT)
+    response = server.post("/v1/completions", json=body)
     response.raise_for_status()
     return str(response.json()["choices"][0]["text"])
 

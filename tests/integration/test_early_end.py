@@ -32,7 +32,7 @@ def open_stream(server: Live) -> socket.socket:
 
 
 def metric(server: Live, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
+    lines = server.get("/metrics").text.splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
@@ -66,10 +66,10 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
                 while connection.recv(65536):
                     pass
         requests = f"{server.url}/v1/cache/requests"
-        entry = until(lambda: httpx.get(requests, timeout=WAIT).json()["requests"])[0]
-        one = httpx.get(f"{requests}/{entry['id']}", timeout=WAIT).json()
+        entry = until(lambda: httpx.get(requests).json()["requests"])[0]
+        one = httpx.get(f"{requests}/{entry['id']}").json()
         counted = metric(server, 'start_llm_tokens_total{kind="computed"}')
-        with httpx.stream("GET", f"{server.url}/page/feed", timeout=WAIT) as feed:
+        with httpx.stream("GET", f"{server.url}/page/feed") as feed:
             line = next(line for line in feed.iter_lines() if line.startswith("data: "))
         (page,) = json.loads(line.removeprefix("data: "))["ended"]
     (row,) = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
@@ -90,7 +90,7 @@ def test_the_first_token_of_an_answer_that_is_sent_as_a_whole_is_its_first_token
         asked = [{"role": "user", "content": "Hello. [[truth]]"}]
         answered = threading.Thread(target=lambda: server.chat(asked))
         answered.start()
-        with httpx.stream("GET", f"{server.url}/page/feed", timeout=WAIT) as feed:
+        with httpx.stream("GET", f"{server.url}/page/feed") as feed:
             for line in feed.iter_lines():
                 if not line.startswith("data: "):
                     continue

@@ -35,7 +35,7 @@ def test_explain_does_not_wait_for_the_model(
             thread.start()
         until(lambda: server.app.engine.status().queued == 2)
         body = {"model": "default", "messages": history}
-        report = httpx.post(f"{server.url}/v1/cache/explain", json=body, timeout=WAIT).json()
+        report = server.post("/v1/cache/explain", json=body).json()
         assert (report["running"], report["queued"]) == (1, 2)
         assert report["reused"] >= first["body"]["usage"]["prompt_tokens"] and "miss" not in report
         assert report["reused"] + report["computed"] == report["prompt"]
@@ -55,14 +55,14 @@ def test_no_report_tells_what_another_client_has_stored(servers: Callable[..., L
 
     def ask(key: str, text: str, path: str = "/v1/chat/completions") -> httpx.Response:
         body = {"model": "default", "messages": [{"role": "user", "content": opening + text}]}
-        return httpx.post(server.url + path, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT)
+        return httpx.post(server.url + path, json=body, headers={"Authorization": f"Bearer {key}"})
 
     assert ask("theirs", secret).status_code == 200
     told = [ask("mine", "and what comes now?", "/v1/cache/explain"), ask("mine", "and what comes now?")]
     mine = told[1].json()
     assert mine["usage"]["start_llm"]["reused"] > 100  # equal tokens, equal KV
     for path in ("/v1/cache/requests", f"/v1/cache/requests/{mine['id']}", f"/page/requests/{mine['id']}"):
-        told.append(httpx.get(server.url + path, headers={"Authorization": "Bearer mine"}, timeout=WAIT))
+        told.append(httpx.get(server.url + path, headers={"Authorization": "Bearer mine"}))
     for answer in told:
         assert answer.status_code == 200
         assert not any(word in answer.text for word in ("password", "heron")), answer.text

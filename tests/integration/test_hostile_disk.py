@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.integration.live import WAIT, Live, live
@@ -65,12 +64,12 @@ def test_two_servers_on_one_folder(
         with second as two:
             history = say(one, say(one, []))
             other = say(two, [{"role": "system", "content": "Another."}])
-            made = httpx.post(f"{one.url}/v1/responses", json={"model": "default", "input": "hi"}, timeout=WAIT)
-            found = httpx.get(f"{two.url}/v1/responses/{made.json()['id']}", timeout=WAIT)
+            made = one.post("/v1/responses", json={"model": "default", "input": "hi"})
+            found = two.get(f"/v1/responses/{made.json()['id']}")
             assert found.status_code == 200
             say(one, history)
             stack.close()  # the first one ends
-            until(lambda: "kv_disk_paused 0.0" in httpx.get(f"{two.url}/metrics", timeout=WAIT).text)
+            until(lambda: "kv_disk_paused 0.0" in two.get("/metrics").text)
             two.app.engine.call(lambda scheduler: scheduler.store.idle(), WAIT)
             before = two.work()
             say(two, history)

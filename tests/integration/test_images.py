@@ -33,7 +33,7 @@ def block(data: str) -> dict[str, Any]:
 def ask(server: Live, messages: list[dict[str, Any]]) -> dict[str, Any]:
     system = f"You help. {WORDS}"
     body = {"model": "claude-sonnet", "max_tokens": 600, "system": system, "tools": [READ], "messages": messages}
-    response = httpx.post(f"{server.url}/v1/messages", json=body, timeout=WAIT)
+    response = server.post("/v1/messages", json=body)
     data = response.json()
     assert response.status_code == 200, data
     return dict(data)
@@ -132,9 +132,9 @@ def streamed(server: Live, messages: list[dict[str, Any]]) -> str:
 
 def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:
     server = servers("plain")
-    (card,) = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+    (card,) = server.get("/v1/models").json()["data"]
     assert card["capabilities"]["vision"] is False and card["capabilities"]["images"] == "placeholder"
-    assert httpx.get(f"{server.url}/health", timeout=WAIT).json()["capabilities"] == card["capabilities"]
+    assert server.get("/health").json()["capabilities"] == card["capabilities"]
 
 
 @pytest.mark.smol

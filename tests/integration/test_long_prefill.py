@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
@@ -43,7 +43,7 @@ def test_health_answers_during_a_prefill(slow: Live) -> None:
     thread = threading.Thread(target=lambda: slow.chat(MESSAGES))
     thread.start()
     until(lambda: slow.work() > 0)
-    answers = [httpx.get(f"{slow.url}/health", timeout=WAIT).json() for _ in range(2)]
+    answers = [slow.get("/health").json() for _ in range(2)]
     assert {a["state"] for a in answers} == {"busy"}
     assert answers[0]["running"] == 1
     thread.join()
@@ -75,7 +75,7 @@ def test_a_retry_joins_the_running_prefill(slow: Live) -> None:
 
 def test_a_stream_shows_life(slow: Live) -> None:
     body = {"model": "default", "messages": MESSAGES, "stream": True}
-    with httpx.stream("POST", f"{slow.url}/v1/chat/completions", json=body, timeout=WAIT) as response:
+    with httpx.stream("POST", f"{slow.url}/v1/chat/completions", json=body) as response:
         lines = [line for line in response.iter_lines() if line]
     pings = [line for line in lines if line.startswith(":")]
     assert len(pings) >= 3

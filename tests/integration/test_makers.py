@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from unittest.mock import patch
 
-import httpx
-
 from start_llm.core.request import Sampling
 from start_llm.models.generation_config import FILE
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder
 from tests.models.lora import build_adapter, build_base
 
@@ -49,7 +47,7 @@ def test_the_makers_of_the_model_that_answers_are_heard() -> None:
             assert drawn(server, model="claude-haiku-4-5") == of_small
             assert drawn(server, model="small+titles") == of_small
             assert drawn(server, model="small", top_p=0.5, top_k=0) == (0.0, 0.5, 0, 0.05, 1.0)
-            cards = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+            cards = server.get("/v1/models").json()["data"]
             facts = {card["id"]: card["details"].get("facts") for card in cards}
             small = facts["small"]
             assert small["sampling.top_k"] == {"value": 20, "source": "makers"}

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.integration.live import live
@@ -31,7 +30,7 @@ def kinds(text: str) -> set[str]:
 def figures(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with live(oracle_path("plain"), tmp_path_factory.mktemp("cache"), kv_disk_dir="auto") as server:
         server.chat([{"role": "user", "content": "hello"}], max_tokens=2)
-        yield httpx.get(f"{server.url}/metrics", timeout=60).text
+        yield server.get("/metrics").text
 
 
 def expressions(file: str) -> str:

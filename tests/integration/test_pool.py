@@ -46,13 +46,12 @@ def test_a_model_in_the_folder_is_loaded_when_it_is_asked_for(plain: Live) -> No
     assert answer["body"]["model"] == "oracle-hybrid"
     assert states(plain)["oracle-hybrid"] == "ready" and states(plain)["oracle-plain"] == "ready"
     assert plain.chat([{"role": "user", "content": TURN}])["body"]["model"] == "oracle-plain"
-    count = httpx.post(
-        f"{plain.url}/v1/messages/count_tokens",
+    count = plain.post(
+        "/v1/messages/count_tokens",
         json={"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]},
-        timeout=WAIT,
     )
     assert count.status_code == 200 and states(plain)["oracle-windowed"] == "ready"
-    assert "models_loaded 3" in httpx.get(f"{plain.url}/metrics", timeout=WAIT).text
+    assert "models_loaded 3" in plain.get("/metrics").text
 
 
 def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain: Live) -> None:
@@ -76,7 +75,7 @@ def test_a_name_that_comes_through_the_proxy_is_the_one_that_was_sent(plain: Liv
         answer = plain.chat([{"role": "user", "content": TURN}], model=f"{PROXIED}{asked}")
         assert answer["body"]["model"] == meant, asked
     body = {"model": f"{PROXIED}nobody", "messages": [{"role": "user", "content": TURN}]}
-    refused = httpx.post(f"{plain.url}/v1/chat/completions", json=body, timeout=WAIT)
+    refused = plain.post("/v1/chat/completions", json=body)
     assert refused.status_code == 404 and refused.json()["error"]["message"].startswith("model='nobody': this server")
 
 
@@ -89,23 +88,22 @@ def test_a_side_request_goes_to_its_own_model_and_a_conversations_turn_never_doe
         assert plain.chat(title, **more)["body"]["model"] == "oracle-plain", more
     body = {"input": TURN, "instructions": "Write a title.", "max_output_tokens": 20, "model": "default"}
     for tools, meant in (([], "oracle-hybrid"), ([{"type": "web_search"}], "oracle-plain")):
-        answer = httpx.post(f"{plain.url}/v1/responses", json=body | {"tools": tools}, timeout=WAIT).json()
+        answer = plain.post("/v1/responses", json=body | {"tools": tools}).json()
         assert answer["model"] == meant, tools
 
 
 def test_an_alias_is_looked_up_as_the_model_that_it_means(plain: Live) -> None:
     for asked, meant in {"small-fast": "oracle-windowed", "claude-opus-4-1": "oracle-plain"}.items():
-        card = httpx.get(f"{plain.url}/v1/models/{asked}", timeout=WAIT).json()
+        card = plain.get(f"/v1/models/{asked}").json()
         assert card["id"] == asked and card["details"]["source"].endswith(meant)
 
 
 @pytest.mark.parametrize("name", ["nobody", "/etc", "../oracle-hybrid", "x" * 300, "owner/model", "oracle-hybrid/"])
 def test_no_name_loads_what_is_not_listed(plain: Live, folders: dict[str, Path], name: str) -> None:
     before = states(plain)
-    response = httpx.post(
-        f"{plain.url}/v1/chat/completions",
+    response = plain.post(
+        "/v1/chat/completions",
         json={"model": name, "messages": [{"role": "user", "content": TURN}]},
-        timeout=WAIT,
     )
     assert response.status_code == 404 and "'oracle-plain'" in response.json()["error"]["message"]
     assert len(response.text) < 1000
@@ -121,10 +119,9 @@ def test_a_path_that_is_a_model_but_not_listed_is_not_loaded(plain: Live, tmp_pa
 def test_a_model_that_cannot_be_loaded_says_why_and_is_left_alone_for_a_while(plain: Live) -> None:
     first = admin(plain, "load", model="broken")
     assert first.status_code == 500 and "broken could not be loaded" in first.json()["error"]["message"]
-    again = httpx.post(
-        f"{plain.url}/v1/chat/completions",
+    again = plain.post(
+        "/v1/chat/completions",
         json={"model": "broken", "messages": [{"role": "user", "content": TURN}], "stream": True},
-        timeout=WAIT,
     )
     assert again.status_code == 500 and "is tried again in" in again.json()["error"]["message"]
     for answer in (first, again):
@@ -137,7 +134,7 @@ def test_loading_unloading_and_pinning_by_request(plain: Live) -> None:
     loaded = admin(plain, "load", model="oracle-hybrid")
     assert loaded.status_code == 200 and loaded.json()["details"]["state"] == "ready"
     plain.chat([{"role": "user", "content": "word " * 300}], model="oracle-hybrid")
-    one = httpx.get(f"{plain.url}/v1/models/oracle-hybrid", timeout=WAIT).json()
+    one = plain.get("/v1/models/oracle-hybrid").json()
     assert one["details"]["kv_bytes"] > 0 and one["details"]["weight_bytes"] > 0 and not one["details"]["pinned"]
     assert admin(plain, "pin", model="oracle-hybrid").json()["details"]["pinned"]
     assert not admin(plain, "pin", model="oracle-hybrid", pinned=False).json()["details"]["pinned"]
@@ -147,9 +144,7 @@ def test_loading_unloading_and_pinning_by_request(plain: Live) -> None:
     for what, body, status in (("load", {}, 400), ("pin", {"model": "oracle-plain", "pinned": 3}, 400)):
         assert admin(plain, what, **body).status_code == status
     elsewhere = {"Origin": "http://elsewhere.example"}
-    refused = httpx.post(
-        f"{plain.url}/v1/models/unload", json={"model": "oracle-plain"}, headers=elsewhere, timeout=WAIT
-    )
+    refused = plain.post("/v1/models/unload", json={"model": "oracle-plain"}, headers=elsewhere)
     assert refused.status_code == 403 and states(plain)["oracle-plain"] == "ready"
 
 
@@ -162,14 +157,14 @@ def test_who_may_not_see_everything_changes_no_model(plain: Live, headers: dict[
     before = states(plain)
     for what in ("load", "unload", "pin"):
         url, body = f"{plain.url}/v1/models/{what}", {"model": "oracle-windowed"}
-        assert httpx.post(url, json=body, headers=headers, timeout=WAIT).status_code == 403
+        assert httpx.post(url, json=body, headers=headers).status_code == 403
     assert states(plain) == before
 
 
 def test_a_model_at_work_is_not_unloaded(plain: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": "[[long 400]]"}], "stream": True}
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.1")  # 40 s, unless that is taken away
-    with httpx.stream("POST", f"{plain.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:
+    with httpx.stream("POST", f"{plain.url}/v1/chat/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)
         refused = admin(plain, "unload", model="oracle-hybrid")
@@ -204,14 +199,13 @@ def test_what_does_not_fit_pushes_out_what_was_not_used_for_longest_but_never_a_
         assert states(server)["oracle-plain"] == "ready"
         server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
         assert states(server) == {"oracle-plain": "stored", "oracle-hybrid": "ready", "oracle-windowed": "ready"}
-        assert httpx.get(f"{server.url}/health", timeout=WAIT).json()["status"] == "ok"
+        assert server.get("/health").json()["status"] == "ok"
         server.chat([{"role": "user", "content": TURN}])
         assert states(server) == {"oracle-plain": "ready", "oracle-hybrid": "ready", "oracle-windowed": "stored"}
         admin(server, "pin", model="default")
-        full = httpx.post(
-            f"{server.url}/v1/chat/completions",
+        full = server.post(
+            "/v1/chat/completions",
             json={"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]},
-            timeout=WAIT,
         )
         assert full.status_code == 507, full.text
         assert "oracle-plain (0.00 GiB, pinned)" in full.json()["error"]["message"]
@@ -239,11 +233,11 @@ def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: 
     with serve(sse_ping_seconds=0.5) as server:
         gate = Gate(monkeypatch)
         url = f"{server.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=WAIT) as leaving:
+        with httpx.stream("POST", url, json=body) as leaving:
             assert gate.reached.wait(WAIT)
             parts = leaving.iter_raw()
             assert any(b": ping" in part for part in parts), "signs of life, as in a long prefill"
-        with httpx.stream("POST", url, json=body, timeout=WAIT) as staying:
+        with httpx.stream("POST", url, json=body) as staying:
             parts = staying.iter_raw()
             assert any(b": ping" in part for part in parts)
             assert server.chat([{"role": "user", "content": TURN}]), "the other model answers meanwhile"
@@ -254,7 +248,7 @@ def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: 
         until(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
         gate.open.clear()
         gate.reached.clear()
-        with httpx.stream("POST", url, json=body, timeout=WAIT) as gone:
+        with httpx.stream("POST", url, json=body) as gone:
             assert gate.reached.wait(WAIT)
             parts = gone.iter_raw()
             next(parts)
@@ -272,7 +266,7 @@ def test_a_server_that_ends_while_a_model_is_loaded_ends(serve: Any, monkeypatch
 
         def ask() -> None:
             try:
-                answers.append(httpx.post(url, json=body, timeout=WAIT).status_code)
+                answers.append(httpx.post(url, json=body).status_code)
             except httpx.TransportError:  # a busy machine: the server was gone before it could say so
                 answers.append(503)
 
@@ -299,7 +293,7 @@ def test_a_model_that_could_not_be_loaded_leaves_its_memory(serve: Any, monkeypa
         assert [admin(server, "load", model="oracle-hybrid").status_code for _ in range(3)] == [501] * 3
         assert len(models) == 1, "it is not tried again so soon"
         until(lambda: models[0]() is None)
-        assert "models_loaded 1" in httpx.get(f"{server.url}/metrics", timeout=WAIT).text
+        assert "models_loaded 1" in server.get("/metrics").text
 
 
 def weights_of(server: Live, name: str) -> weakref.ref[Any]:

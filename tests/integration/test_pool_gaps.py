@@ -130,7 +130,7 @@ def decoding(server: Live) -> Iterator[None]:
     leave, decodes = threading.Event(), threading.Event()
 
     def read() -> None:
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as stream:
             for count, _ in enumerate(stream.iter_raw()):
                 if count == 5:
                     decodes.set()

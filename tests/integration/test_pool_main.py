@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from start_llm.modelpool.builder import Vocabularies
 from start_llm.models.device import PREFILL_BYTES
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states
 
 pytestmark = pytest.mark.thorough
@@ -38,7 +38,7 @@ def put(folder: Path, commit: str, files: Path) -> None:
 
 def ask(server: Live, name: str = "default") -> httpx.Response:
     body = {"model": name, "messages": [{"role": "user", "content": TURN}], "max_tokens": 4}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
+    return server.post("/v1/chat/completions", json=body)
 
 
 def begin(hub: Path, folders: dict[str, Path], cache: Path, **settings: Any) -> Any:

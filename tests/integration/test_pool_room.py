@@ -28,7 +28,7 @@ ASKED = [{"role": "user", "content": "[[truth]]"}]
 def at_work(server: Live, name: str = "default") -> Iterator[Callable[[], list[str]]]:
     """A stream of this model that goes on until it is read. Gives what reads the rest of it."""
     body = {"model": name, "messages": [{"role": "user", "content": "[[long 100000]]"}], "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)
         yield lambda: list(lines)
@@ -94,7 +94,7 @@ def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
     body = {"model": "oracle-hybrid", "messages": ASKED, "stream": True}
     with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, sse_ping_seconds=0.5) as server:
         with at_work(server):
-            with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as leaving:
+            with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as leaving:
                 assert any(b": ping" in part for part in leaving.iter_raw())
                 assert len(server.app.pool._registry.room.entries) == 1
             until(lambda: server.app.pool._registry.room.entries == [])

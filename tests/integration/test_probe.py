@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.integration.live import WAIT, live
+from tests.integration.live import live
 from tests.models.callers import CALLERS, build_caller
 
 TOOL = {
@@ -29,7 +28,7 @@ def test_calls_of_a_model_that_writes_otherwise_than_its_template_says(
     reply.write_text(WRITES.reply())
     monkeypatch.setenv("ORACLE_REPLIES", str(reply))
     with live(model, tmp_path / "cache", model_probe=probe) as server:
-        facts = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"][0]["details"]["facts"]
+        facts = server.get("/v1/models").json()["data"][0]["details"]["facts"]
         message = server.chat([{"role": "user", "content": "Weather in Paris?"}], tools=[TOOL])["message"]
     assert facts["family"] == {"value": "qwen3", "source": "config"}
     if probe == "off":
@@ -49,6 +48,6 @@ def test_a_model_that_makes_no_call_is_not_said_to_call_tools(
     reply.write_text(said)
     monkeypatch.setenv("ORACLE_REPLIES", str(reply))
     with live(build_caller(tmp_path, "Qwen3-8B", "hermes"), tmp_path / "cache", model_probe="on") as server:
-        (model,) = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
-        health = httpx.get(f"{server.url}/health", timeout=WAIT).json()
+        (model,) = server.get("/v1/models").json()["data"]
+        health = server.get("/health").json()
     assert model["capabilities"]["tools"] is health["capabilities"]["tools"] is calls

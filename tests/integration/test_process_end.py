@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 def ask(url: str, **more: Any) -> httpx.Response:
     body = {"model": "default", "messages": [{"role": "user", "content": "[[long 20]]"}], **more}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body)
 
 
 def ask_anthropic(url: str) -> str:
@@ -32,7 +32,7 @@ def ask_anthropic(url: str) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": "[[long 20]]"}],
     }
-    return httpx.post(f"{url}/v1/messages", json=body, timeout=60).text
+    return httpx.post(f"{url}/v1/messages", json=body).text
 
 
 def ended(child: subprocess.Popen[str], within: float) -> int:
@@ -64,7 +64,7 @@ def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Pat
         other.join(60)
         assert "event: error" in streamed[0] and "timeout_error" in streamed[0]
 
-        health = httpx.get(f"{url}/health", timeout=60)
+        health = httpx.get(f"{url}/health")
         assert health.status_code == 503 and health.json()["state"] == "wedged"
         assert health.json()["since"].startswith("20") and "has not moved" in health.json()["detail"]
         refused = ask(url)
@@ -86,7 +86,7 @@ def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
         time.sleep(2)
         assert child.poll() is None
         fault.unlink()
-        until(lambda: httpx.get(f"{url}/health", timeout=60).status_code == 200)
+        until(lambda: httpx.get(f"{url}/health").status_code == 200)
         assert ask(url).status_code == 200
 
         fault.write_text("hang")
@@ -133,7 +133,7 @@ def test_a_signal_ends_a_server_that_is_at_work(oracle_path: Callable[..., Path]
         content = [{"role": "user", "content": "[[long 3000]]"}]
         asking = threading.Thread(target=lambda: answers.append(ask(url, messages=content, max_tokens=5000)))
         asking.start()
-        until(lambda: httpx.get(f"{url}/health", timeout=60).json()["running"] == 1)
+        until(lambda: httpx.get(f"{url}/health").json()["running"] == 1)
         child.send_signal(signal.SIGINT)
         assert ended(child, 30) == 0
         asking.join(60)

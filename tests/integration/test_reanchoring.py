@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import httpx
 import pytest
 
 from start_llm.engine.thread import EngineThread
@@ -93,7 +92,7 @@ def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(
             computed, new = talk(running, tool)
             assert computed <= new + 16, (tool, computed, new)
         assert guesses
-        figures = httpx.get(f"{running.url}/metrics", timeout=WAIT).text
+        figures = running.get("/metrics").text
         assert "start_llm_prompt_guesses_right " in figures
 
 

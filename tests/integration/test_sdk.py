@@ -292,7 +292,7 @@ def test_embeddings_on_the_wire(target: tuple[str, str]) -> None:
     headers = {"authorization": f"Bearer {target[1]}"}
 
     def vectors(**more: str) -> list[Any]:
-        answer = httpx.post(f"{target[0]}/v1/embeddings", json=body | more, headers=headers, timeout=WAIT)
+        answer = httpx.post(f"{target[0]}/v1/embeddings", json=body | more, headers=headers)
         assert answer.status_code == 200, answer.text
         return [item["embedding"] for item in answer.json()["data"]]
 
@@ -313,13 +313,13 @@ def test_openai_embeddings_of_a_text_that_is_too_long(client: openai.OpenAI) -> 
 def test_ranking(target: tuple[str, str], model: str) -> None:
     body = {"model": model, "query": "the cache", "documents": ["z z z z", "the cache", "9 8 7"], "top_n": 2}
     headers = {"authorization": f"Bearer {target[1]}"}
-    answer = httpx.post(f"{target[0]}/v1/rerank", json=body, headers=headers, timeout=WAIT)
+    answer = httpx.post(f"{target[0]}/v1/rerank", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     results = answer.json()["results"]
     assert (results[0]["index"], len(results)) == (1, 2)
     assert abs(results[0]["relevance_score"] - 1) < 1e-4
     whole = httpx.post(
-        f"{target[0]}/v1/rerank", json=body | {"return_documents": True, "top_n": 3}, headers=headers, timeout=WAIT
+        f"{target[0]}/v1/rerank", json=body | {"return_documents": True, "top_n": 3}, headers=headers
     ).json()["results"]
     assert whole[0]["document"]["text"] == "the cache" and len(whole) == 3
 

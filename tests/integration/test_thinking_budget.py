@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import httpx
-
-from tests.integration.live import WAIT, Live
+from tests.integration.live import Live
 from tests.oracle import script
 
 THOUGHT = " ".join(f"thought number {i}" for i in range(60))
@@ -19,7 +17,7 @@ def ask(server: Live, **thinking: object) -> list[dict[str, str]]:
         "messages": [{"role": "user", "content": script(f"<think>\n{THOUGHT}\n</think>\n\nSo it is.")}],
         **thinking,
     }
-    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=WAIT)
+    answer = server.post("/v1/messages", json=body)
     assert answer.status_code == 200, answer.text
     blocks: list[dict[str, str]] = answer.json()["content"]
     return blocks

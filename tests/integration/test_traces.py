@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from scripts.bench.replay import raw_reply
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 
 TRACES = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces") / "claude"
 SESSION = ("1-main", "2-continue", "3-continue")
@@ -31,7 +31,7 @@ def replay(server: Live, entry: dict[str, Any], replies: Path) -> dict[str, Any]
     replies.write_text(raw_reply(entry["reply"]), "utf-8")
     before = server.passes()
     body = {**entry["body"], "stream": False, "max_tokens": 2000}
-    response = httpx.post(f"{server.url}{entry['path']}", json=body, timeout=WAIT)
+    response = httpx.post(f"{server.url}{entry['path']}", json=body)
     assert response.status_code == 200, response.text
     message: dict[str, Any] = response.json()
     said = "".join(block["text"] for block in message["content"] if block["type"] == "text")

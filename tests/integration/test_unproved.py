@@ -11,7 +11,7 @@ import httpx
 
 from start_llm.cli import doctor
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries, sums
-from tests.integration.live import WAIT, live
+from tests.integration.live import live
 
 REMEDY = "send session_id in all turns"
 
@@ -31,11 +31,11 @@ def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
             {"role": "user", "content": "And? [[truth]]"},
         ]
         body = {"model": "default", "messages": asked("Robert", turns)}
-        explained = httpx.post(f"{server.url}/v1/cache/explain", json=body, timeout=WAIT)
+        explained = server.post("/v1/cache/explain", json=body)
         second = server.chat(body["messages"])
-        requests = httpx.get(f"{server.url}/v1/cache/requests", timeout=WAIT).json()["requests"]
-        one = httpx.get(f"{server.url}/v1/cache/requests/{second['body']['id']}", timeout=WAIT).json()
-        with httpx.stream("GET", f"{server.url}/page/feed", timeout=WAIT) as feed:
+        requests = server.get("/v1/cache/requests").json()["requests"]
+        one = server.get(f"/v1/cache/requests/{second['body']['id']}").json()
+        with httpx.stream("GET", f"{server.url}/page/feed") as feed:
             line = next(line for line in feed.iter_lines() if line.startswith("data: "))
         page = json.loads(line.removeprefix("data: "))["ended"]
     reports = [explained.json(), second["report"], requests[0], one, page[-1]]

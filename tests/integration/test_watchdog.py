@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.integration.live import WAIT, live
+from tests.integration.live import live
 
 pytestmark = pytest.mark.thorough
 
@@ -25,7 +24,7 @@ def test_an_answer_that_takes_too_long_is_cut_and_says_so(
 
         think = {"role": "user", "content": "[[script]]<think>\n" + "hm " * 500 + "\n</think>\nDone[[end]]"}
         body = {"model": "default", "messages": [think], "max_tokens": 2000}
-        nothing = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
+        nothing = server.post("/v1/chat/completions", json=body)
         assert nothing.status_code == 504 and nothing.json()["error"]["code"] == "watchdog", nothing.text
 
         monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")

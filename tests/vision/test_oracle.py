@@ -13,7 +13,7 @@ from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.core.settings import load_settings
 from start_llm.images.reader import ImageReader
 from tests.images.pictures import b64, data_url, encoded, noise, png
-from tests.integration.live import TOOLS, WAIT, Live, live
+from tests.integration.live import TOOLS, Live, live
 from tests.oracle import script
 from tests.unique import unique
 from tests.vision.oracle import Names, build_vision_oracle
@@ -41,7 +41,7 @@ def block(seed: int) -> Json:
 
 
 def post(server: Live, path: str, body: Json) -> Json:
-    response = httpx.post(f"{server.url}{path}", json={"model": "default", **body}, timeout=WAIT)
+    response = httpx.post(f"{server.url}{path}", json={"model": "default", **body})
     assert response.status_code == 200, response.text
     return dict(response.json())
 
@@ -139,7 +139,7 @@ def test_the_places_of_pictures_cannot_be_named(seeing: tuple[Live, Names], path
     server, _ = seeing
     if "messages" in body:
         body = {**body, "messages": [{"role": "user", "content": "Go on"}]}
-    response = httpx.post(f"{server.url}{path}", json={"model": "default", "max_tokens": 2, **body}, timeout=WAIT)
+    response = httpx.post(f"{server.url}{path}", json={"model": "default", "max_tokens": 2, **body})
     assert response.status_code == 400 and field in response.json()["error"]["message"]
 
 

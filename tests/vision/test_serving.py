@@ -14,7 +14,7 @@ from start_llm.core.prompt import FIRST_IMAGE_ID
 from tests.engine.vision_zoo import CONFIGS
 from tests.images.corpus import CASES
 from tests.images.pictures import data_url, encoded, noise, png
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import Live, live
 from tests.oracle import make_tokenizer
 from tests.unique import unique
 
@@ -44,16 +44,7 @@ def encodings(server: Live) -> int:
 
 def ask(server: Live, messages: list[Json], **more: Any) -> httpx.Response:
     body = {"model": "default", "messages": messages, "max_tokens": 10, "temperature": 0, **more}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
-
-
-def retreats(server: Live) -> float:
-    (line,) = (
-        line
-        for line in httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
-        if line.startswith("start_llm_vlm_retreat ")
-    )
-    return float(line.split()[1])
+    return server.post("/v1/chat/completions", json=body)
 
 
 class Talk:
@@ -87,7 +78,7 @@ def test_a_turn_costs_what_is_new_in_it(family: str, seeing: Seeing) -> None:
     assert len(shown) % 3 == 0 and shown[: len(shown) // 3] == shown[-len(shown) // 3 :], "the first one comes again"
     assert talk.computed <= 1.15 * talk.new, (talk.computed, talk.new)
     assert encodings(server) - before == 2
-    assert retreats(server) == 0
+    assert server.figure("vlm_retreat") == 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen3_5", marks=SLOW)])
@@ -114,7 +105,7 @@ def test_another_image_of_the_same_size_shares_nothing_behind_it(seeing: Seeing)
         reports.append((answer["report"], next(at for at, token in enumerate(prompt) if token >= FIRST_IMAGE_ID)))
     (_, _), (second, start), (third, _) = reports
     assert second["reused"] <= start and third["reused"] > start
-    assert retreats(server) == 0
+    assert server.figure("vlm_retreat") == 0
 
 
 def test_the_same_picture_in_another_file_is_reused(seeing: Seeing) -> None:
@@ -143,19 +134,19 @@ def test_images_in_tool_results_and_other_dialects(seeing: Seeing) -> None:
             {"role": "user", "content": [result]},
         ],
     }
-    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=WAIT).json()
+    answer = server.post("/v1/messages", json=body).json()
     assert "id" in answer, answer
     assert any(token >= FIRST_IMAGE_ID for token in server.prompts[answer["id"]])
     item = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(png())}]}
     body = {"model": "default", "max_output_tokens": 4, "input": [item], "store": False}
-    answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=WAIT).json()
+    answer = server.post("/v1/responses", json=body).json()
     assert "id" in answer, answer
     assert any(token >= FIRST_IMAGE_ID for token in server.prompts[answer["id"]])
 
 
 def test_what_it_can_do_is_told(seeing: Seeing) -> None:
     server = seeing("qwen3_vl")
-    (card,) = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+    (card,) = server.get("/v1/models").json()["data"]
     assert card["capabilities"]["vision"] is True and card["capabilities"]["images"] == "shown"
 
 
@@ -207,5 +198,5 @@ def test_off_is_a_text_model(vision_path: Callable[[str], Path], tmp_path: Path)
     with live(vision_path("qwen3_5"), tmp_path, vision="off") as server:
         answer = server.chat([user(words("Look"), image(1))], max_tokens=2)
         assert all(token < FIRST_IMAGE_ID for token in server.prompt_of(answer))
-        (card,) = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+        (card,) = server.get("/v1/models").json()["data"]
         assert card["capabilities"]["vision"] is False

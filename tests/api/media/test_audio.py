@@ -89,7 +89,7 @@ Ask = Callable[..., httpx.Response]
 def ask(server: ApiServer) -> Ask:
     def asked(**fields: Any) -> httpx.Response:
         files = {"file": ("a.wav", SOUND, "audio/wav")}
-        return httpx.post(server.url + PATH, files=files, data=fields, timeout=60)
+        return httpx.post(server.url + PATH, files=files, data=fields)
 
     return asked
 
@@ -99,7 +99,7 @@ def send(server: ApiServer) -> Callable[..., httpx.Response]:
     """A body as it is."""
 
     def sent(body: bytes, kind: str = "multipart/form-data; boundary=xx") -> httpx.Response:
-        return httpx.post(server.url + PATH, content=body, headers={"Content-Type": kind}, timeout=60)
+        return httpx.post(server.url + PATH, content=body, headers={"Content-Type": kind})
 
     return sent
 
@@ -251,7 +251,7 @@ def test_a_body_over_the_limit_is_413(audio: FakeAudio, tmp_path: Path) -> None:
     server = ApiServer(settings, FakeService(), audio=audio)
     server.start()
     try:
-        answer = httpx.post(server.url + PATH, files={"file": ("a.wav", b"x" * 200_000)}, timeout=60)
+        answer = httpx.post(server.url + PATH, files={"file": ("a.wav", b"x" * 200_000)})
     finally:
         server.stop(0)
     assert answer.status_code == 413
@@ -260,10 +260,10 @@ def test_a_body_over_the_limit_is_413(audio: FakeAudio, tmp_path: Path) -> None:
 
 def test_speech(server: ApiServer, audio: FakeAudio) -> None:
     url = server.url + "/v1/audio/speech"
-    answer = httpx.post(url, json={"model": "tts-1", "input": "Hello", "voice": "alloy"}, timeout=60)
+    answer = httpx.post(url, json={"model": "tts-1", "input": "Hello", "voice": "alloy"})
     assert (answer.content, answer.headers["content-type"]) == (b"mp3 of Hello", "audio/mpeg")
     assert answer.headers["x-request-id"].startswith("speech-")
-    wav = httpx.post(url, json={"input": "Hello", "response_format": "wav", "speed": 1}, timeout=60)
+    wav = httpx.post(url, json={"input": "Hello", "response_format": "wav", "speed": 1})
     assert (wav.content, wav.headers["content-type"]) == (b"wav of Hello", "audio/wav")
     assert audio.asked == [("tts-1", "Hello", "mp3"), ("tiny-whisper", "Hello", "wav")]
 
@@ -283,6 +283,6 @@ def test_speech(server: ApiServer, audio: FakeAudio) -> None:
     ],
 )
 def test_a_bad_request_for_speech_names_its_field(server: ApiServer, audio: FakeAudio, body: Any, param: str) -> None:
-    answer = httpx.post(server.url + "/v1/audio/speech", json=body, timeout=60)
+    answer = httpx.post(server.url + "/v1/audio/speech", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert not audio.asked

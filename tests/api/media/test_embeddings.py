@@ -99,7 +99,7 @@ def server(encoders: FakeEncoders, seen: Seen, tmp_path: Path) -> Iterator[ApiSe
 
 @pytest.fixture
 def post(server: ApiServer) -> Callable[..., httpx.Response]:
-    return lambda path, body: httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+    return lambda path, body: httpx.post(f"{server.url}/v1/{path}", json=body)
 
 
 Post = Callable[..., httpx.Response]

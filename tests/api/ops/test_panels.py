@@ -89,7 +89,7 @@ def test_nodes_are_shown_without_their_keys(serve: Serve, threads: int) -> None:
     with nodes(1) as [stub]:
         stub.running = 3
         server = serve(nodes=f"{stub.url},http://127.0.0.1:9", nodes_api_key=SECRET, http_threads=threads)
-        answer = httpx.get(f"{server.url}/page/nodes", timeout=60)
+        answer = httpx.get(f"{server.url}/page/nodes")
         found = {node["name"]: node for node in answer.json()["nodes"]}
         assert [node["state"] for node in found.values()] == ["ready", "ready", "gone"]
         assert found[stub.name]["running"] == 3 and found[stub.name]["models"] == ["served"]
@@ -187,9 +187,7 @@ def test_a_running_request_is_cancelled_and_its_client_is_told(
     service.script = lambda request: [FIRST, hold]
     answers: list[httpx.Response] = []
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream}
-    asking = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60))
-    )
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body)))
     asking.start()
     with feed(server) as messages:
         running = next(message["now"] for message in messages if message["now"])[0]["id"]
