@@ -30,6 +30,9 @@ LIVE_FIXTURES = frozenset({"browser", "macs", "ours", "page", "proxied", "proxy"
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})
 """Audit events of a new process (https://docs.python.org/3.12/library/audit_events.html)."""
 
+_ASKS_FOR_THE_SYSTEM = frozenset({"lsb_release", "uname"})
+"""The first request of an SDK in a process runs these, whichever test that is in."""
+
 
 def kind_of(marks: set[str], fixtures: set[str]) -> str:
     """The part of a test run that a test belongs to."""
@@ -59,7 +62,7 @@ class Kinds:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, given: tuple[Any, ...]) -> None:
-        if self._watching and event in _STARTS:
+        if self._watching and event in _STARTS and not (given and given[0] in _ASKS_FOR_THE_SYSTEM):
             self._started.add(event)
 
     @pytest.hookimpl(trylast=True)
