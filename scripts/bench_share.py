@@ -108,7 +108,7 @@ def shared(tokens: int, share: float) -> Shared:
         work = Path(folder)
         log = work / "log.jsonl"
         (work / "reply.txt").write_text(words(10_000, 1), "utf-8")
-        stack.enter_context(patch.dict(os.environ, {"DECODE_SHARE": str(share), "ORACLE_LOG": str(log)}))
+        stack.enter_context(patch.dict(os.environ, {"ORACLE_LOG": str(log)}))
         checkpoint = build_oracle(work / "oracle", "plain", layers=["K"])
         url = stack.enter_context(serving(checkpoint, work, {1: 1.0}, passes=PASSES, clock=VirtualClock()))
         answer = Answer(url)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
@@ -89,7 +90,7 @@ class App:
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
-        self._ranks = _leader(hosts, settings.rank_seconds, self._rank_lost) if hosts else None
+        self._ranks = _leader(hosts, self._rank_lost) if hosts else None
         self._rank_is_lost = False
         self._builder = ModelBuilder(registry, self._say, self._progress, self._ranks)
         self.engine = EngineThread(
@@ -110,7 +111,7 @@ class App:
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
         self._traces = _traces(os.environ)
         log_root = settings.log_root if settings.enable_request_logging else None
-        self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
+        self._requests = RequestLog(log_root, counters=metrics.figures)
         lines = None if console is None else terminal(settings, console)
         self._waits = LISTEN_FD in os.environ  # connections wait in a socket of the system until they can be answered
         self._server = ApiServer(
@@ -249,8 +250,6 @@ class App:
 
     def _lost(self, code: ExitCode, why: str) -> None:
         """The model will not answer any more. A supervisor can start a process again, but not a thread."""
-        if code == ExitCode.WEDGED and self.settings.watchdog_exit == "off":
-            return
         self._ends.put(code)
         self._say(f"engine    {why} The server ends with exit code {code:d}.")
 
@@ -317,10 +316,10 @@ class App:
         self._say(f"agents    {command()} launch {'|'.join(CLIENTS)}")
 
 
-def _leader(hosts: list[RankHost], silent_seconds: float, on_lost: Callable[[str], None]) -> LeaderGroup:
-    from start_llm.engine.ranks.leader import LeaderGroup  # noqa: PLC0415 - few need it, and what it imports
+def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> LeaderGroup:
+    from start_llm.engine.ranks.leader import RANK_SECONDS, LeaderGroup  # noqa: PLC0415 - few need it, and what it imports
 
-    return LeaderGroup(hosts, silent_seconds, on_lost)
+    return LeaderGroup(hosts, RANK_SECONDS, on_lost)
 
 
 def _kv_events(settings: Settings) -> KVEventPublisher | None:
@@ -330,7 +329,8 @@ def _kv_events(settings: Settings) -> KVEventPublisher | None:
     check_installed("zmq")
     from start_llm.kvcache.publisher import KVEventPublisher  # noqa: PLC0415 - its libraries are an extra
 
-    return KVEventPublisher(settings.kv_events, settings.kv_events_topic)
+    model = settings.served_model_name or (settings.model_path or "default").rstrip("/").rsplit("/", 1)[-1]
+    return KVEventPublisher(settings.kv_events, f"kv@{socket.gethostname()}@{model}")  # as llm-d wants it
 
 
 def _traces(environment: Mapping[str, str]) -> Traces | None:
@@ -348,7 +348,7 @@ def _dumps(settings: Settings) -> Dumps | None:
     if not settings.dump_requests:
         return None
     redactor = Redactor([getattr(settings, name) for name in SECRETS])
-    return Dumps(settings.log_root, settings.log_max_bytes, redactor)
+    return Dumps(settings.log_root, redactor)
 
 
 def _reporters(

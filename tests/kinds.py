@@ -13,6 +13,7 @@ not in a run is deselected. What is skipped lacks something on this machine, and
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Generator
@@ -29,9 +30,8 @@ LIVE_FIXTURES = frozenset({"browser", "macs", "ours", "page", "proxied", "proxy"
 """Fixtures that start a process; whoever asks for one is `live`."""
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})
 """Audit events of a new process (https://docs.python.org/3.12/library/audit_events.html)."""
-
-_ASKS_FOR_THE_SYSTEM = frozenset({"lsb_release", "uname"})
-"""The first request of an SDK in a process runs these, whichever test that is in."""
+_LOOKS = frozenset({"cc", "file", "gcc", "g++", "ld", "ldconfig", "lsb_release", "objdump", "uname"})
+"""Programs by which libraries look at the machine, once a process: whichever test is the first to use them."""
 
 
 def kind_of(marks: set[str], fixtures: set[str]) -> str:
@@ -62,7 +62,7 @@ class Kinds:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, given: tuple[Any, ...]) -> None:
-        if self._watching and event in _STARTS and not (given and given[0] in _ASKS_FOR_THE_SYSTEM):
+        if self._watching and event in _STARTS and _program(given) not in _LOOKS:
             self._started.add(event)
 
     @pytest.hookimpl(trylast=True)
@@ -114,6 +114,12 @@ class Kinds:
         if left:
             told = ", ".join(f"{count} {kind}" for kind, count in left.items())
             terminalreporter.write_line(f"not part of this run: {told} (--all has live and thorough ones)")
+
+
+def _program(given: tuple[Any, ...]) -> str:
+    """The name of what is started, ``""`` if it is not told."""
+    path = given[0] if given else ""
+    return os.path.basename(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
 
 
 def _kind(item: pytest.Item) -> str:

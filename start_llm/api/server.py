@@ -31,6 +31,7 @@ from start_llm.api.ops.status import Status
 from start_llm.api.table import Dialects, build_routes
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
+from start_llm.core.limits import MOST_BODY_BYTES
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 from start_llm.dashboard.board import Board
@@ -131,16 +132,14 @@ class ApiServer:
         self.metrics = metrics or Metrics()
         self.metrics.watch(service)
         log_root = settings.log_root if settings.enable_request_logging else None
-        request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
+        request_log = request_log or RequestLog(log_root)
         board, owners = Board(request_log), access.RequestOwners()
         self._watcher = DisconnectWatcher()
         status = Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency)
         self.page = Page(settings, status, board, self._watcher.cancel)
         everybody = (self.metrics, request_log, board, self.page.daily, self.page.history, *observers)
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
-        self._store = ResponsesStore(
-            settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
-        )
+        self._store = ResponsesStore(settings.cache_dir / "responses.sqlite3")
         dialects = Dialects(settings, service, self._store, owners)
         self.direct = DirectChat(dialects, self._edge, settings.api_key)
         self.routes = build_routes(
@@ -163,7 +162,7 @@ class ApiServer:
         }
         self.port: int = listeners[0].getsockname()[1]
         self.page.own_url = self.url
-        self._front = Front(listeners, self, Bodies(settings.max_body_bytes))
+        self._front = Front(listeners, self, Bodies(MOST_BODY_BYTES))
         self.metrics.watch_figures(self._front.figures)
 
     @property
@@ -229,7 +228,7 @@ class ApiServer:
             methods=route.methods,
             origin=origin,
             lane="quick" if options else route.lane,
-            most_bytes=settings.max_body_bytes if reads_body else None,
+            most_bytes=MOST_BODY_BYTES if reads_body else None,
             query=head.target.partition("?")[2].partition("#")[0],
         )
         if route.private and not options:

@@ -81,12 +81,11 @@ class ChatService:
 
     def _prepare(self, model: ModelHandle, request: ChatRequest) -> tuple[ChatRequest, Prepared]:
         """The request with its images read, and its prompt."""
-        appended = self._images.appended(request.messages, fetched=model.eyes is not None)
         if model.eyes is None:
             messages, pictures = self._images.told(request.messages), request.pictures
         else:
             messages, pictures = self._images.shown(request.messages, model.eyes.problem)
-        request = replace(request, appended=appended, messages=messages, pictures=pictures)
+        request = replace(request, messages=messages, pictures=pictures)
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
         prepared = model.pipeline.prepare(request, thinking=thinking)
         if prepared.no_calls:

@@ -29,7 +29,6 @@ from start_llm.core.events import (
     Progress,
     Sampled,
     Started,
-    TextDelta,
     Usage,
 )
 from start_llm.core.messages import Message
@@ -261,7 +260,7 @@ class ChatStream:
         if choice.ending is Ending.WATCHDOG and not choice.seen:
             self._fail(TimedOut(_CUT_EMPTY))
             return
-        self._ready.extend(self._with_appended(choice, events))
+        self._ready.extend(events)
         if all(c.over for c in self._choices):
             self._all_done()
 
@@ -274,15 +273,6 @@ class ChatStream:
             self._drafts[name] += getattr(report, name)
         if choice is self._first:
             self._computed, self._seconds_prefill = report.computed, report.seconds_prefill
-
-    def _with_appended(self, choice: ChoiceParser, events: list[Event]) -> list[Event]:
-        """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
-        request, ended = self._request, choice.ending in (Ending.MODEL, Ending.LIMIT)
-        if not request.appended or not ended or choice.parser.parsed().tool_calls:
-            return events
-        if request.response_format.kind != "text" or not choice.seen:
-            return events
-        return [*events[:-1], TextDelta(request.appended, choice=choice.index), events[-1]]
 
     def _all_done(self) -> None:
         self._over = True

@@ -132,10 +132,6 @@ def check_server(settings: Settings) -> None:
             chosen_family(settings.model_family)
     except (SettingsError, RuleError, CheckpointError, NotSupported) as error:
         raise PreflightError(str(error)) from None
-    if settings.kv_quant_scheme == "turboquant":
-        raise PreflightError(
-            "KV_QUANT_SCHEME=turboquant: mlx-lm's text models cannot compute with it; set KV_QUANT_SCHEME=uniform."
-        )
     _check_writable(settings)
 
 

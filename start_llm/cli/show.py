@@ -13,7 +13,6 @@ from typing import Any
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
@@ -22,6 +21,7 @@ from start_llm.models.capabilities import Fact, ProbeResult, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, name_of, stored_models
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
+from start_llm.models.overrides import FOLDER
 from start_llm.models.probe_table import FILE, probe_key, read_probe
 from start_llm.models.recommended import full_name, published_head
 
@@ -40,7 +40,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         return 1
     probe = _probed(settings, folder)
     try:
-        capabilities, makers = read_capabilities(settings, home() / expanded(settings.model_files), source, folder)
+        capabilities, makers = read_capabilities(settings, home() / FOLDER, source, folder)
     except (NotSupported, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

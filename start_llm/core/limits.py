@@ -37,6 +37,12 @@ STOPS = Limit("stop strings", 64)
 STOP = Limit("characters of a stop string", 1_024)
 STOPS_TOGETHER = Limit("characters of all stop strings together", 8_192)
 BIAS = Limit("entries of `logit_bias`", 50_000)
+IDLE_MINUTES = 10.0
+"""IDLE_SHUTDOWN_MINUTES of a server that nobody started by name, if that is 0."""
+QUANTISED_FROM = 5000
+"""Token position from which KV_BITS quantises KV."""
+MOST_BODY_BYTES = 64 << 20
+"""Of a request's body."""
 LOOK_BACK = Limit("`repetition_context_size`, in tokens", 1_000_000)
 WORDS = Limit("entries of `include`, `modalities` and the like", 100)
 SEALED = Limit("bytes of reasoning that `encrypted_content` holds, all items together", 16 * 2**20)

@@ -89,7 +89,6 @@ class ChatRequest:
     received: float = 0.0  # ``time.monotonic()`` at arrival, in seconds
     # the images whose marks stand in `messages`, by identity
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)
-    appended: str = ""  # text that the client gets at the end of every answer; the model has not written it
 
     @property
     def conversation(self) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import re
 from pathlib import Path
@@ -11,129 +10,66 @@ from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from start_llm.core.modelmap import MOST_NAME, ModelMap, parse_model_map
+from start_llm.core.modelmap import ModelMap, parse_model_map
 from start_llm.core.paths import expanded
-
-
-def _off_is_none(value: Any) -> Any:
-    return None if isinstance(value, str) and value.strip().lower() in {"", "off", "none"} else value
-
-
-def _lower(value: Any) -> Any:
-    return value.strip().lower() if isinstance(value, str) else value
-
+from start_llm.core.setting_types import (
+    Count,
+    EventAddress,
+    FallbackModel,
+    HostNames,
+    ImageHosts,
+    Key,
+    Lower,
+    ModelMapText,
+    ModelNames,
+    NodeAddresses,
+    Number,
+    NumberOrOff,
+    OffOr,
+    Port,
+    RankHosts,
+    Seconds,
+    WebAddress,
+)
 
 ASSUMED_CONTEXT = 200_000
 """Tokens that clients of the Anthropic API take every model to have room for."""
-
-OffOr = BeforeValidator(_off_is_none)
-_MOST_PORT = 65535
-Port = Annotated[int, Field(ge=0, le=_MOST_PORT)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
-
-
-def _list_of(pattern: str, wanted: str, *, lower: bool = False) -> AfterValidator:
-    """Names separated by commas, each of which fits the pattern."""
-
-    def check(value: str) -> str:
-        names = [name.strip() for name in (value.lower() if lower else value).split(",") if name.strip()]
-        for name in names:
-            if not re.fullmatch(pattern, name):
-                raise ValueError(f"{name[:80]!r} is {wanted}")
-        return ",".join(names)
-
-    return AfterValidator(check)
-
-
-HostNames = _list_of(
-    r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?",
-    "no host name; give names without scheme and port, e.g. mac.local,llm.lan",
-)
-ImageHosts = _list_of(
-    r"[a-z0-9_-]+(\.[a-z0-9_-]+)*(:\d{1,5})?",
-    "no host; give names without scheme and path, e.g. example.org,cdn.lan:8443",
-    lower=True,
-)
-ModelNames = _list_of(rf"\S{{1,{MOST_NAME}}}", "no model's name; give names or folders without spaces, e.g. a,b")
-
-
-def _fallback_model(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+/[!-~]{1,200}", value):
-        raise ValueError("give LiteLLM's name with its provider, e.g. anthropic/claude-sonnet-4-5 or openai/gpt-5")
-    return value
-
-
-def _web_address(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"https?://[!-?A-~]+", value):
-        raise ValueError("give an address with http:// or https:// and no password, e.g. http://192.168.1.9:8080/v1")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    if value is not None and re.search(r"[\x00-\x1f\x7f]|^\s|\s$", value):
-        raise ValueError("a key goes into a header: give one without line breaks, and without spaces at its ends")
-    return value
-
-
-def _node_addresses(value: str) -> str:
-    """Addresses separated by commas, without a slash at their ends."""
-    addresses = [address.strip().rstrip("/") for address in value.split(",") if address.strip()]
-    for address in addresses:
-        found = re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", address)
-        if found is None or not 0 < int(found[2] or 1) < 65536 or _is_wrong_number(found[1]):
-            raise ValueError(
-                f"{address[:80]!r} is no address of a node; give scheme, host and port, "
-                "e.g. http://mac-1:8080,http://mac-2:8080"
-            )
-        if addresses.count(address) > 1:
-            raise ValueError(f"{address!r} stands there twice")
-    return ",".join(addresses)
-
-
-def _is_wrong_number(host: str) -> bool:
-    """Whether it is written like an IP address, and is none."""
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return re.fullmatch(r"\[.*|[0-9.]+", host) is not None
-    return False
-
-
-def _hosts(value: str) -> str:
-    """Names separated by commas; one may stand there twice."""
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", name):  # "-V" would be a flag of ssh
-            raise ValueError(f"{name[:80]!r} is no host; give names or addresses, e.g. mac-1,mac-2")
-    if len(names) == 1:
-        raise ValueError("one host computes alone; give two or more, this machine first, or none")
-    return ",".join(names)
-
-
-def _event_address(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
-        raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
-    if value is not None and int(value.rpartition(":")[2]) >= _MOST_PORT:
-        raise ValueError(f"the port must be less than {_MOST_PORT}: missed events are asked for at the next one")
-    return value
-
-
-def _model_map(value: str) -> str:
-    parse_model_map(value)
-    return value
-
-
 SECRETS = ("api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key")
 """Settings whose values nobody is shown."""
+_MEASURED = "its value was measured, and nobody set another one"
 RETIRED = {
     "PROMPT_CACHE_BLOCK_SIZE": "stored prefixes are compared token by token, not by block",
     "CACHE_USE_BLOCK_INDEX": "a lookup walks the tree of stored prefixes, which is exact and faster than an index",
     "CACHE_VLM_IMAGE_IDENTITY": "an image's pixels are always part of what stored KV is found by",
     "CACHE_SESSION_PARTITIONING": "stored KV is found whichever session made it",
+    "CACHE_NORM_SAFETY_CHECK": "the text that is compared is the text that the model is shown",
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": "the model always sees what the client sent",
+    "CACHE_CANONICALIZE_TOOL_CONTEXT": "CACHE_DRIFT_POLICY=strict shows the client's bytes",
+    "KV_QUANT_SCHEME": "KV_BITS quantises in the one way that mlx-lm's models can compute with",
+    "QUANTIZED_KV_START": "KV is quantised from token 5,000 on",
+    "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": "CACHE_MEMORY_BYTES bounds what is stored",
+    "CACHE_CHECKPOINTS_RECENT": _MEASURED,
+    "CACHE_CHECKPOINT_GRID": _MEASURED,
+    "DECODE_SHARE": _MEASURED,
+    "DEFAULT_REPETITION_CONTEXT_SIZE": "the penalty looks back 256 tokens; a request may say repetition_context_size",
+    "MODEL_FILES": "files for models are in the folder models",
+    "ADAPTERS_DIR": "adapters are in START_LLM_CACHE_DIR/adapters, which may be a link",
+    "MAX_BODY_BYTES": "a body may have 64 MiB",
+    "LAUNCH_IDLE_MINUTES": "a server that launch started ends after 10 minutes; IDLE_SHUTDOWN_MINUTES changes that",
+    "RESPONSES_STORE_MAX": "the last 1,000 stored responses are kept; a request with store=false stores none",
+    "RESPONSES_STORE_TTL_SECONDS": "a stored response is kept for a day",
+    "RANK_SECONDS": "a host is lost after 10 seconds without a sign of life",
+    "KV_EVENTS_TOPIC": "the topic is kv@HOST@MODEL, as llm-d wants it",
+    "IMAGE_MAX_PIXELS": "an image may have 50 million pixels",
+    "IMAGE_MAX_REQUEST_BYTES": "the new images of a request may have 50 MB together",
+    "IMAGE_MAX_NEW": "a request may bring 5 new images",
+    "IMAGE_URL_SECONDS": "fetching an image may take 10 seconds",
+    "IMAGE_MAP": "answers hold what the model wrote, and no table behind it",
+    "VISION_HISTORY": "a model that sees is shown the whole conversation",
+    "WATCHDOG_EXIT": "a process whose model hangs ends with code 75, so that it is started again",
+    "LOG_MAX_BYTES": "session logs and dumps take 256 MiB at most; the oldest go first",
 }
 """Names of older configurations, and why there is nothing to set any more."""
 _LIKE = 0.6  # how alike the nearest name must be to be worth telling
@@ -172,20 +108,15 @@ class Settings(BaseModel):
     """Hugging Face repository or local folder. Unset: the embedded SmolLM2-135M."""
     model_family: Annotated[str | None, OffOr] = None
     """qwen3, glm4, llama and others (docs/models.md), or generic. Unset: detected from the model."""
-    model_files: Path = Path("models")
-    """Folder of NAME.toml files, which set what was found out wrongly about a model."""
     model_probe: Literal["on", "off"] = "on"
     """on: a model that is loaded for the first time is asked to call a tool, and what it writes says how its calls are
     read; off: its template and family say it."""
     adapter_path: Annotated[str | None, OffOr] = None
     """Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then served as a text
     model."""
-    adapters_dir: Annotated[Path | None, OffOr] = None
-    """Folder of LoRA adapters that requests may name: each a folder in it, as mlx_lm.lora writes them. Unset: adapters
-    inside START_LLM_CACHE_DIR."""
     served_model_name: Annotated[str | None, OffOr] = None
     """The name clients see. Unset: the last part of MODEL_PATH."""
-    model_map: Annotated[str, AfterValidator(_model_map)] = ""
+    model_map: Annotated[str, ModelMapText] = ""
     """Which model answers who asks for a name: pattern=model, separated by commas, the first that fits counts, e.g.
     claude-haiku-*=small,*-mini=small; @side=small for side requests. See docs/models.md."""
     embedding_model: Annotated[str | None, OffOr] = None
@@ -223,15 +154,13 @@ class Settings(BaseModel):
     """A second port of the server, for clients that look for Ollama at its own, 11434. Unset: none."""
     http_threads: Annotated[int, Field(ge=1, le=1024)] = 16
     """HTTP worker threads; 1 is a strictly single-threaded accept loop."""
-    api_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
+    api_key: Annotated[str | None, OffOr, Key] = None
     """If set, clients must send it as a bearer token."""
     allow_open_bind: bool = False
     """Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."""
     allowed_hosts: Annotated[str, HostNames] = ""
     """Host names, separated by commas, by which clients may address the server, beside localhost and IP addresses; * is
     any, and gives up the protection against web pages that rebind a name."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**20
-    """Largest request body, in bytes."""
     max_concurrency: Annotated[int, Field(ge=1, le=256)] = 8
     """Requests that are computed at the same time."""
     max_queue: Count = 64
@@ -240,20 +169,11 @@ class Settings(BaseModel):
     """A streaming answer shows life at least this often, in seconds."""
     prefill_step_size: Literal["auto"] | Annotated[int, Field(ge=16)] = "auto"
     """Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does."""
-    decode_share: Annotated[float, Field(ge=0, le=0.9)] = 0.5
-    """Share of the model's time that answers in progress get while other prompts are computed; 0 = one token per
-    prefill chunk."""
     idle_shutdown_minutes: Annotated[float, Field(ge=0)] = 0.0
     """End the server when it was not asked anything for so long and no launched agent runs; 0 = never."""
-    launch_idle_minutes: Annotated[float, Field(gt=0)] = 10.0
-    """IDLE_SHUTDOWN_MINUTES of a server that launch started, if that is 0."""
     context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = 1.0
     """Anthropic API: token counts told to the client are multiplied by this; auto: so that a client that takes each
     model to have room for 200,000 tokens compacts in time."""
-    responses_store_max: Count = 1000
-    """Responses API: stored responses kept; 0 stores none."""
-    responses_store_ttl_seconds: Seconds = 86400.0
-    """Responses API: how long a stored response is kept, in seconds (0 = no limit)."""
 
     # Proxy
     proxy: Literal["on", "off"] = "on"
@@ -264,23 +184,23 @@ class Settings(BaseModel):
     """Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."""
     proxy_startup_wait_seconds: Seconds = 2.0
     """How long start-up waits for the proxy before it goes on without; it is watched after that."""
-    litellm_master_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
+    litellm_master_key: Annotated[str | None, OffOr, Key] = None
     """Key for the proxy. Made on first start and kept in .env."""
 
-    fallback_model: Annotated[str | None, OffOr, AfterValidator(_fallback_model)] = None
+    fallback_model: Annotated[str | None, OffOr, FallbackModel] = None
     """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5, that gets through the proxy what this server
     cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this machine. See
     docs/operations.md."""
-    fallback_api_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
+    fallback_api_key: Annotated[str | None, OffOr, Key] = None
     """Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."""
-    fallback_api_base: Annotated[str | None, OffOr, AfterValidator(_web_address)] = None
+    fallback_api_base: Annotated[str | None, OffOr, WebAddress] = None
     """Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."""
 
     # Nodes
-    nodes: Annotated[str, AfterValidator(_node_addresses)] = ""
+    nodes: Annotated[str, NodeAddresses] = ""
     """Other start_llm servers that the proxy shares requests with: addresses separated by commas, e.g.
     http://mac-1:8080,http://mac-2:8080. See docs/fleet.md."""
-    nodes_api_key: Annotated[str | None, OffOr, AfterValidator(_key)] = None
+    nodes_api_key: Annotated[str | None, OffOr, Key] = None
     """API_KEY of the servers in NODES."""
     nodes_self: Literal["on", "off"] = "on"
     """on: this server is a node beside those of NODES; off: the proxy sends conversations to them only."""
@@ -289,25 +209,19 @@ class Settings(BaseModel):
     ones."""
 
     # Hosts
-    hosts: Annotated[str, AfterValidator(_hosts)] = ""
+    hosts: Annotated[str, RankHosts] = ""
     """Machines that compute one model together, this one first: names or addresses, separated by commas, e.g.
     mac-1,mac-2. Each has an equal part of the weights. Unset: this machine alone. See docs/fleet.md."""
     hostfile: Annotated[Path | None, OffOr] = None
     """File of mlx.distributed_config with these machines and their addresses, in place of HOSTS."""
-    rank_seconds: Annotated[float, Field(ge=1, le=600)] = 10.0
-    """One of HOSTS that gives no sign of life for so many seconds is lost: the server ends with code 75."""
 
     # KV
     max_kv_size: Annotated[int, Field(ge=256)] = 196608
     """Most tokens of one request's context."""
-    kv_group_size: Literal[32, 64, 128] = 64
-    """Group size of KV quantisation (uniform scheme)."""
-    kv_bits: Annotated[Literal[4, 8] | None, BeforeValidator(lambda v: _bits(v))] = None
+    kv_group_size: Annotated[Literal[32, 64, 128], Number] = 64
+    """Numbers that share a scale in quantised KV: 32, 64 or 128."""
+    kv_bits: Annotated[Literal[4, 8] | None, NumberOrOff] = None
     """KV quantisation bits: 4, 8 or OFF. Takes less memory; answers change a little."""
-    kv_quant_scheme: Literal["uniform", "turboquant"] = "uniform"
-    """uniform. turboquant is refused: mlx-lm's models cannot compute with it."""
-    quantized_kv_start: Count = 5000
-    """Token position from which KV is quantised."""
 
     # Cache
     cache_drift_policy: Literal["append", "strict"] = "append"
@@ -319,53 +233,30 @@ class Settings(BaseModel):
     wired_limit: Literal["auto", "off"] | Count = "auto"
     """Memory that the GPU keeps resident (macOS): off, bytes, or auto, which wires the weights alone, once, and only if
     they take 32 GiB or more. See docs/memory.md."""
-    cache_checkpoints_recent: Count = 8
-    """Message boundaries near the end that keep a checkpoint (models whose state cannot be cut)."""
-    cache_checkpoint_grid: Annotated[int, Field(ge=64)] = 1024
-    """Most tokens between two restore points in a long run (such models)."""
     reanchor: Literal["on", "off"] = "on"
     """Prefill in idle gaps what the client's next request is going to look like."""
     kv_disk_dir: str = "auto"
     """Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."""
     kv_disk_bytes: Annotated[int | None, OffOr] = None
     """Bytes of KV on disk. Unset: 20 GB or 10% of the free disk, whichever is less."""
-    kv_events: Annotated[str | None, OffOr, AfterValidator(_event_address)] = None
+    kv_events: Annotated[str | None, OffOr, EventAddress] = None
     """Address at which routers (llm-d, Dynamo) are told what KV is stored, e.g. tcp://127.0.0.1:5557; the next port
     sends again what they missed. Who connects there reads the tokens of all prompts. Needs the extra fleet."""
-    kv_events_topic: str = ""
-    """Topic of these events; llm-d wants kv@NODE@MODEL."""
-    prompt_cache_max_entries_global: Count = 0
-    """Most stored conversation ends; 0: bounded by bytes only."""
     prompt_cache_max_entries_per_session: Count = 2
     """Conversation ends of one session that are protected from eviction."""
     prompt_cache_ttl_seconds: Count = 1800
     """Seconds after which unused KV leaves memory (0 = never); the disk tier keeps it."""
     prompt_cache_session_max_idle_seconds: Count = 1800
     """Seconds after which an idle session loses its protection (0 = never)."""
-    cache_canonicalize_tool_context: bool = True
-    """false: as CACHE_DRIFT_POLICY=strict."""
 
     # Images
     images_on_text_model: Literal["placeholder", "reject"] = "placeholder"
     """An image that the model cannot see: a line that tells its number, name and size, or error 501."""
     image_max_bytes: Annotated[int, Field(ge=1024)] = 20_000_000
     """Largest image file, in bytes."""
-    image_max_pixels: Annotated[int, Field(ge=1024, le=500_000_000)] = 50_000_000
-    """Most pixels of an image."""
 
-    image_max_request_bytes: Annotated[int, Field(ge=1024)] = 50_000_000
-    """Most bytes of all new images of a request together."""
-    image_max_new: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Most new images of a request (behind the last answer; the history is not counted)."""
     image_url_hosts: Annotated[str, ImageHosts] = ""
     """Hosts that images may be fetched from, separated by commas; none: addresses are refused."""
-    image_url_seconds: Annotated[float, Field(gt=0, le=120)] = 10.0
-    """Seconds that fetching one image may take."""
-    image_map: Literal["on", "off"] = "off"
-    """on: an answer in a conversation with images ends with a table of their numbers and names."""
-    vision_history: Literal["full", "last"] = "full"
-    """What a model that sees is shown: the whole conversation, or the system text and what begins with the last message
-    of the user."""
     vision: Literal["auto", "off"] = "auto"
     """auto: a model that can see images is loaded with its eyes; off: as a text model."""
 
@@ -384,8 +275,6 @@ class Settings(BaseModel):
     """Minimum probability threshold."""
     default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Repetition penalty; 1.0 is off. Above it the model is punished for copying, code too."""
-    default_repetition_context_size: Count = 256
-    """Tokens the repetition penalty looks back."""
     default_max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, OffOr] = None
     """Most tokens of an answer whose request sets no limit. Unset: what the context has left."""
     default_thinking: bool = True
@@ -401,17 +290,13 @@ class Settings(BaseModel):
     generation_watchdog_seconds: Seconds = 600.0
     """Seconds an answer may take once its prompt is computed, and that the model may go without a move (0 = no
     limit)."""
-    watchdog_exit: Literal["on", "off"] = "on"
-    """End the process with code 75 when the model has not moved for twice GENERATION_WATCHDOG_SECONDS."""
 
     # Logs
     enable_request_logging: bool = True
     """Write a log line per request to LOG_ROOT."""
     log_root: Path = Path("logs")
     """Folder of the session logs."""
-    log_max_bytes: Annotated[int, Field(ge=2**20)] = 256 * 2**20
-    """Most bytes of session logs; the oldest go first."""
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "warning"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Lower] = "warning"
     """debug, info, warning or error: what the process logs of itself."""
     log_json: bool = False
     """JSON lines on the terminal instead of live lines."""
@@ -419,7 +304,7 @@ class Settings(BaseModel):
     """Days that a row for each request (time, client, model, tokens, seconds, outcome; no text) is kept for start-llm
     audit; 0 = none."""
     dump_requests: bool = Field(False, validation_alias=AliasChoices("dump_requests", "vlm_cache_debug"))
-    """Write prompt and answer of each request to LOG_ROOT/dumps (0600, keys taken out, at most LOG_MAX_BYTES).
+    """Write prompt and answer of each request to LOG_ROOT/dumps (0600, keys taken out, at most 256 MiB).
     VLM_CACHE_DEBUG means the same."""
 
     @property
@@ -428,8 +313,8 @@ class Settings(BaseModel):
 
     @property
     def adapters_folder(self) -> Path:
-        """ADAPTERS_DIR."""
-        return self.cache_dir / "adapters" if self.adapters_dir is None else expanded(self.adapters_dir)
+        """Folder of LoRA adapters that requests may name: each a folder in it, as mlx_lm.lora writes them."""
+        return self.cache_dir / "adapters"
 
     @property
     def host_names(self) -> frozenset[str]:
@@ -470,11 +355,6 @@ class Settings(BaseModel):
         if word in {"off", "none", "false", ""}:
             return None
         return self.cache_dir / "kv" if word in {"auto", "on"} else expanded(self.kv_disk_dir)
-
-
-def _bits(value: Any) -> Any:
-    value = _off_is_none(value)
-    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
 
 
 def meaning(name: str) -> str:

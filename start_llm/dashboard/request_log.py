@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RECENT = 500
 FOLDER = "dumps"
 LONGEST = 1_000_000
+_MOST_BYTES = 256 << 20
 """Characters of one text; of a longer one its two ends are kept."""
 
 
@@ -42,7 +43,7 @@ class RequestLog(Observer):
     def __init__(
         self,
         root: Path | None,
-        most_bytes: int = 256 << 20,
+        most_bytes: int = _MOST_BYTES,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         counters: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
@@ -154,8 +155,8 @@ class Dumps(Observer):
     def __init__(
         self,
         root: Path,
-        most_bytes: int,
         redactor: Redactor,
+        most_bytes: int = _MOST_BYTES,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._files = DailyLogs(root / FOLDER, ".json", most_bytes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
+from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
 from start_llm.engine.decode.constraint import Grammars
@@ -22,6 +23,7 @@ from start_llm.engine.ranks.lockstep import LeaderScheduler, RankRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.steps import DECODE_SHARE
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
@@ -71,7 +73,7 @@ class TextRuntime:
             limits=SchedulerLimits(
                 step=step,
                 deadline=settings.generation_watchdog_seconds,
-                decode_share=settings.decode_share,
+                decode_share=DECODE_SHARE,
             ),
             max_concurrency=settings.max_concurrency,
             memory=memory,
@@ -122,7 +124,7 @@ def make_runner(
     if settings.kv_bits is not None:
         from start_llm.engine.decode.quantised import Quantisation  # noqa: PLC0415 - takes 2 s, few need it
 
-        quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
+        quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, QUANTISED_FROM)
         quantisation.check(loaded.model)
     batches, landmarks = not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded))
     call_marks = sorted(call_marks_of(loaded))
@@ -174,12 +176,9 @@ def make_store(
     kit = LayerKit(loaded.make_cache)
     config = StoreConfig(
         budget_bytes=budget_bytes,
-        checkpoints_recent=settings.cache_checkpoints_recent,
-        checkpoint_grid=settings.cache_checkpoint_grid,
         ttl_seconds=settings.prompt_cache_ttl_seconds,
         session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
         sessions_keep=settings.prompt_cache_max_entries_per_session,
-        max_leaves=settings.prompt_cache_max_entries_global,
     )
     reuse = not loaded.capabilities.decoding.reuse
     if ranks is not None:  # which have no disk, and one clock

@@ -10,10 +10,10 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate
 
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLarge
 from start_llm.core.messages import MARK, Attachment, Message, Picture
@@ -24,20 +24,23 @@ from start_llm.images.pixels import DECODING, ImageFile, ImageTooLarge, Unreadab
 
 MOST_IMAGES = 1000
 """In one request, its history included."""
+MOST_NEW = 5
+"""New images of a request (behind the last answer; the history is not counted)."""
+MOST_NEW_BYTES = 50_000_000
+"""Of these together."""
+MOST_PIXELS = 50_000_000
+"""Of one image."""
 MOST_NEW_PIXELS = 1_000_000_000
 """That one request may make this server decode; what was decoded by then is known to the next one."""
 _KEPT = 8192
+_URL_SECONDS = 10.0
+"""That fetching one image may take."""
 _EXTENSIONS = {"PNG": ".png", "JPEG": ".jpeg", "GIF": ".gif", "WebP": ".webp"}
 _NOT_IN_NAMES = re.compile(r"[^\w .()+@,#&~'-]")
 _NAME_CHARS = 80
 _URL_CHARS = 200
 _SHORT = 8
 """Hexadecimal digits of an identity that a made-up file name carries."""
-
-# The table that IMAGE_MAP=on appends to answers keeps the numbers when a client has dropped the images themselves.
-HEAD = "<!-- start_llm:images -->\n| Image | Filename |\n|-------|----------|\n"
-_TABLE = re.compile(re.escape(HEAD) + r"((?:\|[^\n]*\|(?:\n|$))+)")
-_ROW = re.compile(r"\| ([1-9]\d{0,5}) \| image_([0-9a-f]{8})(?:\.\w{1,8})? \|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class ImageReader:
     def __init__(self, settings: Settings, fetcher: Fetcher | None = None) -> None:
         self._settings = settings
         hosts = frozenset(host for host in settings.image_url_hosts.split(",") if host)
-        self._fetcher = fetcher or Fetcher(hosts, settings.image_url_seconds, settings.image_max_bytes)
+        self._fetcher = fetcher or Fetcher(hosts, _URL_SECONDS, settings.image_max_bytes)
         self._known: Lru[bytes, KnownImage] = Lru(_KEPT)
 
     def told(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -101,26 +104,11 @@ class ImageReader:
             if not seen.problem and seen.identity not in pictures:
                 load = partial(self._load, image, seen)
                 pictures[seen.identity] = Picture(seen.identity, seen.width, seen.height, load)
-        placed = _placed(messages, known, pictures, "not shown")
-        if self._settings.vision_history == "last":
-            placed = _last_turn(placed)
-        return tuple(placed), pictures
-
-    def appended(self, messages: Sequence[Message], *, fetched: bool) -> str:
-        """What IMAGE_MAP=on adds to an answer: the table of the conversation's images, ``""`` if there are none.
-
-        `fetched`: the model sees, so that images by address are known by their pixels.
-        """
-        if self._settings.image_map == "off" or not any(message.attachments for message in messages):
-            return ""
-        known = self._read(messages, fetched=fetched)
-        numbers = _numbers(messages, known)
-        names = {numbers[seen.identity]: _short_name(seen) for seen in known.values()}
-        return f"\n\n{table(names)}"
+        return tuple(_placed(messages, known, pictures, "not shown")), pictures
 
     def _check_sizes(self, fresh: Sequence[Attachment]) -> None:
         """Before anything is decoded: how many new images there are, and how long they are together."""
-        most, most_bytes = self._settings.image_max_new, self._settings.image_max_request_bytes
+        most, most_bytes = MOST_NEW, MOST_NEW_BYTES
         if len(fresh) > most:
             path = fresh[most].path
             message = f"{path}: a request may bring {most} new images, but this is number {most + 1}."
@@ -140,7 +128,7 @@ class ImageReader:
         try:
             data = self._bytes(image)
             with DECODING:
-                opened = ImageFile(data, self._settings.image_max_pixels)
+                opened = ImageFile(data, MOST_PIXELS)
                 if image.kind == "url" and opened.identity() != seen.identity:
                     self._known.pop(_key(image))  # the next request is told what is there now
                     raise Unreadable("another image is there by now; send the request again")
@@ -182,7 +170,7 @@ class ImageReader:
         try:
             data = self._bytes(image)
             with DECODING:
-                opened = ImageFile(data, self._settings.image_max_pixels)
+                opened = ImageFile(data, MOST_PIXELS)
                 return KnownImage(opened.identity(), opened.format, opened.width, opened.height)
         except Unreadable as problem:
             return KnownImage(_digest(data), problem=str(problem), too_large=isinstance(problem, ImageTooLarge))
@@ -204,13 +192,6 @@ def decoded(source: str, most: int) -> bytes:
     return data
 
 
-def _last_turn(messages: list[Message]) -> list[Message]:
-    """The system messages at the front, and all from the last message of the user on."""
-    systems = list(takewhile(lambda message: message.role == "system", messages))
-    users = [index for index, message in enumerate(messages) if message.role == "user"]
-    return systems + messages[max(len(systems), users[-1]) :] if users else messages
-
-
 def _behind_last_answer(messages: Sequence[Message]) -> list[Attachment]:
     """Images that are new in a request."""
     answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
@@ -225,48 +206,10 @@ def _refusal(image: Attachment, index: int, known: KnownImage) -> StartLLMError:
 
 def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> dict[str, int]:
     """The number of each identity, in the conversation's order; the same image has the same number in every request."""
-    given = _numbers_told(message.content for message in messages if message.role == "assistant")
     numbers: dict[str, int] = {}
-    last = max(given.values(), default=0)
     for image in (image for message in messages for image in message.attachments):
-        identity = known[id(image)].identity
-        if identity not in numbers:
-            numbers[identity] = given.pop(identity[:_SHORT], 0) or last + 1
-            last = max(last, numbers[identity])
+        numbers.setdefault(known[id(image)].identity, len(numbers) + 1)
     return numbers
-
-
-def _numbers_told(answers: Iterable[str]) -> dict[str, int]:
-    """By the first digits of their identities: what tables in the `answers` say. No number is two images'."""
-    given: dict[str, int] = {}
-    taken: set[int] = set()
-    for found in (found for text in answers for found in _TABLE.finditer(text)):
-        for row in filter(None, map(_ROW.fullmatch, found[1].splitlines())):
-            short, number = row[2], int(row[1])
-            if short not in given and number not in taken:
-                given[short] = number
-                taken.add(number)
-    return given
-
-
-def table(numbers: Mapping[int, str]) -> str:
-    """The table of `numbers` (number: file name), to stand at the end of an answer."""
-    return HEAD + "\n".join(f"| {number} | {name} |" for number, name in sorted(numbers.items()))
-
-
-def without_table(text: str, known: Iterable[str]) -> str:
-    """`text` without a table at its end whose images are all among `known` (first digits of identities).
-
-    A table with anything else in it stays: the model is shown all that was sent.
-    """
-    tables = list(_TABLE.finditer(text))
-    if not tables or text[tables[-1].end() :].strip():
-        return text
-    found = tables[-1]
-    rows = [_ROW.fullmatch(line) for line in found[1].splitlines()]
-    images = set(known)
-    ours = all(row is not None and row[2] in images for row in rows)
-    return text[: found.start()].rstrip() if ours else text
 
 
 def _placed(
@@ -274,13 +217,11 @@ def _placed(
 ) -> list[Message]:
     """The messages with marks in the places of `pictures`; a line stands for another image, and tells `why`."""
     numbers = _numbers(messages, known)
-    shorts = {identity[:_SHORT] for identity in numbers}
     placed: list[Message] = []
     for message in messages:
         content = message.content
         if not message.attachments:
-            text = without_table(content, shorts) if message.role == "assistant" else content
-            placed.append(message if text == content else replace(message, content=text))
+            placed.append(message)
             continue
         pieces: list[str] = []
         at = 0

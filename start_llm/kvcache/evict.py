@@ -52,10 +52,6 @@ class Eviction:
         if resident.nbytes > self.budget_bytes:
             resident.trim(self.budget_bytes)
             self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._kit.cuttable)
-        if config.max_leaves:
-            excess = sum(s.is_leaf for s in resident.tree) - config.max_leaves
-            target = resident.counters["evicted"] + excess
-            self._evict(now, lambda: resident.counters["evicted"] < target, thin=False)
         if resident.ghosts > config.ghost_tokens:
             resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
         resident.tidy()

@@ -149,12 +149,10 @@ class StoreConfig:
     """What a store may keep."""
 
     budget_bytes: int  # most bytes of KV in memory, at first (`KVStore.set_budget` changes it)
-    # CACHE_CHECKPOINTS_RECENT, CACHE_CHECKPOINT_GRID
-    checkpoints_recent: int = 8
-    checkpoint_grid: int = 1024
+    checkpoints_recent: int = 8  # message boundaries near the end that keep a checkpoint
+    checkpoint_grid: int = 1024  # most tokens between two restore points in a long run
     # PROMPT_CACHE_... settings; 0: no limit
     ttl_seconds: float = 0
     session_idle_seconds: float = 1800
     sessions_keep: int = 2
-    max_leaves: int = 0
     ghost_tokens: int = 4_000_000  # most tokens remembered after their KV was evicted

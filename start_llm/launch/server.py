@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from start_llm.clients.agent import Endpoint
+from start_llm.core.limits import IDLE_MINUTES
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
@@ -41,7 +42,7 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
     """A running server, or one that is started in the background.
 
     While the block runs this process counts as a user of the server. One that was started here ends some time after
-    its last user (LAUNCH_IDLE_MINUTES). `flags`: settings that were given as flags.
+    its last user (`IDLE_MINUTES`). `flags`: settings that were given as flags.
 
     Raises LaunchError: it does not come up, something else listens there, or it serves another model than `flags` name.
     """
@@ -49,7 +50,7 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
     if not place.is_running:
         place.forget_keep()  # of a server that was killed: nobody has started the next one by name
     # Nobody started it by name: it ends when nobody uses it.
-    idle = settings.idle_shutdown_minutes or settings.launch_idle_minutes
+    idle = settings.idle_shutdown_minutes or IDLE_MINUTES
     changes = {"idle_shutdown_minutes": idle, **({"proxy": "on"} if via_proxy else {})}
     with place.used():
         try:

@@ -1,8 +1,8 @@
 """LoRA adapters: what is wrong with one, before it is loaded, and which of them requests may name.
 
 An adapter is a folder as `mlx_lm.lora` writes it: ``adapter_config.json`` and ``adapters.safetensors``.
-Knows no MLX; reads only headers. A name is a folder's plain name in ADAPTERS_DIR, never a path, so that no request
-reaches anything else.
+Knows no MLX; reads only headers. A name is a folder's plain name in START_LLM_CACHE_DIR/adapters, never a path, so that
+no request reaches anything else.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
 
 from start_llm.core.errors import NotSupported, Unavailable
+from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import WEIGHTS, Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
@@ -27,6 +28,7 @@ from start_llm.models.device import Accelerator, Device, check_fit, check_vision
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.inspection import inspect_once
+from start_llm.models.overrides import FOLDER
 from start_llm.models.pull import find_folder
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, read_weights, refusing
@@ -147,11 +149,10 @@ def load_steps(
         NotFound: no such folder or repository.
         BadRequest: there is something wrong with the adapter.
         OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
-        NotSupported: mlx-lm does not know it, its code is not trusted, or text models have no such KV_QUANT_SCHEME.
+        NotSupported: mlx-lm does not know it, its code is not trusted,
         Unavailable: its files were changed meanwhile.
     """
     given = given or LoadInputs()
-    _check_scheme(settings)
     adapter = given.adapter or _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
     if given.folder is None:
         found = _find(settings, device, progress, say, None, given.parts)
@@ -185,12 +186,6 @@ def _stamp(folder: Path) -> set[tuple[str, int, int, int]]:
     return {(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats}
 
 
-def _check_scheme(settings: Settings) -> None:
-    if settings.kv_quant_scheme == "turboquant":
-        why = "its KV needs mlx-vlm's attention, and mlx-lm's text models compute their own"
-        raise NotSupported(f"KV_QUANT_SCHEME=turboquant: {why}. Use uniform.")
-
-
 def _find(
     settings: Settings, device: Device, progress: Progress, say: Say, folder: Path | None, parts: int
 ) -> _Checkpoint:
@@ -214,7 +209,7 @@ def _find(
             if warning is not None:
                 say(f"memory    {warning}")
         assert folder is not None
-        capabilities, makers = read_capabilities(settings, settings.model_files, source, folder)
+        capabilities, makers = read_capabilities(settings, FOLDER, source, folder)
     except (OSError, ValueError) as error:
         raise NotSupported(f"{source} cannot be loaded: {error}") from error
     for line in sampling_report(capabilities.sampling, makers):
@@ -344,7 +339,7 @@ def _describe(
     tokenizer, vocab = wrapper._tokenizer, wrapper._tokenizer.get_vocab()
     capabilities = found.capabilities.with_vocabulary(vocab, writing_hints(wrapper))
     files = fingerprint(found.folder) if base is None else base.files
-    quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
+    quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {QUANTISED_FROM}"
     return LoadedModel(
         name=settings.served_model_name or found.name,
         source=found.source,

@@ -1,4 +1,4 @@
-"""Reads the user's file for a model, which corrects what was found out: ``MODEL_FILES/NAME.toml``. Knows no MLX.
+"""Reads the user's file for a model, which corrects what was found out: ``models/NAME.toml``. Knows no MLX.
 
 ``NAME`` is the repository with ``--`` for the ``/`` (``owner--model.toml``), or its last part alone.
 """
@@ -18,6 +18,8 @@ from start_llm.models.family import families, nearest
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.traits import Traits
 
+FOLDER = Path("models")
+"""Of these files; in START_LLM_HOME, where a server runs."""
 KEYS = ("family", "context", "tool_parser", "reasoning_parser", "template", "sampling")
 SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
     {

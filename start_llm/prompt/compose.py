@@ -49,7 +49,7 @@ class Composer:
         eyes: Eyes | None,
     ) -> None:
         """See `Pipeline`."""
-        self.strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
+        self.strict = settings.cache_drift_policy == "strict"
         preserve = settings.preserve_thinking
         self._image_marks = ImageMarks(eyes) if eyes is not None else None
         self.length = LengthCheck(tokenizer, context)

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import certifi
 from dotenv import dotenv_values, set_key
 
+from start_llm.core.limits import MOST_BODY_BYTES
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
 from start_llm.core.paths import expanded
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
@@ -199,7 +200,7 @@ def additions(settings: Settings, server_url: str, master_key: str, folder: Path
     gate = {"key": master_key, "names": sorted(settings.host_names)}
     nodes = [asdict(node) for node in nodes_of(settings, server_url)]
     fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(expanded(settings.nodes_ca_file))}
-    return {"gate": gate, "bodies": {"most_bytes": settings.max_body_bytes}, "fallback": fallback, "fleet": fleet}
+    return {"gate": gate, "bodies": {"most_bytes": MOST_BODY_BYTES}, "fallback": fallback, "fleet": fleet}
 
 
 def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ExitCode
+from start_llm.core.limits import IDLE_MINUTES
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, setting_names
 from start_llm.files.atomic import write_atomic
@@ -108,7 +109,7 @@ def unit_for(
     variables |= {"START_LLM_HOME": str(home()), "PYTHONPATH": python_path()}
     variables |= {name.upper(): value for name, value in flags.items()}
     if on_demand:
-        idle = settings.idle_shutdown_minutes or settings.launch_idle_minutes
+        idle = settings.idle_shutdown_minutes or IDLE_MINUTES
         variables |= {"MLX_PORT": str(settings.mlx_port), "IDLE_SHUTDOWN_MINUTES": f"{idle:g}"}
     return (_launchd if system == "darwin" else _systemd)(settings, variables, on_demand)
 

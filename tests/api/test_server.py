@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from start_llm.api import server as api_server
 from start_llm.api.http import connection as connections
 from start_llm.api.http import front
 from start_llm.api.server import ApiServer
@@ -196,15 +197,22 @@ def test_expect_100_continue(server: ApiServer, connect: Connect) -> None:
     assert connection.send(raw).response()[0] == 200
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_server, "MOST_BODY_BYTES", 1024)
+
+
+@pytest.mark.usefixtures("small")
 def test_expect_is_refused_before_the_body(serve: Serve, connect: Connect) -> None:
-    server = serve(max_body_bytes=1024)
+    server = serve()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5000\r\n\r\n"
     assert connect(server).send(head).response()[0] == 413
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("path", [PATH, "/nothing"])
 def test_an_early_refusal_reaches_a_client_that_is_still_sending(serve: Serve, connect: Connect, path: str) -> None:
-    server = serve(max_body_bytes=1024)
+    server = serve()
     status, headers, _ = connect(server).post(path, b"x" * 8_000_000).response()
     assert status in (404, 413)
     assert headers["connection"] == "close"
@@ -218,11 +226,12 @@ def test_many_connections_at_once(server: ApiServer, service: FakeService, conne
     assert raws[-1].get("/health").response()[0] == 200
 
 
+@pytest.mark.usefixtures("small")
 def test_too_large_is_refused_unread(serve: Serve, connect: Connect) -> None:
-    server = serve(max_body_bytes=1024)
+    server = serve()
     status, _, body = connect(server).post(PATH, b"x" * 4096).response()
     assert status == 413
-    assert "MAX_BODY_BYTES" in json.loads(body)["error"]["message"]
+    assert "the limit is 1024" in json.loads(body)["error"]["message"]
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     assert connect(server).send(head + b"FFFFFF\r\n").response()[0] == 413
 

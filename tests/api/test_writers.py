@@ -128,7 +128,7 @@ def test_messages(events: list[Event]) -> None:
 def test_responses(events: list[Event], summary: str | None) -> None:
     asked = {"input": "x", "reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
     inbound = Request("POST", "/v1/responses", {}, json.dumps(asked).encode())
-    exchange = read_responses(inbound, SETTINGS, FakeService(), ResponsesStore(Path("unused"), 0, 0).of(None))
+    exchange = read_responses(inbound, SETTINGS, FakeService(), ResponsesStore(Path("unused")).of(None))
     body = whole(exchange, events)
     openai.types.responses.Response.model_validate(body)
     found = streamed(exchange, events)

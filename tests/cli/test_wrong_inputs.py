@@ -42,7 +42,6 @@ TABLE: list[tuple[str, dict[str, str], str]] = [
     ("serve qwen3.6-27", {}, "Did you mean qwen3.6-27b?"),
     ("serve --log-level loud", {}, "LOG_LEVEL="),
     ("serve", {"KV_BITS": "5"}, "KV_BITS="),
-    ("serve", {"KV_QUANT_SCHEME": "turboquant"}, "KV_QUANT_SCHEME=uniform"),
     ("serve", {"CACHE_RULES_FILE": "@/nothing.toml"}, "nothing.toml"),
     ("serve", {"CACHE_RULES_FILE": "@/rules.toml"}, "rules.toml"),
     ("serve --host 0.0.0.0", {}, "API_KEY"),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from scripts.settings_docs import ROOT, env_example, page
 from start_llm.core.request import Sampling
-from start_llm.core.settings import SECRETS, Settings, SettingsError, doubtful_names, load_settings
+from start_llm.core.settings import RETIRED, SECRETS, Settings, SettingsError, doubtful_names, load_settings
 from start_llm.service.control import changed_settings
 
 SEED_DEFAULTS = {
@@ -22,8 +22,6 @@ SEED_DEFAULTS = {
     "max_kv_size": 196608,
     "kv_group_size": 64,
     "kv_bits": None,
-    "kv_quant_scheme": "uniform",
-    "quantized_kv_start": 5000,
     "prompt_cache_max_entries_per_session": 2,
     "prompt_cache_ttl_seconds": 1800,
     "prompt_cache_session_max_idle_seconds": 1800,
@@ -32,7 +30,6 @@ SEED_DEFAULTS = {
     "default_top_k": 40,
     "default_min_p": 0.05,
     "default_repetition_penalty": 1.0,
-    "default_repetition_context_size": 256,
     "default_max_tokens": None,
     "default_thinking": True,
     "preserve_thinking": True,
@@ -221,3 +218,35 @@ def test_an_address_that_cannot_work_is_refused_at_once(given: dict[str, str], s
     with pytest.raises(SettingsError, match=re.escape(says)):
         load_settings(None, **given)
     assert load_settings(None, kv_events="tcp://*:65534", hosts="mac-1,_b").kv_events == "tcp://*:65534"
+
+
+FIRST_DESIGN = {
+    "MLX_HOST": "127.0.0.1",
+    "PROXY_STARTUP_WAIT_SECONDS": "2",
+    "KV_GROUP_SIZE": "64",
+    "KV_BITS": "OFF",
+    "KV_QUANT_SCHEME": "uniform",
+    "QUANTIZED_KV_START": "5000",
+    "CACHE_NORM_SAFETY_CHECK": "true",
+    "CACHE_CANONICALIZE_TOOL_CONTEXT": "true",
+    "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": "24",
+    "PROMPT_CACHE_TTL_SECONDS": "1800",
+    "DEFAULT_REPETITION_CONTEXT_SIZE": "256",
+    "VLM_CACHE_DEBUG": "false",
+}
+"""Lines of a `.env` as the first description of this project had them."""
+
+
+def test_a_file_of_the_first_design_starts_and_what_does_nothing_is_told(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in FIRST_DESIGN.items()))
+    assert load_settings(file).kv_group_size == 64
+    told = {sentence.split()[0] for sentence in doubtful_names(file)}
+    assert told == FIRST_DESIGN.keys() & RETIRED.keys() and len(told) == 6
+
+
+@pytest.mark.parametrize("line", [line[2:] for line in env_example().splitlines() if re.match(r"# [A-Z_0-9]+=", line)])
+def test_every_line_of_the_example_may_be_uncommented(line: str, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"{line}\n")
+    assert load_settings(file) == load_settings(None)

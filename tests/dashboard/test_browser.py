@@ -407,7 +407,7 @@ def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: 
         window.until_text("#settings", "API_KEY", "set, not shown")
         assert "open-sesame" not in window.run("return document.documentElement.outerHTML")
         names = window.run("return [...document.querySelectorAll('#settings th')].map((name) => name.textContent)")
-        assert "RESPONSES_STORE_TTL_SECONDS" in names  # a name breaks at its underscores only
+        assert "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS" in names  # a name breaks at its underscores only
         assert window.run("return document.querySelectorAll('#settings th wbr').length") > len(names)
         assert window.complaints("401", "503") == []
         waiting.stop(0)

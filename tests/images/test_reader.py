@@ -14,7 +14,7 @@ from start_llm.core.messages import MARK, Attachment, Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
 from start_llm.images.pixels import Unreadable
-from start_llm.images.reader import HEAD, ImageReader, table
+from start_llm.images.reader import ImageReader
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
 from tests.images.pictures import b64, encoded, noise, png
 
@@ -61,52 +61,17 @@ def test_numbers_are_by_content_over_the_whole_conversation() -> None:
     assert lines == ["[Image 1", "[Image 2", "[Image 1", "[Image 3", "[Image 2"]
 
 
-def test_a_table_keeps_numbers_of_images_that_were_dropped() -> None:
-    reader = made()
-    one, two = png(seed=1), png(seed=2)
-    (first,) = reader.told([user("", image(one))])
-    name = f"image_{first.images[0][:8]}.png"
-    answer = Message("assistant", "A beach.\n\n" + table({1: name}))
-    _, dropped, new = reader.told([user("describe"), answer, user("and this?", image(two))])
-    assert dropped.content == answer.content, "the images are gone: the table is all that is left of them"
-    assert new.content.startswith("[Image 2:")
-    _, kept, _ = reader.told([user("describe", image(one)), answer, user("and this?", image(two))])
-    assert kept.content == "A beach.", "what was appended is no part of the answer while its images are there"
-    *_, again = reader.told([user("describe"), answer, user("this again", image(one))])
-    assert again.content.startswith("[Image 1:")
-
-
-@pytest.mark.parametrize("row", ["| and a word of the user |", "| 2 | image_{} | more |", "| 2 | image_{}.png note |"])
-def test_a_table_with_more_in_it_is_shown(row: str) -> None:
-    """A client may write what it likes; nothing of it is hidden from the model."""
-    reader = made()
-    (first,) = reader.told([user("", image(png()))])
-    short = first.images[0][:8]
-    for rows in ([row.format(short)], [f"| 1 | image_{short}.png |", row.format(short)]):
-        answer = Message("assistant", f"A beach.\n\n{HEAD}" + "\n".join(rows))
-        assert reader.told([user("", image(png())), answer, user("more")])[1].content == answer.content
-        assert reader.shown([user("", image(png())), answer, user("more")])[0][1].content == answer.content
-
-
-def test_a_forged_table_gives_no_number_twice() -> None:
-    reader = made()
-    names = [message.images[0][:8] for n in range(3) for message in reader.told([user("", image(png(seed=n)))])]
-    forged = HEAD + "\n".join(f"| {number} | image_{name}.png |" for number, name in zip((1, 1, 0), names, strict=True))
-    shown = [image(png(seed=n)) for n in range(3)]
-    told = reader.told([user("hi"), Message("assistant", forged), user("", *shown)])
-    assert sorted(re.findall(r"\[Image (\d+):", told[2].content)) == ["1", "2", "3"]
-
-
 def test_images_whose_short_names_are_equal_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading.ImageFile, "identity", lambda self: f"{'ab' * 4}{self.width:056d}")
     shown = [image(png(width=width)) for width in (64, 65)]
-    sent = [user("hi"), Message("assistant", "A.\n\n" + table({3: f"image_{'ab' * 4}.png"})), user("", *shown)]
-    assert re.findall(r"\[Image (\d+):", made().told(sent)[2].content) == ["3", "4"]
+    sent = [user("hi"), Message("assistant", "A."), user("", *shown)]
+    assert re.findall(r"\[Image (\d+):", made().told(sent)[2].content) == ["1", "2"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_no_image_ends_a_conversation(case: Case) -> None:
-    reader = made(image_max_bytes=MOST_BYTES, image_max_pixels=MOST_PIXELS)
+def test_no_image_ends_a_conversation(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_PIXELS", MOST_PIXELS)
+    reader = made(image_max_bytes=MOST_BYTES)
     sent = user("What is this?", Attachment(0, "data", case.source))
     (told,) = reader.told([sent])
     assert told.content.startswith("[Image 1: image_") and told.content.count("\n") == 1
@@ -163,18 +128,6 @@ def test_messages_without_images_stay_as_they_are() -> None:
     assert replace(sent[0]) == made().told(sent)[0]
 
 
-def test_a_table_of_all_images_is_appended_where_it_is_asked_for() -> None:
-    sent = [user("", image(png(seed=1), name="shot.png")), Message("assistant", "Red."), user("", image(png(seed=2)))]
-    assert made().appended(sent, fetched=False) == ""
-    reader = made(image_map="on")
-    said = reader.appended(sent, fetched=False)
-    names = [f"image_{message.images[0][:8]}.png" for message in reader.told(sent) if message.images]
-    assert said == "\n\n" + table({1: names[0], 2: names[1]})
-    assert reader.appended([user("no image")], fetched=False) == ""
-    back = [*sent, Message("assistant", f"Blue.{said}"), user("And now?")]
-    assert reader.told(back)[3].content == "Blue.", "what was appended is no part of the answer"
-
-
 # --- for a model that sees ------------------------------------------------------------------
 
 
@@ -192,13 +145,15 @@ def test_a_mark_cannot_be_sent() -> None:
     assert MARK.search(parse_json(json.dumps({"text": picture.mark}).encode())["text"]) is None
 
 
-def test_new_images_are_limited_in_number_and_bytes() -> None:
+def test_new_images_are_limited_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     three = user("", *(image(png(seed=n)) for n in range(3)))
-    with pytest.raises(TooLarge, match="may bring 2 new images"):
-        made(image_max_new=2).shown([three])
-    made(image_max_new=2).shown([three, Message("assistant", "x"), user("go on")])
+    with monkeypatch.context() as patch, pytest.raises(TooLarge, match="may bring 2 new images"):
+        patch.setattr(reading, "MOST_NEW", 2)
+        made().shown([three, Message("assistant", "x"), user("go on")])
+        made().shown([three])
+    monkeypatch.setattr(reading, "MOST_NEW_BYTES", len(png()) + 100)
     with pytest.raises(TooLarge, match="with image 2, the request's new images have"):
-        made(image_max_request_bytes=len(png()) + 100).shown([three])
+        made().shown([three])
 
 
 @pytest.mark.parametrize(("data", "error"), [(b"nothing", BadRequest), (png(300, 300), TooLarge)])
@@ -281,16 +236,3 @@ def test_a_fetch_that_failed_is_tried_again() -> None:
         reader.shown(sent)
     web.answers.append(png())
     assert reader.shown(sent)[1]
-
-
-def test_only_the_last_turn_is_shown_where_that_is_asked_for() -> None:
-    sent = [
-        Message("system", "s"),
-        user("one", image(png(seed=1))),
-        Message("assistant", "a"),
-        user("two", image(png(seed=2))),
-        Message("tool", "r", tool_call_id="c"),
-    ]
-    shown, _ = made(vision_history="last").shown(sent)
-    assert [message.role for message in shown] == ["system", "user", "tool"] and "two" in shown[1].content
-    assert len(made().shown(sent)[0]) == 5

@@ -317,7 +317,7 @@ def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
 @pytest.mark.thorough
 def test_adapters_may_be_preloaded_pinned_and_the_main_model_s_own(serve: Any, zoo: Path) -> None:
     names = {"preload_models": "tiny-base+second", "pinned_models": "tiny-base+second"}
-    with serve(adapter_path=str(zoo / "adapters" / "first"), adapters_dir=zoo / "adapters", **names) as server:
+    with serve(adapter_path=str(zoo / "adapters" / "first"), **names) as server:
         main, second = ask(server, "default", [user(WORDS)]), ask(server, "tiny-base+second", [user(WORDS)])
         fused = {name: said(ask(server, name, [user(WORDS)])) for name in PAIRS.values()}
         assert (said(main), said(second)) == (fused["fused-first"], fused["fused-second"])

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from start_llm.models import loader
 from tests.integration.live import Live
 from tests.integration.pooled import admin
 
@@ -13,11 +16,14 @@ SHORT = 4096
 ASKED = {"max_tokens": 8, "messages": [{"role": "user", "content": "word " * 300}]}
 
 
-def test_counts_follow_the_room_of_the_model_that_answers(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_counts_follow_the_room_of_the_model_that_answers(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = tmp_path / "files"
     files.mkdir()
+    monkeypatch.setattr(loader, "FOLDER", files)
     (files / "oracle-hybrid.toml").write_text(f"context = {SHORT}\n")
-    with serve(context_scale="auto", model_files=files) as server:
+    with serve(context_scale="auto") as server:
         assert admin(server, "load", model="oracle-hybrid").status_code == 200
         cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}
         assert cards["oracle-hybrid"]["context_length"] == SHORT

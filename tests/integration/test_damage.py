@@ -39,7 +39,7 @@ def folders(root: Path) -> list[Path]:
 @pytest.mark.parametrize("count", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.thorough
 def test_random_damages(oracle_path: Callable[..., Path], tmp_path: Path, kind: str, count: int) -> None:
-    options = {"kv_disk_dir": "auto", "responses_store_max": 10}
+    options = {"kv_disk_dir": "auto"}
     whole = tmp_path / "whole"
     with live(oracle_path(kind), whole, **options) as server:
         history = turn(server, turn(server, []))

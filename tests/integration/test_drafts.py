@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.engine import runtime
 from tests.integration.live import Live, live
 from tests.oracle import expected_truth, script
 
@@ -129,9 +130,12 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.smol
 @pytest.mark.parametrize("kv_bits", [None, 8])
-def test_the_embedded_model_says_the_same_words(smol_path: Path, tmp_path: Path, kv_bits: int | None) -> None:
+def test_the_embedded_model_says_the_same_words(
+    smol_path: Path, tmp_path: Path, kv_bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "QUANTISED_FROM", 60)
     asked = [{"role": "user", "content": f"Repeat this code twice, and nothing else.\n\n{REPEATING}"}]
-    with live(smol_path, tmp_path, kv_bits=kv_bits, quantized_kv_start=60) as server:
+    with live(smol_path, tmp_path, kv_bits=kv_bits) as server:
         for name, way in WAYS.items():
             body = {"max_tokens": 70, **way}
             with_drafts, without = (server.chat(asked, drafts=on, **body) for on in (True, False))

@@ -102,25 +102,6 @@ def test_another_image_is_another_message(servers: Callable[..., Live]) -> None:
     assert prompts[0] != prompts[1], "the line that stands for an image carries the image's identity"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_table_of_images_ends_an_answer(oracle_path: Callable[..., Path], tmp_path: Path, stream: bool) -> None:
-    """The client drops the image and keeps the table: the next image has the next number, and reuse is as without."""
-    with live(oracle_path("plain"), tmp_path, image_map="on") as server:
-        ask_for = f"{script('A beach. ' + WORDS, 'A hill. ' + WORDS)} What is it?"
-        parts = [{"type": "text", "text": ask_for}, url(png(seed=1))]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
-        said = streamed(server, messages) if stream else server.chat(messages)["message"]["content"]
-        assert said.startswith("A beach.") and said.count("| 1 | image_") == 1 and said.endswith(".png |")
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [url(png(seed=2))]}]
-        answer = server.chat(messages)
-        assert answer["report"]["computed"] < 80, "the answer goes on from what was generated, without the table"
-        assert "| 2 | image_" in answer["message"]["content"]
-        messages[0] = {"role": "user", "content": ask_for}
-        prompt = server.prompt_of(server.chat(messages))
-        text = server.app.on_model_thread(lambda _, tokenizer: tokenizer.decode(list(prompt)))
-        assert "| 1 | image_" in text and "[Image 2: image_" in text and "[Image 1:" not in text
-
-
 def url(data: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(data)}}
 

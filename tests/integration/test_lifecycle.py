@@ -52,7 +52,7 @@ def ask(port: int) -> int:
 @pytest.mark.thorough
 def test_two_agents_share_a_server_that_ends_after_the_last(make: Make, ends_first: str) -> None:
     """Launch, join, a dead engine meanwhile, either agent ended first, the end of an unused server."""
-    machine = make(LAUNCH_IDLE_MINUTES="0.01")
+    machine = make(IDLE_SHUTDOWN_MINUTES="0.01")
     began = time.monotonic()
     pi = machine.launch("pi")
     until(lambda: machine.said("pi").endswith("\n"))

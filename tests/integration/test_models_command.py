@@ -15,6 +15,7 @@ from start_llm.__main__ import main
 from start_llm.cli import loading
 from start_llm.core.request import Sampling
 from start_llm.host.ports import free_port
+from start_llm.models import loader
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import Live, live
 from tests.oracle import build_oracle
@@ -39,10 +40,12 @@ def server(cache: Path) -> Iterator[Live]:
     settings = {
         "pool_memory_bytes": BUDGET_FOR_TWO,
         "kv_disk_dir": "auto",
-        "model_files": cache / "own",
         "pool_wait_seconds": 0,
     }
-    with live(cache / "models" / "oracle-plain", cache, **settings) as made:
+    with (
+        patch.object(loader, "FOLDER", cache / "own"),
+        live(cache / "models" / "oracle-plain", cache, **settings) as made,
+    ):
         yield made
 
 

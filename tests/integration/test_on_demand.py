@@ -60,7 +60,7 @@ class System:
 
 @pytest.fixture
 def machine(oracle_path: Callable[..., Path], tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(oracle_path("plain"), tmp_path, LAUNCH_IDLE_MINUTES="0.005", IDLE_SHUTDOWN_MINUTES="1")
+    made = Machine(oracle_path("plain"), tmp_path, IDLE_SHUTDOWN_MINUTES="0.005")
     unit = tmp_path / ".config/systemd/user/start-llm.socket"
     unit.parent.mkdir(parents=True)
     unit.write_text(f"[Socket]\nListenStream=127.0.0.1:{made.port}\n")

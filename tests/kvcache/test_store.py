@@ -244,11 +244,6 @@ def test_time_to_live_and_most_leaves() -> None:
     clock.now += 11
     put(store, run(100, 50))
     assert store.lookup(tuple(run(0, 50))).reason == "evicted"
-    store = store_of(max_leaves=3, clock=clock)
-    for n in range(10):
-        clock.now += 1
-        put(store, run(n * 100, 20))
-    assert store.stats()["leaves"] == 3
 
 
 def test_time_to_live_works_while_nothing_runs() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.errors import NotSupported, OutOfMemory
+from start_llm.core.errors import OutOfMemory
 from start_llm.core.settings import load_settings
 from start_llm.models import loader
 from start_llm.models.checkpoint import INDEX
@@ -29,13 +29,6 @@ def sparse(path: Path, nbytes: int) -> None:
 
 def quiet(step: str, part: float) -> None:
     pass
-
-
-@pytest.mark.parametrize("bits", [None, 4])
-def test_turboquant_is_refused_with_a_sentence(bits: int | None) -> None:
-    settings = load_settings(None, kv_quant_scheme="turboquant", kv_bits=bits)
-    with pytest.raises(NotSupported, match=r"KV_QUANT_SCHEME=turboquant.*Use uniform"):
-        load_model(settings, MACHINE, quiet, print)
 
 
 def test_the_index_says_how_much_the_weights_take(tmp_path: Path) -> None:

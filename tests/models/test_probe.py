@@ -13,6 +13,7 @@ import pytest
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.checks import greedy
+from start_llm.models import loader
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device
@@ -38,10 +39,10 @@ class World:
         self.asked = 0
         self._reply = folder / "reply"
         monkeypatch.setenv("ORACLE_REPLIES", str(self._reply))
+        monkeypatch.setattr(loader, "FOLDER", folder / "models")
 
     def settings(self, model: Path, **more: Any) -> Settings:
-        cache, files = self.folder / "cache", self.folder / "models"
-        fixed = {"trust_remote_code": True, "start_llm_cache_dir": cache, "model_files": files}
+        fixed = {"trust_remote_code": True, "start_llm_cache_dir": self.folder / "cache"}
         return load_settings(None, model_path=str(model), **fixed, **more)
 
     def load(self, model: Path, reply: str = "", **more: Any) -> LoadedModel:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from start_llm.images import reader
 from tests.images.corpus import MOST_BYTES, MOST_PIXELS
 from tests.integration.live import Live, live
 from tests.vision.checkpoint import build_vision
@@ -36,7 +38,8 @@ def seeing(
         def server(family: str) -> Live:
             if family not in running:
                 cache = tmp_path_factory.mktemp("cache")
-                limits = {"image_max_bytes": MOST_BYTES, "image_max_pixels": MOST_PIXELS}
+                limits = {"image_max_bytes": MOST_BYTES}
+                stack.enter_context(patch.object(reader, "MOST_PIXELS", MOST_PIXELS))
                 running[family] = stack.enter_context(live(vision_path(family), cache, **limits))
             return running[family]
 

@@ -85,7 +85,8 @@ def agent_of(messages: Sequence[Message], headers: Mapping[str, str]) -> str:
 # --- sampling and stop strings ---
 
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_DEFAULTED = (*_DRAWN, "repetition_context_size")
+_LOOK_BACK = 256
+"""Tokens that the repetition penalty looks back."""
 
 
 def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
@@ -94,7 +95,8 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
     def pick(value: Any, default: Any) -> Any:
         return default if value is None else value
 
-    values = {name: pick(getattr(body, name), getattr(settings, f"default_{name}")) for name in _DEFAULTED}
+    values = {name: pick(getattr(body, name), getattr(settings, f"default_{name}")) for name in _DRAWN}
+    values["repetition_context_size"] = pick(body.repetition_context_size, _LOOK_BACK)
     left_open = frozenset(name for name in _DRAWN if getattr(body, name) is None)
     if values["top_p"] == 0:  # nothing but the likeliest token is left
         values |= {"temperature": 0.0, "top_p": 1.0}

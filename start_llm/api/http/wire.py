@@ -253,9 +253,7 @@ def body_reader(head: Head, limit: int) -> PlainBody | ChunkedBody:
 
 
 def too_large(size: int, limit: int) -> TooLarge:
-    return TooLarge(
-        f"The request body has {size} bytes or more; the limit is {limit} (MAX_BODY_BYTES).", code="body_too_large"
-    )
+    return TooLarge(f"The request body has {size} bytes or more; the limit is {limit}.", code="body_too_large")
 
 
 def _take(received: bytearray, most: int) -> bytes:

@@ -109,8 +109,6 @@ def _check_storable(own: OwnResponses) -> None:
     if own.owner is None:
         why = "a server without API_KEY stores responses for clients of its own machine only"
         raise fields.bad("store", f"false or left out: {why}", True)
-    if not own.enabled:
-        raise fields.bad("store", "false or left out: this server stores no responses (RESPONSES_STORE_MAX=0)", True)
     with telling("store"):
         own.store.check()
 

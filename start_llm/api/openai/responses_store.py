@@ -24,6 +24,8 @@ CREATE INDEX responses_used ON responses (used);
 """
 _VERSION = 1
 _MOST_BYTES = 512 << 20
+_MOST = 1000
+_SECONDS = 86400.0
 _FREE_BYTES = 16 << 20  # of the disk, below which nothing is begun that has to be stored
 _LATEST = 1e11  # unix seconds; a time beyond it is damage
 
@@ -44,7 +46,7 @@ class ResponsesStore:
 
     Args:
         path: made at first use, mode 0600.
-        most: entries kept, the least recently used go first; 0 stores nothing.
+        most: entries kept, the least recently used go first.
         ttl: seconds after its last use that an entry is kept; 0 is for ever.
         most_bytes: of all entries, compressed.
         clock: seconds, never going back.
@@ -53,9 +55,9 @@ class ResponsesStore:
     def __init__(
         self,
         path: Path,
-        most: int,
-        ttl: float,
         *,
+        most: int = _MOST,
+        ttl: float = _SECONDS,
         most_bytes: int = _MOST_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,7 +110,7 @@ class OwnResponses:
 
     @property
     def enabled(self) -> bool:
-        return self.store.most > 0 and self.owner is not None
+        return self.owner is not None
 
     def of_user(self, user: str | None) -> OwnResponses:
         """What `user`, as the client names its own users, has stored with the same key."""

@@ -77,7 +77,7 @@ class FollowerGroup(RankGroup):
                 if entry[1] == "lost":  # rank 0 has said why
                     os._exit(ExitCode.WEDGED)
             except TimeoutError:
-                self._leave(f"rank 0 has given no sign of life for {self._channel.limit:g} s (RANK_SECONDS).")
+                self._leave(f"rank 0 has given no sign of life for {self._channel.limit:g} s.")
             except (OSError, EOFError):
                 self._leave("rank 0 has ended.")
             except Exception as error:  # noqa: BLE001 - the thread's edge: told, and this rank ends

@@ -29,6 +29,8 @@ from start_llm.host.home import python_path
 
 log = logging.getLogger(__name__)
 
+RANK_SECONDS = 10.0
+"""A rank that gives no sign of life for so long is lost."""
 END_SECONDS = 5.0  # until a rank that was told to end is killed
 LOST_END_SECONDS = 0.5  # the same, where one is lost
 HELLO_SECONDS = 10  # that one who connects may be silent before it has shown that it knows the key
@@ -154,7 +156,7 @@ class LeaderGroup(RankGroup):
                 self._done[rank].put(message[1:])
             why = f"Rank {rank} on {host} cannot go on: {message[1]}"
         except TimeoutError:
-            why = f"Rank {rank} on {host} has given no sign of life for {channel.limit:g} s (RANK_SECONDS)."
+            why = f"Rank {rank} on {host} has given no sign of life for {channel.limit:g} s."
             for process in self._processes[rank - 1 : rank]:  # it does not end by itself
                 process.kill()
         except (OSError, EOFError):

@@ -7,6 +7,8 @@ by what the last ones were measured to take: attention over a long context needs
 
 from __future__ import annotations
 
+DECODE_SHARE = 0.5
+"""Of the model's time, that answers in progress get while other prompts are computed."""
 ALONE_SECONDS = 2.0
 SHARED_SECONDS = 0.5
 FIRST, LEAST, MOST = 512, 256, 4096

@@ -22,7 +22,7 @@ from tests.api.fakes import FakeService
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 MESSAGES = [{"role": "user", "content": "Hi"}]
-STORE = ResponsesStore(Path("unused"), 0, 0).of("me")
+STORE = ResponsesStore(Path("unused")).of(None)
 SERVICE = FakeService()
 READERS: dict[str, tuple[dict[str, Any], Callable[[Request], Any]]] = {
     "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, SERVICE)),

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from start_llm.api import server as api_server
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.events import Progress
@@ -244,9 +245,10 @@ def test_forms_are_read_on_this_route_only(server: ApiServer) -> None:
         assert httpx.post(server.url + PATH, content=body, headers=kind | origin).status_code in {403, 415}
 
 
-def test_a_body_over_the_limit_is_413(audio: FakeAudio, tmp_path: Path) -> None:
+def test_a_body_over_the_limit_is_413(audio: FakeAudio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_server, "MOST_BODY_BYTES", 100_000)
     settings = Settings(  # type: ignore[call-arg]
-        _env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path, max_body_bytes=100_000
+        _env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path
     )
     server = ApiServer(settings, FakeService(), audio=audio)
     server.start()

@@ -290,7 +290,7 @@ def test_history_has_the_models_names(client: openai.OpenAI, service: FakeServic
 
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
-    store = ResponsesStore(Path("unused"), 0, 0)
+    store = ResponsesStore(Path("unused"))
     own = store.of("me")
     return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, FakeService(), own).request
 

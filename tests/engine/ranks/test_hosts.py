@@ -41,7 +41,7 @@ def run_turns(home: Path, kind: Any, hosts: int, turns: int, seed: int = 1, budg
         "hosts": ",".join(["127.0.0.1"] * hosts) if hosts > 1 else "",
         "turns": turns,
         "seed": seed,
-        "settings": {"cache_memory_bytes": budget // hosts, "cache_checkpoint_grid": 64},
+        "settings": {"cache_memory_bytes": budget // hosts},
     }
     command = [sys.executable, str(Path(__file__).with_name("turns.py")), json.dumps(about)]
     done = subprocess.run(
@@ -109,7 +109,7 @@ def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str
     """A server over two hosts, with the line that told that it is ready."""
     model = write_checkpoint(home / "plain", "plain")
     command = [sys.executable, "-m", "start_llm", "serve", str(model), "--supervised", "--port", "0", "--no-proxy"]
-    variables = environment(home) | {"START_LLM_CACHE_DIR": str(home), "RANK_SECONDS": "2", **more}
+    variables = environment(home) | {"START_LLM_CACHE_DIR": str(home), **more}
     process = subprocess.Popen(
         [*command, "--hosts", "127.0.0.1,127.0.0.1"],
         env=variables,
@@ -145,7 +145,7 @@ def ask(url: str) -> httpx.Response:
 @pytest.mark.timeout(LIMIT)
 @pytest.mark.parametrize(
     ("number", "says"),
-    [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "no sign of life for 2 s (RANK_SECONDS)")],
+    [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "no sign of life for 10 s")],
 )
 def test_a_lost_host_ends_the_server(tmp_path: Path, number: signal.Signals, says: str) -> None:
     with served(tmp_path) as (process, url):
