@@ -218,21 +218,22 @@ class ApiServer:
         reads_body = head.method == "POST" and head.length != 0
         if reads_body:
             access.check_content(head.headers, form=route.form)
+        query = head.target.partition("?")[2].partition("#")[0]
         request = Request(
             head.method,
             head.path,
             head.headers,
             params=params,
-            visitor=access.visitor_of(head.headers, peer, settings.api_key),
+            visitor=access.visitor_of(head.headers, peer, settings.api_key, query),
             handler=handler,
             methods=route.methods,
             origin=origin,
             lane="quick" if options else route.lane,
             most_bytes=MOST_BODY_BYTES if reads_body else None,
-            query=head.target.partition("?")[2].partition("#")[0],
+            query=query,
         )
         if route.private and not options:
-            request.check_sees_all()
+            request.visitor.check_sees_all()
         return request
 
     def dispatch(self, connection: Connection) -> None:

@@ -74,7 +74,7 @@ class Dialects:
 
     def _begin[E: Exchange](self, exchange: E, inbound: Request) -> E:
         """The exchange as it is going to run: whose it is stays known."""
-        self.owners.remember((request.id for request in exchange.requests), inbound.visitor)
+        self.owners.remember((request.id for request in exchange.requests), inbound.visitor, exchange.request.owner)
         return replace(exchange, request=self._named(exchange.request, inbound))
 
     def _response(self, inbound: Request) -> ResponsesExchange:

@@ -17,7 +17,7 @@ class Miss:
     reason: str
     token: int  # index of the first prompt token that differs from what was stored
     # `expected`, `found`: text around that token, as stored and as asked for now. What is stored may be another
-    # client's: `expected` is set only in a `Background`, for who may see everything.
+    # client's: `expected` is set only in a `Background`, for who may read everything.
     expected: str = ""
     found: str = ""
     message: int | None = None  # index of the client's message it lies in, or ``None``
@@ -42,11 +42,11 @@ class Miss:
         where = f" in {self.place}" if self.place else ""
         return f"{self.reason}{where}: {self.remedy}" if self.remedy else f"{self.reason}{where}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+    def as_dict(self, *, words: bool = True) -> dict[str, Any]:
+        """Plain JSON types. Without `words` nothing of a conversation is quoted."""
         data = asdict(self)
         del data["stored"]
-        return data
+        return data if words else data | {"expected": "", "found": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Background:
     note: tuple[str, ...] = ()  # the lines of the update note that its prompt ended with; empty: it had none
     parted: Miss | None = None  # where the prompt left what is stored, also if nothing was computed again by that
 
-    def as_dict(self, *, everything: bool) -> dict[str, Any]:
-        """Plain JSON types; the words that are stored only for who may see `everything`."""
-        parted = None if self.parted is None else self.parted.as_dict()
-        if parted is not None and not everything:
+    def as_dict(self, *, words: bool, others_words: bool) -> dict[str, Any]:
+        """Plain JSON types. `words`: the request's own, `others_words`: those that are stored where it parted."""
+        parted = None if self.parted is None else self.parted.as_dict(words=words)
+        if parted is not None and not others_words:
             parted["expected"] = ""
-        return {"note": list(self.note), "parted": parted}
+        return {"note": list(self.note) if words else [], "parted": parted}
 
 
 DRAFT_COUNTS = ("forwards", "drafted", "accepted", "copied", "headed", "forced")
@@ -96,14 +96,14 @@ class CacheReport:
     cut: str = ""  # why the answer ended early, where it is not the client's doing: ``watchdog``
     miss: Miss | None = None  # set where `computed` exceeds `new` by more than a block
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; ``miss`` and ``cut`` are left out where there is none."""
+    def as_dict(self, *, words: bool = True) -> dict[str, Any]:
+        """Plain JSON types; ``miss`` and ``cut`` are left out where there is none. `words`: what a miss quotes, too."""
         data = asdict(self)
         for name in ("miss", "cut"):
             if not data[name]:
                 del data[name]
         if self.miss is not None:
-            data["miss"] = self.miss.as_dict()
+            data["miss"] = self.miss.as_dict(words=words)
         return data
 
     def plus(self, other: CacheReport) -> CacheReport:

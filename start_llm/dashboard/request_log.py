@@ -95,7 +95,7 @@ class RequestLog(Observer):
 
 
 def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str, Any]:
-    """Counts and times; no text of the conversation but what a miss quotes."""
+    """Places, counts and times; no text of the conversation."""
     entry: dict[str, Any] = {
         "time": _moment(now),
         "id": request.id,
@@ -111,7 +111,7 @@ def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str
         "seconds_first": None if outcome.seconds_first is None else round(outcome.seconds_first, 4),
     }
     if outcome.report is not None:
-        entry |= outcome.report.as_dict()
+        entry |= outcome.report.as_dict(words=False)
         entry["session"] = outcome.report.session or request.session
     if outcome.usage is not None:
         entry |= {"completion": outcome.usage.completion, "reasoning": outcome.usage.reasoning}

@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from start_llm.core import hosts
 from start_llm.core.errors import Forbidden, Unauthorized, UnsupportedMediaType
@@ -127,46 +128,89 @@ def _without_session(user: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """`scope`: whose is what this request makes: a digest of its API key, ``""`` for a client of this machine that has
-    none, ``None``: nobody's, it cannot be seen again. `sees_all`: may see everybody's requests.
+    """Who asks: all that decides what of requests is shown to it. Routes look at nothing else.
+
+    Attributes:
+        scope: whose is what this request makes: a digest of its API key, ``""`` for a client of this machine that has
+            none, ``None``: nobody's, it cannot be seen again.
+        owner: of requests whose words it may read: `owner_of` its key and the user that it names by ``?user=``.
+        sees_all: may see everybody's places and numbers, the log and the settings, and load and unload models.
+        reads_all: may read everybody's words.
+        page: the origin of a web page that is not the server's own; empty: no such page asks.
     """
 
     scope: str | None
+    owner: str | None = None
     sees_all: bool = False
+    reads_all: bool = False
+    page: str = ""
+
+    def check_sees_all(self) -> None:
+        """Raises Forbidden for who may not see everything, and for other web pages."""
+        if self.page:
+            raise Forbidden(
+                f"Origin {self.page[:80]!r} may not do this; only the server's own page may.", param="Origin"
+            )
+        if not self.sees_all:
+            raise Forbidden(
+                "This is shown to who may see everything: with API_KEY whoever has it, without it a client of this "
+                "machine that sends no key."
+            )
+
+    def check_sees_own(self) -> None:
+        """Raises Forbidden for who may see nothing again, not even what it made."""
+        if self.scope is None and self.page:
+            raise Forbidden(
+                f"Without API_KEY, Origin {self.page[:80]!r} may not see what was requested.", param="Origin"
+            )
+        if self.scope is None:
+            raise Forbidden("A server without API_KEY shows only clients of its own machine what was requested.")
 
 
 NOBODY = Visitor(None)
 
 
-def visitor_of(headers: Mapping[str, str], peer: str, api_key: str | None) -> Visitor:
+def visitor_of(headers: Mapping[str, str], peer: str, api_key: str | None, query: str = "") -> Visitor:
     """Of a request that was let in; `peer` is the client's address.
 
-    Without `api_key` the keys that clients send are checked by nobody: they tell clients of this machine apart, and a
-    client from elsewhere, or one behind a proxy, sees nothing again.
+    Without `api_key` the keys that clients send are checked by nobody: they tell clients of this machine apart. A
+    client from elsewhere, one behind a proxy, and a web page of this machine that is not the server's own see nothing
+    again. With `api_key` such a page sees what its key made.
     """
-    if api_key is not None:
-        return Visitor(digest(api_key), sees_all=True)  # whoever was let in has the key: there is nobody to hide from
+    origin = headers.get("Origin", "")
+    page = "" if not origin or urlsplit(origin).netloc == headers.get("Host") else origin
+    owner = owner_of({"user": parse_qs(query).get("user", [""])[0]}, headers)
+    if api_key is not None:  # whoever was let in has the key; users of it have words of their own
+        return Visitor(digest(api_key), owner, sees_all=not page, page=page)
     names = {name.lower() for name in headers}
     forwarded = not FORWARDED.isdisjoint(names) or any(name.startswith(FORWARDED_BEGINNINGS) for name in names)
-    if forwarded or not is_loopback(peer):
-        return NOBODY
+    if forwarded or page or not is_loopback(peer):
+        return Visitor(None, page=page)
     key = next(iter(presented_keys(headers)), None)
-    return Visitor("", sees_all=True) if key is None else Visitor(digest(key))
+    return Visitor("", owner, sees_all=True, reads_all=True) if key is None else Visitor(digest(key), owner)
 
 
 class RequestOwners:
     """Who made which request; the last `MOST_KEPT` of them. Thread-safe."""
 
     def __init__(self) -> None:
-        self._scopes: Lru[str, str | None] = Lru(MOST_KEPT)
+        self._made: Lru[str, tuple[str | None, str | None]] = Lru(MOST_KEPT)  # scope, and `ChatRequest.owner`
 
-    def remember(self, request_ids: Iterable[str], visitor: Visitor) -> None:
+    def remember(self, request_ids: Iterable[str], visitor: Visitor, owner: str | None) -> None:
+        """`owner`: see `owner_of`; the requests' words are for this owner."""
         for request_id in request_ids:
-            self._scopes.put(request_id, visitor.scope)
+            self._made.put(request_id, (visitor.scope, owner))
 
     def ending(self, visitor: Visitor, end: str) -> list[str]:
         """Ids of the requests of `visitor` that end with `end`: the terminal and the page show only that end."""
-        return [each for each in self._scopes if each.endswith(end) and self.may_see(visitor, each)]
+        return [each for each in self._made if each.endswith(end) and self.may_see(visitor, each)]
 
     def may_see(self, visitor: Visitor, request_id: str) -> bool:
-        return visitor.sees_all or (visitor.scope is not None and self._scopes.get(request_id) == visitor.scope)
+        """Places and numbers."""
+        scope, _ = self._made.get(request_id) or (None, None)
+        return visitor.sees_all or (visitor.scope is not None and scope == visitor.scope)
+
+    def may_read(self, visitor: Visitor, request_id: str) -> bool:
+        """Words, too."""
+        made = self._made.get(request_id)
+        return visitor.reads_all or (visitor.scope is not None and made == (visitor.scope, visitor.owner))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from start_llm.api.http.access import NOBODY, Visitor
-from start_llm.core.errors import Forbidden, MethodNotAllowed, NotFound
+from start_llm.core.errors import MethodNotAllowed, NotFound
 
 Lane = Literal["work", "quick", "feed"]
 """Which threads answer: ``quick`` from memory at once, ``feed`` until the client goes, ``work`` all the rest."""
@@ -35,29 +35,6 @@ class Request:
     # of the body; ``None``: no body is read, the connection closes behind the answer if one comes
     most_bytes: int | None = None
     query: str = ""
-
-    @property
-    def is_own_page(self) -> bool:
-        """No web page asks, or the server's own."""
-        origin = self.headers.get("Origin")
-        return origin is None or urlsplit(origin).netloc == self.headers.get("Host")
-
-    @property
-    def sees_all(self) -> bool:
-        """May see everybody's requests, the log and the settings: of the web pages of this machine only the server's
-        own. Another one may ask the model, but these are none of its business."""
-        return self.is_own_page and self.visitor.sees_all
-
-    def check_sees_all(self) -> None:
-        """Raises Forbidden for who may not see everything, and for other web pages."""
-        if not self.is_own_page:
-            origin = self.headers["Origin"]
-            raise Forbidden(f"Origin {origin[:80]!r} may not do this; only the server's own page may.", param="Origin")
-        if not self.visitor.sees_all:
-            raise Forbidden(
-                "This is shown to who may see everything: with API_KEY whoever has it, without it a client of this "
-                "machine that sends no key."
-            )
 
 
 @dataclass(frozen=True, slots=True)

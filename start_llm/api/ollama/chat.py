@@ -145,7 +145,7 @@ def _load(
     """Ollama's way to load a model ahead, and to unload it: ``keep_alive`` of 0."""
     name = service.served_name(model_of(data))
     if body.unloads:
-        inbound.check_sees_all()  # everybody's waiting depends on it
+        inbound.visitor.check_sees_all()  # everybody's waiting depends on it
         service.unload_model(name)
     else:
         service.load_model(name)

@@ -107,7 +107,7 @@ def read_responses(inbound: Request, settings: Settings, service: Service, store
 def _check_storable(own: OwnResponses) -> None:
     """Before anything is computed: what asks to be stored and cannot be is refused."""
     if own.owner is None:
-        why = "a server without API_KEY stores responses for clients of its own machine only"
+        why = "a server without API_KEY stores responses for programs of its own machine only"
         raise fields.bad("store", f"false or left out: {why}", True)
     with telling("store"):
         own.store.check()

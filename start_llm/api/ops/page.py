@@ -5,7 +5,7 @@ browser can ask its user for the key. The feed has the rules of the API: host, o
 sees the requests of its own key only.
 
 The panels are what the page fetches beside its feed: stored KV, models, settings and log, a request's note. All but the
-note is for who may see everything (`Request.sees_all`). What the page asks the server to do is a POST.
+note is for who may see everything (`Visitor.sees_all`). What the page asks the server to do is a POST.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from start_llm.api.http.access import Visitor
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.ops.status import Status
 from start_llm.clients import CLIENTS
-from start_llm.core.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
+from start_llm.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.settings import SECRETS, Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
@@ -165,18 +165,17 @@ class Page:
     def feed(self, inbound: Request) -> Feed:
         """Raises Forbidden where this visitor may see nothing."""
         visitor = inbound.visitor
-        if visitor.scope is None:
-            raise Forbidden("A server without API_KEY shows only clients of its own machine what is requested.")
-        return Feed(self._messages(visitor, inbound.sees_all))
+        visitor.check_sees_own()
+        return Feed(self._messages(visitor))
 
-    def _messages(self, visitor: Visitor, sees_all: bool) -> Iterator[bytes]:
+    def _messages(self, visitor: Visitor) -> Iterator[bytes]:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
         after, lines_after, drawn = -1, 0, -CHART_SECONDS
         while True:
             sight = self._board.sight(max(after, 0), lambda request_id: self._owners.may_see(visitor, request_id))
             message: dict[str, Any] = {"now": sight.now, "ended": sight.ended, "server": self._server()}
-            message["all"] = sees_all
-            if sees_all:
+            message["all"] = visitor.sees_all
+            if visitor.sees_all:
                 message["log"], lines_after = self.log.after(lines_after)
                 message["pull"] = self.pulls.state()
                 if sight.last != after or time.monotonic() - drawn > CHART_SECONDS:
@@ -283,12 +282,15 @@ class Page:
     def background(self, inbound: Request) -> Reply:
         """The update note that a request's model has read and where it left what is stored, for who made it.
 
-        The words that are stored there may be another client's: they are for who may see everything.
+        The note's words are for the user who made it. The words that are stored there may be another client's: they
+        are for who may read everything.
         """
-        request_id, everything = inbound.params[0], inbound.sees_all
-        if not (everything or self._owners.may_see(inbound.visitor, request_id)):
+        request_id, visitor = inbound.params[0], inbound.visitor
+        if not self._owners.may_see(visitor, request_id):
             raise NotFound(f"There is no request {request_id[:80]!r} of this key.")
-        return _reply(self._service.background(request_id).as_dict(everything=everything))
+        known = self._service.background(request_id)
+        words = self._owners.may_read(visitor, request_id)
+        return _reply(known.as_dict(words=words, others_words=visitor.reads_all))
 
     def cancel(self, inbound: Request) -> Reply:
         """Ends a running request, whoever made it; its client is told. Raises NotFound."""

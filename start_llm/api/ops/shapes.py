@@ -96,6 +96,6 @@ class RequestReportShape(CacheReportShape):
 
 
 class RecentRequestsShape(TypedDict):
-    """As lines of the request log: counts and times, no text of conversations but what a miss quotes."""
+    """As lines of the request log: places, counts and times, no text of conversations."""
 
     requests: list[dict[str, Any]]

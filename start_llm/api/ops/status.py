@@ -14,7 +14,7 @@ from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.core.errors import BadRequest, Forbidden, NotFound
+from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics, kv_usage
@@ -95,13 +95,15 @@ class Status:
 
     def cache_request(self, inbound: Request) -> Reply:
         request_id = self._whole_id(inbound)
-        report = self.service.cache_report(request_id) if self.owners.may_see(inbound.visitor, request_id) else None
+        visitor = inbound.visitor
+        report = self.service.cache_report(request_id) if self.owners.may_see(visitor, request_id) else None
         if report is None:
             raise NotFound(
                 f"There is no report of a request {request_id[:80]!r}. Recent ones are kept, "
                 "for the key that made them."
             )
-        return Reply(sse.dumps({"id": request_id} | report.as_dict()))
+        words = self.owners.may_read(visitor, request_id)
+        return Reply(sse.dumps({"id": request_id} | report.as_dict(words=words)))
 
     def _whole_id(self, inbound: Request) -> str:
         """The id that is meant by the end of one, as the terminal shows it. Raises NotFound where it is of several."""
@@ -116,8 +118,7 @@ class Status:
     def cache_requests(self, inbound: Request) -> Reply:
         """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""
         visitor = inbound.visitor
-        if visitor.scope is None:
-            raise Forbidden("A server without API_KEY tells only clients of its own machine what was requested.")
+        visitor.check_sees_own()
         recent = [entry for entry in self.request_log.recent() if self.owners.may_see(visitor, entry["id"])]
         return Reply(sse.dumps({"requests": recent}))
 

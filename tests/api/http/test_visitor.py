@@ -114,8 +114,8 @@ def test_the_end_of_an_id_is_enough(server: ApiServer, service: Any, connect: Co
 
 def test_an_end_of_several_ids_is_told_with_them() -> None:
     made = RequestOwners()
-    made.remember(["chat-1-abcdef", "chat-2-abcdef"], Visitor("ann"))
-    made.remember(["chat-3-abcdef"], Visitor("bob"))
+    made.remember(["chat-1-abcdef", "chat-2-abcdef"], Visitor("ann"), None)
+    made.remember(["chat-3-abcdef"], Visitor("bob"), None)
     assert made.ending(Visitor("ann"), "abcdef") == ["chat-1-abcdef", "chat-2-abcdef"]
     status = Status(FakeService(), Metrics(), RequestLog(None), made)
     inbound = Request("GET", "/", {}, params=("abcdef",), visitor=Visitor("ann"))
@@ -163,9 +163,10 @@ def test_another_key_of_the_server_sees_nothing_of_the_last_one(serve: Serve, co
 
 def test_who_is_who() -> None:
     here = "127.0.0.1"
-    assert visitor_of({}, here, None) == Visitor("", sees_all=True)
+    assert visitor_of({}, here, None) == Visitor("", sees_all=True, reads_all=True)
     assert visitor_of({}, "10.0.0.5", None) == visitor_of({"x-api-key": "k"}, "10.0.0.5", None) == NOBODY
-    assert visitor_of({}, "10.0.0.5", "k") == visitor_of({"Authorization": "Bearer k"}, here, "k")
+    key = {"Authorization": "Bearer k"}
+    assert visitor_of(key, "10.0.0.5", "k") == visitor_of(key, here, "k")
     assert visitor_of({}, here, "k").sees_all  # one key, one client: all that is kept is its own
     assert [is_loopback(name) for name in ("::1", "::ffff:127.0.0.1", "127.8.0.1")] == [True] * 3
     assert [is_loopback(name) for name in ("::", "::ffff:10.0.0.1", "fe80::1%eth0", "x", "")] == [False] * 5
@@ -196,7 +197,7 @@ def test_a_client_behind_a_proxy_is_not_one_of_this_machine(name: str) -> None:
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "MOST_KEPT", 3)
     made, ann = RequestOwners(), Visitor("ann")
-    made.remember("abcd", ann)
+    made.remember("abcd", ann, None)
     assert [made.may_see(ann, name) for name in "abcd"] == [False, True, True, True]
-    made.remember("e", NOBODY)
+    made.remember("e", NOBODY, None)
     assert not made.may_see(NOBODY, "e") and not made.may_see(ann, "e")
