@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 20.0
 """The reader of a stream may take nothing of it so long."""
+LAST_WORD_SECONDS, STOPPING_SECONDS = 30.0, 0.5
+"""A request that ended early waits so long for what it has cost: the model thread is within a chunk. The second: while
+the server stops."""
 HEADER_WAIT = 1.0
 """Seconds that the headers of a stream wait for the cache report."""
 
@@ -290,7 +293,9 @@ class Observation:
             if isinstance(error, GeneratorExit):  # `api.direct`: whoever read the events reads no more of them
                 error = ClientGone("The program closed the stream.")
             known = error if isinstance(error, StartLLMError) else Internal("An unexpected error happened.")
-            report = None if self._stream is None else self._stream.last_report()
+            report = None
+            if self._stream is not None:
+                report = self._stream.last_report(STOPPING_SECONDS if self.watch.stopped else LAST_WORD_SECONDS)
             self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))
 
     def begin(self, exchange: Exchange | Task) -> Iterator[Event]:

@@ -75,7 +75,6 @@ class ChatService:
         # 3. off to the model thread
         stream = ChatStream(self._engine, self._reports, request, model, prepared, poll)
         stream.submit(model.constraint(request, prepared.rendering.in_reasoning), min(asked, room))
-        model.pipeline.sent(prepared)
         # 4. tokens come back as events
         return stream
 

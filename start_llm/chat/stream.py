@@ -48,7 +48,6 @@ _CUT_EMPTY = (
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
 _REPORTS, _BACKGROUNDS = 1000, 300  # kept; the oldest go first
-_LAST_WORD_SECONDS = 0.5  # the rest of a chunk takes about that at most
 
 # (choice, event); no event: the stream was closed
 _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
@@ -111,6 +110,7 @@ class ChatStream:
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
+        self._fresh: set[int] = set()  # see `Pipeline.sent`
 
     def _choice(self, index: int) -> ChoiceParser:
         work_id = f"{self._request.id}#{index}"
@@ -156,6 +156,7 @@ class ChatStream:
                 for other in self._choices:
                     self._engine.cancel(other.work_id)
                 raise
+        self._fresh = self._model.pipeline.sent(self._prepared)
 
     def _thinking_limit(self) -> ThinkingLimit | None:
         budget, tags = self._request.thinking_budget, self._model.think_tokens
@@ -204,11 +205,15 @@ class ChatStream:
 
     def _watch(self) -> None:
         """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
-        status = self._engine.status()
-        if status.state in {"wedged", "failed", "stopped"}:
+        if self._lost():
+            status = self._engine.status()
             self._fail(Internal(status.detail or f"The model thread is {status.state}."))
         else:
             self._ready.append(self._progress)
+
+    def _lost(self) -> bool:
+        """The model thread says nothing any more."""
+        return self._engine.status().state in {"wedged", "failed", "stopped"}
 
     def _cancel(self) -> None:
         for choice in self._choices:
@@ -295,21 +300,27 @@ class ChatStream:
         self._reports.remember(self._request.id, self._report())
         self._ready.append(Failed(error))
 
-    def last_report(self) -> CacheReport:
+    def last_report(self, patience: float) -> CacheReport:
         """See `core.service.EventStream`. Called by the thread that iterated."""
-        until = time.monotonic() + _LAST_WORD_SECONDS
-        while not (self._over or all(choice.over for choice in self._choices)):
+        until = time.monotonic() + patience
+        while not all(choice.over for choice in self._choices):
             try:
-                index, event = self._queue.get(timeout=max(until - time.monotonic(), 0.0))
+                index, event = self._queue.get(timeout=max(0.0, min(self._poll, until - time.monotonic())))
             except Empty:
-                break
+                if time.monotonic() >= until or self._lost():
+                    break
+                continue
             choice = self._choices[index]
             if isinstance(event, EngineDone | Failed):
                 self._count(choice, event.report)
             elif isinstance(event, Started | Progress):
                 self._handle(choice, event)
-        self._reports.remember(self._request.id, self._report())
-        return self._report()
+        report = self._report()
+        if not self._answering:
+            self._model.pipeline.ended_early(self._prepared, self._fresh, report.reused + report.computed)
+            report = replace(report, new=min(report.new, report.computed))
+        self._reports.remember(self._request.id, report)
+        return report
 
     def _report(self) -> CacheReport:
         """The request's report, as far as it is known: the only place that makes it."""
@@ -372,5 +383,5 @@ class WaitingStream:
             stream.close()
         self._lease.close()
 
-    def last_report(self) -> CacheReport | None:
-        return None if self._stream is None else self._stream.last_report()
+    def last_report(self, patience: float) -> CacheReport | None:
+        return None if self._stream is None else self._stream.last_report(patience)

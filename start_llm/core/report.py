@@ -76,7 +76,7 @@ class CacheReport:
     reused: int = 0  # prompt tokens taken from stored KV
     computed: int = 0  # prompt tokens that went through the model between arrival and first token
     # prompt tokens that no earlier request of this owner had sent, and that were not generated for it; the prompt
-    # room counts them
+    # room counts them. Those that a request did not come to, because it ended early, are new when they are sent again
     new: int = 0
     joined: int = 0  # reused tokens that another running request was computing meanwhile
     computed_idle: int = 0  # tokens that re-anchoring had computed in the idle gap before

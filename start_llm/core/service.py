@@ -73,10 +73,10 @@ class EventStream(Protocol):
 
     def close(self) -> None: ...
 
-    def last_report(self) -> CacheReport | None:
+    def last_report(self, patience: float) -> CacheReport | None:
         """What a request that ended early has cost; ``None`` if nothing is known. To be asked when it is closed.
 
-        Waits a moment for the model thread, which may be within a chunk.
+        Waits for the model thread's last word, `patience` seconds at most: it may be within a chunk.
         """
 
 

@@ -106,9 +106,17 @@ class Pipeline:
             raise BadRequest("prompt is empty; at least one token is needed", param="prompt")
         return prompt
 
-    def sent(self, prepared: Prepared) -> None:
-        """The request is on its way to the engine: from now on its tokens are no new ones for its owner."""
-        self._composer.sent.add(prepared.request.owner, prepared.chain, prepared.view, prepared.rendering)
+    def sent(self, prepared: Prepared) -> set[int]:
+        """The request is on its way to the engine: from now on its tokens are no new ones for its owner.
+
+        Returns what `ended_early` is to be given if the request ends before its prompt is computed.
+        """
+        return self._composer.sent.add(prepared.request.owner, prepared.chain, prepared.view, prepared.rendering)
+
+    def ended_early(self, prepared: Prepared, fresh: set[int], computed: int) -> None:
+        """Only the first `computed` tokens of the prompt are there: when it is sent again, the rest is new."""
+        end = computed if prepared.raw else self._char_at(prepared, computed)
+        self._composer.sent.take_back(prepared.request.owner, prepared.rendering, fresh, end)
 
     # --- afterwards ---------------------------------------------------------
 
@@ -209,8 +217,12 @@ class Pipeline:
         # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
         if miss.token < rendering.taken and miss.reason in ("diverged", "first_turn"):
             miss = replace(miss, reason="evicted")
-        char, token, _ = rendering.anchor_before(miss.token)
-        return locate(prepared, miss, char + len(self._tokenizer.decode(prepared.prompt.tokens[token : miss.token])))
+        return locate(prepared, miss, self._char_at(prepared, miss.token))
+
+    def _char_at(self, prepared: Prepared, index: int) -> int:
+        """The character of the prompt's text at which its token `index` begins."""
+        char, token, _ = prepared.rendering.anchor_before(index)
+        return char + len(self._tokenizer.decode(prepared.prompt.tokens[token:index]))
 
     def text_at(self, prepared: Prepared, index: int, tokens: Sequence[int]) -> str:
         """The end of the prompt's text up to its token `index`, and `tokens` behind it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
+from operator import itemgetter
 
 from start_llm.core.messages import Message, Tool
 from start_llm.files.lru import Lru
@@ -16,7 +17,7 @@ from start_llm.prompt.reading import MessageChain
 from start_llm.prompt.tree import Node, Rendering, ShownMessage, definition
 from start_llm.prompt.view import View
 
-_KEPT = 1 << 18
+_KEPT, _KEPT_BEGUN = 1 << 18, 1 << 10
 _BY_LINES = 1 << 16  # characters of a text whose lines are pieces; behind them its messages are
 _RAW_PIECE = 32  # tokens of a prompt that is no conversation
 
@@ -27,12 +28,23 @@ class SentTexts:
     def __init__(self, count_tokens: Callable[[str], int]) -> None:
         self._count_tokens = count_tokens
         self._hashes: Lru[int, None] = Lru(_KEPT)
+        # behind a piece, by its hash: characters of the next one that a request came to, and their hash
+        self._begun: Lru[int, tuple[int, int]] = Lru(_KEPT_BEGUN)
 
-    def add(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> None:
-        """A request that was sent."""
+    def add(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> set[int]:
+        """A request that was sent. Returns what was new of it, see `take_back`."""
         digests = [entry.facts.digest for entry in chain.entries if entry.place is not None]
         systems = [entry.message.content for entry in chain.entries if entry.message.role == "system"]
-        self._add(owner, (*digests, *map(definition, view.tools)), systems, rendering)
+        return self._add(owner, (*digests, *map(definition, view.tools)), systems, rendering)
+
+    def take_back(self, owner: str | None, rendering: Rendering, fresh: set[int], end: int) -> None:
+        """Nothing behind `end` (a character, or a token as in `_pieces`) was computed: of `fresh` it is new again."""
+        kept = {piece: at for piece, at in _pieces(owner, rendering) if at <= end}
+        for hashed in fresh - kept.keys():
+            self._hashes.pop(hashed)
+        last, at = next(reversed(kept.items()), (_beginning(owner), 0))
+        if at < end <= len(rendering.text):
+            self._begun.put(last, (end - at, hash(rendering.text[at:end])))
 
     def add_answer(self, node: Node) -> None:
         """An answer that was generated, and what it answers; also one that was recorded by a server before this one."""
@@ -41,11 +53,16 @@ class SentTexts:
         rendering = Rendering(text, node.grown.generation, anchors=node.grown.new_anchors)
         self._add(node.owner, (*node.digests, *map(definition, node.tools or ())), systems, rendering)
 
-    def _add(self, owner: str | None, items: Iterable[bytes | str], systems: Iterable[str], text: Rendering) -> None:
+    def _add(
+        self, owner: str | None, items: Iterable[bytes | str], systems: Iterable[str], text: Rendering
+    ) -> set[int]:
         lines = (line for system in systems for line in system.split("\n"))
-        hashes = (hash((owner, item)) for item in (*items, *lines))
-        for hashed in (*hashes, *(piece for piece, _ in _pieces(owner, text))):
+        hashes = {hash((owner, item)): None for item in (*items, *lines)}
+        hashes |= dict.fromkeys(piece for piece, _ in _pieces(owner, text))
+        fresh = {hashed for hashed in hashes if hashed not in self._hashes}
+        for hashed in hashes:
             self._hashes.put(hashed, None)
+        return fresh
 
     def knows(self, owner: str | None, item: bytes | str) -> bool:
         """Whether this owner sent a message of that digest, or a system text with that line, or was so answered."""
@@ -70,9 +87,12 @@ class SentTexts:
     def _known_front(self, owner: str | None, rendering: Rendering) -> tuple[int, int]:
         """Characters and tokens at the front of the text that were sent before, piece by piece."""
         known = takewhile(lambda piece: piece[0] in self._hashes, _pieces(owner, rendering))
-        end = max((at for _, at in known), default=0)
+        last, end = max(known, key=itemgetter(1), default=(_beginning(owner), 0))
         if not rendering.text:
             return 0, end
+        length, hashed = self._begun.get(last) or (0, 0)
+        if length and hash(rendering.text[end : end + length]) == hashed:
+            end += length
         if end == len(rendering.text):
             return end, len(rendering.tokens)
         begun, token, _ = rendering.anchor_at(end)
@@ -101,7 +121,7 @@ class SentTexts:
 
 def _pieces(owner: str | None, rendering: Rendering) -> Iterator[tuple[int, int]]:
     """Hashes of the text's pieces, each with all before it, and the character (or token) at which the piece ends."""
-    text, hashed, at = rendering.text, hash((owner, "pieces")), 0
+    text, hashed, at = rendering.text, _beginning(owner), 0
     if not text:
         for at in range(0, len(rendering.tokens), _RAW_PIECE):
             piece = rendering.tokens[at : at + _RAW_PIECE]
@@ -118,6 +138,10 @@ def _pieces(owner: str | None, rendering: Rendering) -> Iterator[tuple[int, int]
             hashed = hash((hashed, text[at:end]))
             yield hashed, end
             at = end
+
+
+def _beginning(owner: str | None) -> int:
+    return hash((owner, "pieces"))
 
 
 def _size(message: Message) -> int:

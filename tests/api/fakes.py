@@ -48,7 +48,7 @@ class FakeStream:
     def close(self) -> None:
         self.closed.set()
 
-    def last_report(self) -> CacheReport | None:
+    def last_report(self, patience: float) -> CacheReport | None:
         return self.so_far
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ CHUNK = 512
 MESSAGES = [{"role": "user", "content": "word " * 5000 + "[[truth]]"}]
 
 
-def open_stream(server: Live) -> socket.socket:
-    body = json.dumps({"model": "default", "messages": MESSAGES, "stream": True}).encode()
+def open_stream(server: Live, messages: Any = MESSAGES) -> socket.socket:
+    body = json.dumps({"model": "default", "messages": messages, "stream": True}).encode()
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=WAIT)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
@@ -40,17 +42,18 @@ def metric(server: Live, name: str) -> float:
 def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    computed, cancelled = threading.Event(), threading.Event()
+    computed, cancelled, end_of_fault = threading.Event(), threading.Event(), threading.Event()
     compute, cancel = Prompts.compute, EngineThread.cancel
 
     def one_chunk(self: Prompts, job: Any, step: int) -> int:
         """After the first chunk nothing goes on before the client has gone."""
-        if computed.is_set() and end == "failed" and not cancelled.is_set():
+        if computed.is_set() and end == "failed" and not end_of_fault.is_set():
             raise Internal("The model broke.")
         done = compute(self, job, step)
         if not computed.is_set():
             computed.set()
             assert end == "failed" or cancelled.wait(WAIT)
+            time.sleep(1.0)  # a chunk may take so long: its tokens are told, too
         return done
 
     def seen(self: EngineThread, work_id: str) -> None:
@@ -72,12 +75,43 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
         with httpx.stream("GET", f"{server.url}/page/feed") as feed:
             line = next(line for line in feed.iter_lines() if line.startswith("data: "))
         (page,) = json.loads(line.removeprefix("data: "))["ended"]
-    (row,) = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
+        end_of_fault.set()
+        again = server.chat(MESSAGES)["report"]
+    row, _ = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
     (log,) = (tmp_path / "logs").rglob("session-*.jsonl")
-    logged = json.loads(log.read_text())
+    logged = json.loads(log.read_text().splitlines()[0])
     assert row.outcome == end and row.prompt > 5000
     assert [row.computed, entry["computed"], one["computed"], page["computed"], logged["computed"]] == [CHUNK] * 5
     assert counted == CHUNK
+    assert again["new"] == row.prompt - CHUNK, again
+    if end == "gone":  # what a fault has touched is not kept
+        assert again["computed"] == again["new"] and "miss" not in again
+    assert entry["new"] == CHUNK, "what it did not come to is new when it is sent again"
+
+
+def test_what_a_cancelled_request_is_told_to_have_computed_was_computed(
+    oracle_path: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Clients leave at moments by chance, while passes are slow; some come back with the same request."""
+    rounds, chance = 200 if request.config.getoption("--slow") else 8, random.Random(7)
+    with live(oracle_path("plain"), tmp_path, prefill_step_size=64) as server:
+        requests = f"{server.url}/v1/cache/requests"
+        monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.001")
+        for number in range(rounds):
+            passes = server.passes()
+            messages = [{"role": "user", "content": f"{number // 2} " + "word " * 500 + "[[truth]]"}]
+            with open_stream(server, messages):
+                until(lambda count=number + 1: len(server.prompts) == count)
+                time.sleep(chance.uniform(0, 0.6))
+            ended = until(
+                lambda: [e for e in httpx.get(requests).json()["requests"] if e["id"] == [*server.prompts][-1]]
+            )
+            done = server.prompt_work(ended[0]["prompt"], passes)
+            assert ended[0]["computed"] == done, (number, ended[0])
+            assert "miss" not in ended[0], ended[0]
 
 
 def test_the_first_token_of_an_answer_that_is_sent_as_a_whole_is_its_first_token(

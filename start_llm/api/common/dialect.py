@@ -124,7 +124,7 @@ class Task(EventStream):
     def close(self) -> None:
         self._closed = True
 
-    def last_report(self) -> CacheReport | None:
+    def last_report(self, patience: float) -> CacheReport | None:
         return None
 
     def _events(self, work: Iterable[ev.Progress]) -> Generator[ev.Event]:
@@ -220,8 +220,8 @@ class _StreamsInTurn(EventStream):
         for stream in self._streams:
             stream.close()
 
-    def last_report(self) -> CacheReport | None:
-        reports = [report for stream in self._streams if (report := stream.last_report()) is not None]
+    def last_report(self, patience: float) -> CacheReport | None:
+        reports = [report for stream in self._streams if (report := stream.last_report(patience)) is not None]
         return reduce(CacheReport.plus, reports) if reports else None
 
     def _merge(self, n: int) -> Iterator[ev.Event]:

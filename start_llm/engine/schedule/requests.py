@@ -157,7 +157,10 @@ class Requests:
     def abort(self, job: Job, reason: EndReason) -> None:
         """Ends a job early; the KV that is already computed is kept."""
         self._keep_prefill(job)
-        self.finish(job, reason, self._take_out(job) if job.stage is Stage.DECODE else None)
+        kv = self._take_out(job) if job.stage is Stage.DECODE else None
+        if kv is not None and not job.generated:  # the pass that ends the prompt may be done, and its token not told
+            job.computed += len(kv[1]) > job.prefix
+        self.finish(job, reason, kv)
 
     def _keep_prefill(self, job: Job) -> None:
         if job.stage is Stage.PREFILL and job.position > job.report.reused:
