@@ -49,6 +49,7 @@ MISSES = {
     "no_checkpoint": "this model's state can be taken up at a few places only",
     "retokenised": "the same text was cut into other tokens",
     "unproved": "nothing proved that other values belong to the same conversation: send session_id in all turns",
+    "flattened": "the client writes the conversation into one message: nothing of it can be reused",
     "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
     "not_restorable": "this model cannot go on from stored KV; `models show` says why",
     "store_error": "stored KV could not be read, see the log",

@@ -91,7 +91,7 @@ def rule(name: str, kind: str, place: str, opens: str, **more: Any) -> Declared:
 
 def reminder(name: str, place: str) -> Declared:
     """A rule for blocks of text that several agents put before or behind what their user says."""
-    return rule(name, "state", place, r"<system-reminder>", closes=r"</system-reminder>[ \t]*$")
+    return rule(name, "state", place, r"<system-reminder>", closes=r"</system-reminder>")
 
 
 CLEARED = rule("cleared_result", "cleared", "whole", r"\[Old tool result content cleared\]\s*\Z", role="tool")

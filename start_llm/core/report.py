@@ -13,7 +13,7 @@ class Miss:
     # ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``, ``store_error``
     # (stored KV could not be read), ``not_restorable`` (the model cannot go on from stored KV), ``unproved`` (an
     # earlier turn has the same words, but other values in a declared place, and nothing proves that it is the same
-    # conversation), ...
+    # conversation), ``flattened`` (a conversation that was served is written into one message), ...
     reason: str
     token: int  # index of the first prompt token that differs from what was stored
     # `expected`, `found`: text around that token, as stored and as asked for now. What is stored may be another

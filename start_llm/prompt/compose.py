@@ -29,6 +29,9 @@ from start_llm.prompt.traits import OWN_DATES, VARIABLE, Clock, Traits
 from start_llm.prompt.tree import ConversationTree, Difference, Path, Rendering, ShownMessage
 from start_llm.prompt.view import View, as_sent, going_on
 
+# Characters of a message that may have a conversation in it, turns that it is compared with, characters of a line that
+# tells, and how many such lines tell it: of each message of these turns the longest line is looked for.
+_FLATTENED = 1000, 16, 16, 3
 _ANSWER_SHARE = 8  # an answer gets at least this part of the context before text is shown that the client did not send
 
 
@@ -149,12 +152,25 @@ class Composer:
         behind = chain.indices[length:]
         answers = [number for number, index in enumerate(behind) if chain.entries[index].message.role == "assistant"]
         if not answers:
-            return None
+            return None if length else self._flattened(chain, request.owner)
         history = behind[: answers[-1] + 1]
         digests = ((index, chain.entries[index].facts.digest) for index in history)
         unknown = (index for index, digest in digests if not self.sent.knows(request.owner, digest))
         index = next(unknown, history[0])
         return Miss("diverged", 0, message=index, field="content", detail="no earlier turn has this message here")
+
+    def _flattened(self, chain: MessageChain, owner: str | None) -> Miss | None:
+        """Whether a conversation that was served is written into one message: nothing of it stands in its place."""
+        long = [index for index in chain.indices if len(chain.entries[index].message.content) > _FLATTENED[0]]
+        nodes = self._tree.newest(owner, _FLATTENED[1]) if long else []
+        texts = [one.content for node in nodes for one in (*(shown.message for shown in node.shown), node.answer)]
+        lines = {max(map(str.strip, text.split("\n")), key=len) for text in texts}
+        known = [line for line in lines if len(line) > _FLATTENED[2]]
+        for index in long:
+            content = chain.entries[index].message.content
+            if sum(line in content for line in known) >= _FLATTENED[3]:
+                return Miss("flattened", 0, message=index, field="content", detail="a conversation in one message")
+        return None
 
     def _has_all_images(self, view: View, request: ChatRequest) -> bool:
         """Whether every image of `view` came with the request: one that its client has cleared cannot be computed."""

@@ -201,6 +201,8 @@ class Pipeline:
 
     def explain(self, report: CacheReport, prepared: Prepared) -> CacheReport:
         """Completes the engine's report with what only this side knows: what was new, and where a miss lies."""
+        if prepared.miss is not None and prepared.miss.reason == "flattened":  # though its words are new in that place
+            return replace(report, new=prepared.new, miss=prepared.miss)
         if report.miss is None or report.computed <= prepared.new + _MISS_SLACK_TOKENS:
             return replace(report, new=prepared.new, miss=None)
         miss = self.locate(prepared, report.miss)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -248,6 +248,12 @@ class ConversationTree:
 
     def has(self, key: bytes) -> bool:
         return key in self._by_key
+
+    def newest(self, owner: str | None, most: int) -> list[Node]:
+        """An owner's nodes that were used last, of the last ones of all."""
+        with self._lock:
+            last = list(islice(reversed(self._nodes.values()), 16 * most))
+        return [node for node in last if node.owner == owner][:most]
 
     def result_of(self, owner: str | None, call: str) -> bytes | None:
         """The digest of the result that an owner sent for a call, by `call_id`; None if there is none, or two."""

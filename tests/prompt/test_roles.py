@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.messages import Message, Tool
+from start_llm.core.report import CacheReport
 from start_llm.prompt.pipeline import Prepared
 from tests.prompt.client import BASH, CLAUDE, EDIT, READ, RULES, Client, numbered, pipeline, request, say, system_text
 from tests.prompt.models import TEMPLATES, model
@@ -166,3 +167,28 @@ def test_the_rules_of_the_client_hold_though_the_system_text_does_not_show_it() 
     prepared = aside(client, ASK, system=ROLE)
     assert goes_on(prepared, spoken)
     assert "Today is Monday." in "\n".join(prepared.notes)
+
+
+@pytest.mark.parametrize(("owner", "reason"), [(None, "flattened"), ("another", None)])
+def test_a_conversation_in_one_message_is_named(owner: str | None, reason: str | None) -> None:
+    client, _ = talk(turns=4)
+    written = "\n".join(f"[{message.role}]: {message.content}" for message in client.messages[1:])
+    messages = [ROLE, Message("user", f"<conversation>\n{written}\n</conversation>\nSum it up.")]
+    prepared = client.pipe.prepare(request(messages, owner=owner), thinking=True)
+    report = client.pipe.explain(CacheReport(prompt=len(prepared.prompt.tokens)), prepared)
+    assert (report.miss and report.miss.reason) == reason
+    if reason is not None:
+        assert report.miss is not None and report.miss.place == "messages[1].content"
+    fresh = client.pipe.prepare(request([MAIN, Message("user", "A new question. " * 100)]), thinking=True)
+    assert fresh.miss is None
+
+
+def test_a_reminder_ends_with_its_tag_though_words_follow_it_on_the_same_line() -> None:
+    """Parts of a message are shown with nothing between them."""
+    client, spoken = talk(system=system_text(CLAUDE))
+    block = "<system-reminder>\nToday is {}.\n</system-reminder>"
+    first = client.messages[1]
+    client.messages[1] = replace(first, content=block.format("Monday") * 2 + first.content)
+    prepared = client.ask(Message("user", "More"))
+    assert goes_on(prepared, spoken)
+    assert "\n".join(prepared.notes).count("Today is Monday.") == 2

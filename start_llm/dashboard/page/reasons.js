@@ -10,6 +10,7 @@ const REASONS = {
   store_error: ["store failed", "Stored KV could not be read, so it was computed again. The log says why."],
   not_restorable: ["cannot go on", "This model cannot go on from stored KV."],
   unproved: ["not sure", "The words are those of an earlier conversation, but nothing proves that it is the same one."],
+  flattened: ["one message", "The client wrote the conversation into one message, so nothing of it stands where it stood before."],
 };
 
 const known = (reason) => REASONS[reason] || [reason.replace(/_/g, " "), `The server says: ${reason.replace(/_/g, " ")}.`];
