@@ -33,6 +33,7 @@ from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.terminal import terminal
 from start_llm.embeddings.service import EncoderService
 from start_llm.engine.ranks.hosts import RankHost, one_model_only, rank_hosts, shared_settings
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import LISTEN_FD
@@ -54,7 +55,6 @@ from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 if TYPE_CHECKING:
     from start_llm.dashboard.traces import Traces
-    from start_llm.engine.ranks.leader import LeaderGroup
     from start_llm.kvcache.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class App:
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
-        self._ranks = _leader(hosts, self._rank_lost) if hosts else None
+        self._ranks = _leader(hosts, self._rank_lost) if hosts else Ranks()
         self._rank_is_lost = False
         self._builder = ModelBuilder(registry, self._say, self._progress, self._ranks)
         self.engine = EngineThread(
@@ -165,8 +165,7 @@ class App:
                 self._events.start()
             self.audio.prepare(self._progress)
             self._builder.begin(reserved=self.encoders.prepare(self._progress))
-            if self._ranks is not None:  # last, for the others wait from then on
-                self._ranks.start(shared_settings(self.settings))
+            self._ranks.start(shared_settings(self.settings))  # last, for the other ranks wait from then on
             card = self.pool.start_loading()
         except Exception as error:  # also what a library says of the files that the settings name
             if not isinstance(error, StartLLMError):
@@ -216,8 +215,7 @@ class App:
         """
         if self._bars is not None:
             self._bars.close()
-        if self._ranks is not None:
-            self._ranks.leave()
+        self._ranks.leave()
         if self._keeper is not None:
             self._keeper.stop()
         if self.proxy is not None:
@@ -227,8 +225,7 @@ class App:
         died = self.engine.status().state == "failed" or self._rank_is_lost
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
         ended = self.engine.stop() and idle
-        if self._ranks is not None:
-            self._ranks.stop()
+        self._ranks.stop()
         self.pool.stop(LOADER_STOP_SECONDS if ended else 0.5)
         if self._events is not None:
             self._events.stop()
@@ -275,7 +272,7 @@ class App:
         runtime = self.pool.main_runtime
         if runtime is None:
             raise Unavailable("The model is not loaded.")
-        if self._ranks is not None:
+        if not self._ranks.alone:
             raise Unavailable("HOSTS compute the model together: nothing may be computed here alone.")
         loaded = runtime.loaded
         return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
@@ -316,7 +313,7 @@ class App:
         self._say(f"agents    {command()} launch {'|'.join(CLIENTS)}")
 
 
-def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> LeaderGroup:
+def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> Ranks:
     from start_llm.engine.ranks.leader import RANK_SECONDS, LeaderGroup  # noqa: PLC0415 - few need it, and what it imports
 
     return LeaderGroup(hosts, RANK_SECONDS, on_lost)

@@ -130,7 +130,7 @@ class _Lengths(DraftGate):
         return True
 
 
-def _unmeasured(*_: Any) -> Generator[float]:
+def _unmeasured(*_: Any, **__: Any) -> Generator[float]:
     """In place of measuring."""
     yield 0.0
 

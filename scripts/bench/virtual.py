@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -92,8 +91,7 @@ class VirtualClock:
             stack.enter_context(patch("time.perf_counter", self.seconds))
             stack.enter_context(patch("time.time", self._time))
             stack.enter_context(patch("time.sleep", self.sleep))
-            stack.enter_context(patch("start_llm.engine.runtime.time", scheduling))
-            stack.enter_context(patch.object(drafting, "measuring", partial(drafting.measuring, clock=self.seconds)))
+            stack.enter_context(patch("start_llm.engine.ranks.interface.time", scheduling))
             stack.enter_context(patch.object(drafting, "_build", _timed(drafting._build)))
             stack.enter_context(patch.object(drafting.Drafts, "begin", self._beginning(drafting.Drafts.begin)))
             stack.enter_context(patch.object(SingleRow, "_draw_next", self._drawing(SingleRow._draw_next)))

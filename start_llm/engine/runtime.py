@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,8 +18,7 @@ from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
-from start_llm.engine.ranks.group import RankGroup
-from start_llm.engine.ranks.lockstep import LeaderScheduler, RankRunner
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -31,9 +30,6 @@ from start_llm.models.background import in_background
 from start_llm.models.loader import LoadedModel
 from start_llm.parsing.registry import SHARED_SIGNS
 from start_llm.parsing.tools.pythonic import LLAMA
-
-if TYPE_CHECKING:  # few need it, and what it imports
-    from start_llm.engine.ranks.leader import LeaderGroup
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +53,14 @@ class TextRuntime:
         drafts: Drafts | None,
         grammars: Grammars,
         left: Callable[[], None],
-        ranks: RankGroup | None = None,
+        ranks: Ranks,
     ) -> None:
         self.loaded, self.store, self.drafts, self.grammars = loaded, store, drafts, grammars
         self._memory, self._left = memory, left
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.learn(*self.runner.sample())
-        leads = ranks is not None and ranks.rank == 0
-        make = partial(LeaderScheduler, ranks=cast("LeaderGroup", ranks)) if leads else Scheduler
-        self.scheduler = make(
+        self.scheduler: Scheduler = ranks.scheduler(Scheduler)(
             self.runner,
             store,
             partial(self._draw, ranks),
@@ -77,13 +71,12 @@ class TextRuntime:
             ),
             max_concurrency=settings.max_concurrency,
             memory=memory,
-            clock=time.monotonic if ranks is None else ranks.clock,
+            clock=ranks.clock,
         )
 
-    def _draw(self, ranks: RankGroup | None, work: Submit, generated: Sequence[int]) -> TextDrawing:
+    def _draw(self, ranks: Ranks, work: Submit, generated: Sequence[int]) -> TextDrawing:
         drawing = TextDrawing(work, self.grammars, generated, self.drafts)
-        if ranks is not None:
-            drawing.sampler = ranks.sampler(drawing.sampler)
+        drawing.sampler = ranks.sampler(drawing.sampler)
         return drawing
 
     def unloading(self) -> Generator[float]:
@@ -116,9 +109,7 @@ def end_streams() -> None:
     mx.clear_streams()
 
 
-def make_runner(
-    settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None, ranks: RankGroup | None = None
-) -> ModelRunner:
+def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None, ranks: Ranks) -> ModelRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
     quantisation = None
     if settings.kv_bits is not None:
@@ -126,12 +117,9 @@ def make_runner(
 
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, QUANTISED_FROM)
         quantisation.check(loaded.model)
-    batches, landmarks = not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded))
-    call_marks = sorted(call_marks_of(loaded))
-    if ranks is not None:
-        batches, landmarks, call_marks = ranks.agree([batches, landmarks, call_marks])
-    make = ModelRunner if ranks is None else partial(RankRunner, ranks=ranks)
-    return make(
+    own = [not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded)), sorted(call_marks_of(loaded))]
+    batches, landmarks, call_marks = ranks.agree(own)
+    return ModelRunner(
         loaded.model,
         eos=loaded.eos,
         max_rows=settings.max_concurrency,
@@ -141,7 +129,7 @@ def make_runner(
         marks=landmarks,
         call_marks=call_marks,
         begins_call=partial(begins_plain_call, loaded),
-        agree=(lambda nbytes: nbytes) if ranks is None else ranks.agree,
+        ranks=ranks,
     )
 
 
@@ -168,9 +156,9 @@ def make_store(
     settings: Settings,
     loaded: LoadedModel,
     budget_bytes: int,
+    ranks: Ranks,
     disk: Any = None,
     listener: KVListener | None = None,
-    ranks: RankGroup | None = None,
 ) -> Generator[float, None, GuardedStore]:
     """The tree of what is on disk is built in the background: it holds no arrays yet."""
     kit = LayerKit(loaded.make_cache)
@@ -181,8 +169,6 @@ def make_store(
         sessions_keep=settings.prompt_cache_max_entries_per_session,
     )
     reuse = not loaded.capabilities.decoding.reuse
-    if ranks is not None:  # which have no disk, and one clock
-        store = KVStore(kit, config, listener=listener, clock=ranks.clock)
-        return GuardedStore(store, loaded.make_cache, reuse=ranks.agree(reuse), passing=ranks.passing)
-    store = yield from in_background(lambda: KVStore(kit, config, disk=disk, listener=listener), KVStore.close)
-    return GuardedStore(store, loaded.make_cache, reuse=reuse)
+    make = partial(KVStore, kit, config, disk=disk, listener=listener, clock=ranks.clock)
+    store = make() if disk is None else (yield from in_background(make, KVStore.close))
+    return GuardedStore(store, loaded.make_cache, reuse=ranks.agree(reuse), passing=ranks.passing)

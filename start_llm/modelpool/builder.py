@@ -24,7 +24,7 @@ from start_llm.engine.decode.drafting import KNOWN_COSTS, make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
-from start_llm.engine.ranks.group import RankGroup
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
@@ -99,9 +99,9 @@ def _grammars(wrapper: Any) -> Grammars:
 class ModelBuilder:
     """Loads models. Model thread only, but for `begin`, `read`, `read_ahead` and the public figures."""
 
-    def __init__(self, registry: ModelRegistry, say: Say, progress: Progress, ranks: RankGroup | None = None) -> None:
-        """`ranks`: the processes that have a part of the one model each."""
-        self.ranks = ranks
+    def __init__(self, registry: ModelRegistry, say: Say, progress: Progress, ranks: Ranks | None = None) -> None:
+        """`ranks`: the processes that have a part of the one model each; ``None``: this one alone."""
+        self.ranks = ranks or Ranks()
         self._settings, self._registry, self._say, self._progress = registry.settings, registry, say, progress
         self._device: Device
         self.usable = 0  # bytes that all models may take; 0: nobody knows
@@ -152,9 +152,7 @@ class ModelBuilder:
             listener: is told what its KV store gives up.
         """
         self._unwire()
-        if self.ranks is not None:
-            self._connect(self.ranks)
-        shared = self.shared
+        shared = self._connect()
         with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
             made.callback(self._left, model)
             shared.place(model, weights)
@@ -164,19 +162,20 @@ class ModelBuilder:
             shared.place(model, loaded.weights)
             loaded = yield from self._with_drafter(settings, loaded)
             shared.place(model, loaded.weights)
-            check = checker(loaded) if self.ranks is None else unchecked
+            check = checker(loaded) if self.ranks.alone else unchecked
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say)
             if not shared.guards:
                 self._wired = wire_weights(settings.wired_limit, self._device)
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
             drafts = None
             if settings.drafts != "off":
-                ways = () if self.ranks is None else (self.ranks.clock, self.ranks.agree, self.ranks.passing)
-                drafts = yield from make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, *ways)
+                drafts = yield from make_drafts(
+                    loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, self.ranks
+                )
             made.callback(_close, drafts)
             disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
             made.callback(_close, disk)
-            store = yield from make_store(settings, loaded, shared.most_stored, disk, listener, self.ranks)
+            store = yield from make_store(settings, loaded, shared.most_stored, self.ranks, disk, listener)
             made.callback(store.close)
             guard = MemoryGuard(store, shared)
             made.callback(guard.close)
@@ -190,19 +189,18 @@ class ModelBuilder:
             where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
             self.stored_where = where if disk and disk.ready else "nothing on disk"
             made.pop_all()
-        if self.ranks is not None:
-            self.ranks.loaded()
+        self.ranks.loaded()
         return runtime
 
-    def _connect(self, ranks: RankGroup) -> None:
+    def _connect(self) -> SharedMemory:
         """What there is of memory is the same for all ranks: what the one with the least has."""
-        ranks.connect()
-        self.usable = ranks.agree(min(self.usable, ranks.least_usable))
-        self.shared = self._new_shared()
+        usable = self.ranks.connect(self.usable)
+        if usable != self.usable:
+            self.usable = usable
+            self.shared = self._new_shared()
+        return self.shared
 
     def _inputs(self) -> LoadInputs:
-        if self.ranks is None:
-            return LoadInputs(bases=self.bases)
         return LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
 
     def side_steps(

@@ -84,7 +84,7 @@ class LanguageModels:
         """
         if entry.is_starting:
             return None
-        if self._builder.ranks is not None:
+        if not self._builder.ranks.alone:
             raise NotSupported(f"{entry.name} is not served: HOSTS compute one model together, that of MODEL_PATH.")
         known = entry.known
         folder = self._registry.names.folder_now(known)

@@ -10,6 +10,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import call_marks_of, landmarks_of, make_runner
 from start_llm.models.capabilities import DecodingCheck
 from start_llm.parsing.registry import output_style
@@ -55,16 +56,16 @@ def test_a_llama_model_calls_in_plain_json_too(text: str, calls: bool) -> None:
         **vars(loaded("llama")) | {"tokenizer": tokenizer, "style": output_style(tool_parser="llama")}
     )
     answer = list(map(ord, text))
-    assert make_runner(load_settings(None), model).calls(answer) is calls
-    assert make_runner(load_settings(None), model).calls([5, *answer]) is True
+    assert make_runner(load_settings(None), model, None, Ranks()).calls(answer) is calls
+    assert make_runner(load_settings(None), model, None, Ranks()).calls([5, *answer]) is True
     other = SimpleNamespace(**vars(model) | {"style": output_style(tool_parser="mistral")})
-    assert make_runner(load_settings(None), other).calls(answer) is None
+    assert make_runner(load_settings(None), other, None, Ranks()).calls(answer) is None
 
 
 def test_kv_bits_quantise_and_still_batch() -> None:
-    plain = make_runner(load_settings(None), loaded("llama"))
+    plain = make_runner(load_settings(None), loaded("llama"), None, Ranks())
     assert plain.max_rows == 8 and type(plain.sample()[1][0]) is KVCache
-    quantised = make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("llama"))
+    quantised = make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("llama"), None, Ranks())
     assert quantised.max_rows == 8 and type(quantised.sample()[1][0]) is QuantizedKVCache
     with pytest.raises(NotSupported, match="sinks"):
-        make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"))
+        make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"), None, Ranks())

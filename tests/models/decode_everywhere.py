@@ -19,6 +19,7 @@ from start_llm.core.request import Sampling
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Submit
 from start_llm.engine.checks import check_decoding
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.kvcache.disk.tier import DiskTier
@@ -60,9 +61,9 @@ class Engine:
                 reasoning=SimpleNamespace(end="</think>"), tools=SimpleNamespace(id="none"), openers=lambda tools: ()
             ),
         )
-        store = at_once(make_store(settings, loaded, STORED, DiskTier(folder, name, STORED)))
+        store = at_once(make_store(settings, loaded, STORED, Ranks(), DiskTier(folder, name, STORED)))
         memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))
-        self._runtime = TextRuntime(settings, loaded, store, memory, None, None, lambda: None)  # type: ignore[arg-type]
+        self._runtime = TextRuntime(settings, loaded, store, memory, None, None, lambda: None, Ranks())  # type: ignore[arg-type]
         self._count = 0
 
     def say(self, *prompts: Sequence[int]) -> list[tuple[list[int], int]]:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import Cache
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens, common_prefix
 from start_llm.kvcache.layers import held_tokens, leaves
@@ -207,16 +207,12 @@ def make_drafts(
     make_cache: Callable[[], Cache],
     known: Lru[str, PassCosts],
     fingerprint: str,
-    clock: Callable[[], float] | None = None,
-    agree: Callable[[bool], bool] = bool,
-    passing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ranks: Ranks,
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
 
-    `known`: what was measured before, and what was learned since. `agree`: see `Drafts`. `passing`: what the passes are
-    made in; where several processes compute one model, an error ends all of them.
+    `known`: what was measured before, and what was learned since.
     """
-    timed: dict[str, Any] = {} if clock is None else {"clock": clock}
     try:
         cache = make_cache()
         rewinder = Rewinder(cache)
@@ -226,17 +222,17 @@ def make_drafts(
         if costs is None:
             windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
             costs = PassCosts(max(windows, default=0))
-            with passing():
-                yield from measuring(model, make_cache, costs.observe, **timed)
+            with ranks.passing():
+                yield from measuring(model, make_cache, costs.observe, clock=ranks.clock)
             known.put(fingerprint, costs)
         head = None
         if isinstance(model, HeadedModel):
             head = known.get(f"{fingerprint} head")
             if head is None:
                 head = PassCosts()
-                yield from measuring_head(model, head.observe, **timed)
+                yield from measuring_head(model, head.observe, ranks.clock)
                 known.put(f"{fingerprint} head", head)
-        return Drafts(DraftGate(costs, rewinder.carries, head, clock), agree)
+        return Drafts(DraftGate(costs, rewinder.carries, head, ranks.clock), ranks.agree)
     except Exception:  # a model's own code may do anything; it decodes without
         log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
         return None

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, cast
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
@@ -24,6 +25,7 @@ from start_llm.engine.decode.landmarks import Landmarks
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.together import verify_together
 from start_llm.engine.decode.verify import PAUSE, SingleRow
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import TokenSequence
 from start_llm.kvcache.layers import held_tokens
@@ -53,6 +55,17 @@ class _Row:
     place: RowState | SingleRow | _InBatch
 
 
+def _of_all_ranks[**P, T](method: Callable[Concatenate[ModelRunner, P], T]) -> Callable[Concatenate[ModelRunner, P], T]:
+    """What goes wrong inside ends all ranks."""
+
+    @wraps(method)
+    def passing(self: ModelRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._ranks.passing():
+            return method(self, *args, **kwargs)
+
+    return passing
+
+
 class ModelRunner:
     """
     Args:
@@ -62,7 +75,7 @@ class ModelRunner:
         marks: see `landmarks`. A row in a batch keeps no states.
         call_marks: the tokens that begin a call; none: it cannot be told by tokens.
         begins_call: whether an answer begins with a call that none of these tokens begins.
-        agree: gives what is measured of memory; where several processes compute one model, the same to all of them.
+        ranks: that compute the model together; an error of one ends all of them. ``None``: this process alone.
     """
 
     def __init__(
@@ -77,11 +90,11 @@ class ModelRunner:
         marks: Iterable[int] = (),
         call_marks: Iterable[int] = (),
         begins_call: Callable[[Sequence[int]], bool] = lambda answer: False,
-        agree: Callable[[int], int] = lambda nbytes: nbytes,
+        ranks: Ranks | None = None,
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
-        self._together, self._marks, self._agree = batches, frozenset(marks), agree
+        self._together, self._marks, self._ranks = batches, frozenset(marks), ranks or Ranks()
         self._call_marks, self._begins_call = frozenset(call_marks), begins_call
         self._landmarks = Lru[str | None, Landmarks](_MOST_OWNERS)
         self._clock = time.perf_counter if gate is None else gate.clock
@@ -91,6 +104,7 @@ class ModelRunner:
         self._uid = self._steps = 0
         self._batch_step = 0.0  # when the last one without drafts was over
 
+    @_of_all_ranks
     def sample(self) -> tuple[int, Cache]:
         """A row of a few tokens, and how many, in the form that long rows are held in: what does a token take?"""
         tokens, cache = self._batches[0].sample()
@@ -99,6 +113,7 @@ class ModelRunner:
             eval_cache(cache)
         return tokens, cache
 
+    @_of_all_ranks
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
         """Runs `tokens` through the model and evaluates the cache.
 
@@ -113,7 +128,7 @@ class ModelRunner:
         if self._gate is not None and not images:
             # A chunk is a wide pass for nothing. Its tokens see half of the chunk, on average.
             self._gate.costs.observe(len(tokens), held + len(tokens) // 2, self._clock() - began)
-        return self._agree(taken)
+        return int(self._ranks.agree(taken))
 
     def parted(self, owner: str | None, tokens: TokenSequence) -> None:
         """A request of this owner parted behind these tokens from what is stored, and no state is kept there."""
@@ -137,6 +152,7 @@ class ModelRunner:
         self._rows[self._uid] = _Row(self._uid, row.drafts, row)
         return self._uid
 
+    @_of_all_ranks
     def decode(self) -> list[DecodeRow]:
         """One step of every row, which may yield several tokens of it, in order.
 
@@ -157,6 +173,7 @@ class ModelRunner:
                 del self._rows[result.uid]
         return results
 
+    @_of_all_ranks
     def suspend(self, uid: int) -> RowState | None:
         """Takes a row out so that `insert` can go on as if nothing had happened.
 
@@ -172,6 +189,7 @@ class ModelRunner:
         del self._rows[uid]
         return state
 
+    @_of_all_ranks
     def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
         """Takes a row out and returns its KV and the tokens in it."""
         row = self._rows.pop(uid, None)

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import mlx.core as mx
 
 from start_llm.core.errors import NotSupported
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
@@ -36,18 +37,17 @@ MOST_SAMPLERS = 256  # more than the samplers without a seed that `make_sampler`
 _PAUSE = 0.1
 
 
-class RankGroup(ABC):
-    """Model thread only, but `clock` and `fail`.
+class RankGroup(Ranks, ABC):
+    """Model thread only, but `clock` and `fail`. What the methods promise stands in `Ranks`.
 
     Attributes:
-        rank, size: which one this is, of how many.
         addresses: of all ranks, ``address:port``, where the ring backend connects them.
         token: the same for all ranks, and for nobody else: a stranger that connects to the ring does not have it.
         least_usable: bytes that a model may take on the other machines, the least of them; rank 0 knows it.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.alone = rank, size, False
         self.addresses: list[str] = []
         self.token = ""
         self.least_usable = 0
@@ -56,16 +56,14 @@ class RankGroup(ABC):
         self._samplers: Lru[Any, Callable[[Any], Any]] = Lru(MOST_SAMPLERS)
 
     @abstractmethod
-    def agree(self, value: Any) -> Any:
-        """What rank 0 gave here (numbers, text, lists). To be called by all ranks in the same order."""
+    def agree(self, value: Any) -> Any: ...
 
     @abstractmethod
     def confirm(self, digest: int) -> None:
         """All ranks are here, with this digest. Rank 0 waits for the others; they do not wait."""
 
     @abstractmethod
-    def loaded(self) -> None:
-        """The model is loaded: from now on silence counts."""
+    def loaded(self) -> None: ...
 
     @abstractmethod
     def fail(self, why: str) -> NoReturn:
@@ -73,9 +71,9 @@ class RankGroup(ABC):
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """What goes wrong inside ends all ranks: the others may be in a pass that this one has left.
+        """Sums of this rank's next pass would be added to those of the pass that the others are in.
 
-        Sums of its next pass would be added to theirs of this one. Other threads than the model thread compute nothing.
+        Other threads than the model thread compute nothing.
         """
         try:
             yield
@@ -89,8 +87,8 @@ class RankGroup(ABC):
         now = time.monotonic()
         return float(self.agree(now)) if threading.get_ident() == self._thread else now
 
-    def connect(self) -> None:
-        """Waits for all ranks, or fails. The thread that calls this is the model thread."""
+    def connect(self, usable: int) -> int:
+        """The thread that calls this is the model thread."""
         self._thread = threading.get_ident()
         self._meet()  # rank 0 may have fetched the model first
         try:
@@ -112,9 +110,9 @@ class RankGroup(ABC):
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 faulthandler.cancel_dump_traceback_later()
         self._check_ring()
+        return int(self.agree(min(usable, self.least_usable)))
 
     def shard(self, model: Any, name: str, config: Mapping[str, Any]) -> None:
-        """Leaves of a model, none of whose weights are read yet, the part of this rank. Raises NotSupported."""
         if not hasattr(model, "shard"):
             raise NotSupported(f"{name} cannot be divided: mlx-lm has no shard for model_type {config['model_type']}.")
         inner = config.get("text_config") or config
@@ -124,7 +122,6 @@ class RankGroup(ABC):
         model.shard(self._group)
 
     def sampler(self, sampler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Draws what rank 0 draws. The same object for the same sampler, so that rows are drawn in one call."""
         if hasattr(sampler, "inner"):  # of one row
             return _LeadersSampler(sampler, self._group)
         shared = self._samplers.get(sampler)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import SimpleQueue
@@ -25,6 +26,7 @@ from start_llm.core.errors import ExitCode, Unavailable
 from start_llm.engine.ranks.channel import LOOK_SECONDS, START_SECONDS, Channel
 from start_llm.engine.ranks.group import RankGroup
 from start_llm.engine.ranks.hosts import RankHost, host_command, versions
+from start_llm.engine.ranks.lockstep import LeaderScheduler
 from start_llm.host.home import python_path
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,6 @@ class LeaderGroup(RankGroup):
     # --- start and end; not the model thread --------------------------------------
 
     def start(self, about: dict[str, Any]) -> None:
-        """Starts the other ranks, which get `about`. Returns when all have connected. Raises Unavailable."""
         key, here = secrets.token_bytes(32), self._hosts[0].address
         self.token = secrets.token_hex(16)
         with socket.create_server((here, 0), backlog=MOST_CALLERS) as server:
@@ -127,12 +128,10 @@ class LeaderGroup(RankGroup):
         return list(found.values())
 
     def leave(self) -> None:
-        """From now on nobody is told that a rank is lost."""
         self._ending.acquire(blocking=False)
         self._ended.set()
 
     def stop(self) -> None:
-        """The ranks end. May be called twice, and where nothing was started."""
         self.leave()
         with suppress(OSError):
             self.write("stop")
@@ -179,6 +178,9 @@ class LeaderGroup(RankGroup):
         os._exit(ExitCode.WEDGED)
 
     # --- model thread -----------------------------------------------------------
+
+    def scheduler(self, kind: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(LeaderScheduler, ranks=self)
 
     def loaded(self) -> None:
         for channel in self._channels:

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import StartLLMError
-from start_llm.core.prompt import ImageSpan
 from start_llm.core.work import Sink, Submit
-from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.ranks.channel import described, submit_of
-from start_llm.engine.ranks.group import RankGroup, as_sentence
+from start_llm.engine.ranks.group import as_sentence
 from start_llm.engine.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:  # few need them, and what they import
     from start_llm.engine.ranks.follower import FollowerGroup
     from start_llm.engine.ranks.leader import LeaderGroup
-
-
-class RankRunner(ModelRunner):
-    """Where an error ends all ranks, for some of them may be in the pass that has failed here."""
-
-    def __init__(self, *args: Any, ranks: RankGroup, **kwargs: Any) -> None:
-        self._ranks = ranks
-        super().__init__(*args, **kwargs)
-
-    def sample(self) -> tuple[int, Cache]:
-        with self._ranks.passing():
-            return super().sample()
-
-    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
-        with self._ranks.passing():
-            return super().prefill(cache, tokens, images)
-
-    def decode(self) -> list[DecodeRow]:
-        with self._ranks.passing():
-            return super().decode()
-
-    def suspend(self, uid: int) -> RowState | None:
-        with self._ranks.passing():
-            return super().suspend(uid)
-
-    def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
-        with self._ranks.passing():
-            return super().remove(uid)
 
 
 class _StepEvents:

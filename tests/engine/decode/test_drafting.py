@@ -19,6 +19,7 @@ from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
 from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
 from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.models.background import at_once
 from start_llm.prompt.drafts import Views
@@ -128,7 +129,7 @@ def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
 def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def measuring(model: Any, make_cache: Any, observe: Any) -> Any:
+    def measuring(model: Any, make_cache: Any, observe: Any, clock: Any) -> Any:
         measured.append(model)
         yield 0.0
         observe(1, 0, 1.0)
@@ -137,7 +138,7 @@ def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.Monke
     known: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
 
     def costs(model: str) -> Any:
-        made = at_once(make_drafts(model, lambda: [KVCache()], known, model))
+        made = at_once(make_drafts(model, lambda: [KVCache()], known, model, Ranks()))
         assert made is not None
         made.close()
         return made.gate.costs

@@ -79,12 +79,12 @@ def test_all_ranks_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     first.addresses = second.addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     first.token = second.token = "of all"
     with pytest.raises(SystemExit, match=rf"rank 1 \({first.addresses[1]}\) cannot be reached from rank 0"):
-        first.connect()
+        first.connect(0)
     with (
         socket.create_server(("127.0.0.1", int(first.addresses[1].split(":")[1]))),  # it listens, and never connects
         pytest.raises(SystemExit, match=rf"rank 1 \({first.addresses[1]}\) has not connected"),
     ):
-        first.connect()
+        first.connect(0)
 
 
 RING_THAT_NEVER_COMES = """
@@ -96,7 +96,7 @@ group.RING_SECONDS = group.WORDS_SECONDS = 0.2
 group.mx.distributed.init = lambda **about: ctypes.PyDLL(None).sleep(600)  # it keeps Python's lock
 rank = Rank(0, 2)
 rank._meet_neighbours = lambda: None
-rank.connect()
+rank.connect(0)
 """
 
 

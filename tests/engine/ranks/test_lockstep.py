@@ -26,7 +26,7 @@ from start_llm.engine.ranks import follower
 from start_llm.engine.ranks.channel import Channel, described, submit_of
 from start_llm.engine.ranks.follower import FollowerGroup
 from start_llm.engine.ranks.group import RankGroup
-from start_llm.engine.ranks.lockstep import LeaderScheduler, RankRunner, follow
+from start_llm.engine.ranks.lockstep import LeaderScheduler, follow
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -200,11 +200,15 @@ def test_a_step_that_not_all_have_confirmed_says_nothing(oracle: Oracle, ends: t
 def test_an_error_in_a_pass_ends_all(
     oracle: Oracle, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def fault(*args: Any, **kwargs: Any) -> None:
-        raise MemoryError("no room")
+    class Broken:
+        def fault(self, *_: Any) -> Any:
+            raise MemoryError("no room")
 
-    monkeypatch.setattr(ModelRunner, name, fault)
-    runner = RankRunner(oracle.model, eos=[3], max_rows=3, ranks=Log(ends[0]))
+        __getitem__ = __getattr__ = __bool__ = fault
+
+    runner = ModelRunner(oracle.model, eos=[3], max_rows=3, ranks=Log(ends[0]))
+    monkeypatch.setattr(runner, "_rows", Broken())
+    monkeypatch.setattr(runner, "_batches", Broken())
     given = {"prefill": (oracle.model.make_cache(), [2, 9]), "suspend": (1,), "remove": (1,)}.get(name, ())
     with pytest.raises(OutOfStep, match="MemoryError: no room"):
         getattr(runner, name)(*given)
