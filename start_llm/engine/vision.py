@@ -16,6 +16,7 @@ deepstack_visual_embeds)`, `language_model.model.embed_tokens`; of mlx-lm's: `Ba
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, cast
 
@@ -72,9 +73,16 @@ class VisionModel:
         self._places = hasattr(self._language, "get_rope_index")  # positions have three axes, and a cache layer
         self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
         self._features = features or FeatureStore()
+        self._compute: Callable[..., mx.array] = lambda ids, **more: cast(mx.array, self._language(ids, **more).logits)
         self.encoded = 0
         if self._places:
             self._check_positions()
+
+    def computed_by(self, compute: Callable[..., mx.array]) -> VisionModel:
+        """This model, whose logits `compute` makes of what the module inside of the language model takes."""
+        other = copy(self)
+        other._compute = compute
+        return other
 
     @property
     def language_model(self) -> Any:
@@ -99,7 +107,7 @@ class VisionModel:
         """Logits [rows, tokens, vocabulary] of text. Ids of images' places count as pad tokens."""
         inputs = mx.where(inputs >= FIRST_IMAGE_ID, self._pad, inputs)
         if not self._places:
-            return cast(mx.array, self._language(inputs, cache=cache).logits)
+            return self._compute(inputs, cache=cache)
         cache = self.make_cache() if cache is None else cache
         rows, length = inputs.shape
         positions = _next_position(cache[-1], rows)[:, None] + mx.arange(length)
@@ -124,7 +132,7 @@ class VisionModel:
             layers = zip(*(seen.deep for seen in features), strict=True)
             more["deepstack_visual_embeds"] = [mx.concatenate(list(layer), axis=0) for layer in layers]
         if not self._places:
-            return cast(mx.array, self._language(ids, cache=cache, **more).logits)
+            return self._compute(ids, cache=cache, **more)
         begins = int(cast(int, _next_position(cache[-1], 1).item()))
         grids = [(image.start, seen.grid) for image, seen in zip(images, features, strict=True)]
         positions, following = positions_of(begins, len(tokens), grids)
@@ -132,11 +140,11 @@ class VisionModel:
 
     def _run(self, ids: mx.array, cache: list[Any], positions: mx.array, following: mx.array, **more: Any) -> mx.array:
         inner = cache[:-1]
-        logits = self._language(ids, cache=inner, position_ids=positions, **more).logits
+        logits = self._compute(ids, cache=inner, position_ids=positions, **more)
         cache[:-1] = inner  # some models put new layers into the list
         rows = following.astype(mx.float32)[:, None, :, None]
         cache[-1].update_and_fetch(rows, rows)
-        return cast(mx.array, logits)
+        return logits
 
     def _encode(self, image: ImageSpan) -> Features:
         made = self.encode(image.prepare())

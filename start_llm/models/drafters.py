@@ -34,6 +34,7 @@ class HeadFamily:
         return self.tensors.format(layers=text.get("num_hidden_layers"))
 
 
+_UNTRIED = "no published head of this family was tried here"
 _NO_MODEL = "mlx-lm cannot load models of this family"
 _READS_KV = "it reads the KV of the model's own layers, which is not built in"
 _BLOCKS = "it proposes a whole block of tokens in one step, which is not built in"
@@ -42,10 +43,10 @@ _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 _DFLASH = ("dflash", "dspark", "qwen3_dspark", "gemma4_dspark", "deepseek_v4_dspark", "muse_glimmer_assistant")
 HEAD_FAMILIES = (
     HeadFamily("qwen3_5_mtp", ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
-    HeadFamily("nemotron_h_mtp", ("nemotron_h",), "mtp."),
-    HeadFamily("glm4_moe_lite_mtp", ("glm4_moe_lite",), "model.layers.{layers}."),
-    HeadFamily("glm_moe_dsa_mtp", ("glm_moe_dsa",), "model.layers.{layers}."),
-    HeadFamily("eagle3", name="EAGLE-3 head"),
+    HeadFamily("nemotron_h_mtp", ("nemotron_h",), "mtp.", _UNTRIED),
+    HeadFamily("glm4_moe_lite_mtp", ("glm4_moe_lite",), "model.layers.{layers}.", _UNTRIED),
+    HeadFamily("glm_moe_dsa_mtp", ("glm_moe_dsa",), "model.layers.{layers}.", _UNTRIED),
+    HeadFamily("eagle3", refused=_UNTRIED, name="EAGLE-3 head"),
     HeadFamily(_SGLANG, refused="mlx-vlm reads Speculators' layout only, and this is SGLang's", name="EAGLE-3 head"),
     HeadFamily("deepseek_v4_mtp", ("deepseek_v4",), "mtp.", _NO_MODEL),
     HeadFamily("glm5_next_mtp", ("glm5_next", "glm5_next_text"), "model.layers.{layers}.", _NO_MODEL),

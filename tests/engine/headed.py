@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import _get_classes
 from mlx_vlm.speculative.drafters.qwen3_5_mtp import ModelConfig, Qwen3_5MTPDraftModel
 
-from start_llm.engine.decode.head import HeadedModel, SmallModel, inside_of, language_of
-from start_llm.engine.decode.upstream_heads import HEADS, GlmLiteModule, QwenHead
+from start_llm.engine.decode.head import HeadedModel, SmallModel, language_of
+from start_llm.engine.decode.upstream_heads import QwenHead
 from start_llm.engine.vision import VisionModel
 from tests.engine import vision_zoo
 from tests.engine.zoo import CONFIGS, VOCAB, _weights
@@ -31,7 +30,7 @@ def head_config() -> dict[str, Any]:
 
 def fresh(name: str, seed: int = 5) -> Any:
     """A model of `zoo` that nobody else has."""
-    config = config_of(name)
+    config = {"model_type": name, **copy.deepcopy(CONFIGS[name])}
     model_class, args_class = _get_classes(config)
     return _random(model_class(args_class.from_dict(config)), seed)
 
@@ -48,75 +47,18 @@ def new_head(seed: int = 6) -> Any:
     return _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict(head_config())), seed)
 
 
-GLM_DSA = {
-    **CONFIGS["glm4_moe_lite"],
-    "index_head_dim": 32,
-    "index_n_heads": 2,
-    "index_topk": 4096,
-    "moe_layer_freq": 1,
-    "max_position_embeddings": 4096,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-}
-OTHER_HEADS = {
-    "nemotron_h": "nemotron_h_mtp",
-    "glm4_moe_lite": "glm4_moe_lite_mtp",
-    "glm_moe_dsa": "glm_moe_dsa_mtp",
-    "eagle3": "eagle3",
-}
-"""Kinds of heads by the name that `headed` knows them by."""
-
-
-def config_of(name: str) -> dict[str, Any]:
-    return {"model_type": name, **copy.deepcopy(GLM_DSA if name == "glm_moe_dsa" else CONFIGS[name])}
-
-
-def other_head_config(name: str) -> dict[str, Any]:
-    if name == "eagle3":
-        layer = {**CONFIGS["llama"], "num_hidden_layers": 1}
-        behind = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "draft_vocab_size": VOCAB - 20}
-        return {"model_type": "eagle3", "transformer_layer_config": layer, **behind}
-    text = {**config_of(name), "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": ["*"]}
-    return {"model_type": OTHER_HEADS[name], "text_config": text}
-
-
-def other_head(name: str, seed: int = 6) -> Any:
-    """Its module, of random weights."""
-    config = other_head_config(name)
-    if name == "glm4_moe_lite":
-        return _random(GlmLiteModule(config["text_config"]), seed)
-    found = import_module(f"mlx_vlm.speculative.drafters.{OTHER_HEADS[name]}")
-    module = _random(found.Model(found.ModelConfig.from_dict(config)), seed)
-    if name == "eagle3":  # it knows every token but some
-        known = mx.array([token for token in range(VOCAB) if token % 3 or token > 57])[: VOCAB - 20]
-        module.d2t = (known - mx.arange(VOCAB - 20)).astype(mx.int32)
-    return module
-
-
 @cache
 def headed(name: str) -> HeadedModel:
-    """Of random weights.
+    """Of random weights, with the MTP head of ``qwen3_5``.
 
-    ``small``: a llama with another one that drafts. ``same``: a llama that drafts for itself. ``eagle3``: a llama with
-    an EAGLE-3 head. All others are the model's own architecture, with an MTP head; ``llama`` has that of ``qwen3_5``.
+    ``small``: a llama with another one that drafts. ``same``: a llama that drafts for itself.
     """
-    if name in OTHER_HEADS:
-        model = fresh("llama" if name == "eagle3" else name)
-        drafter = HEADS[OTHER_HEADS[name]](other_head(name), model, VOCAB)
-        return HeadedModel(model, drafter, inside_of(model))
     if name in ("small", "same"):
         model = fresh("llama")
         return HeadedModel(model, SmallModel(fresh("llama", 5 if name == "same" else 6), VOCAB), model.model)
     model = fresh(name)
     language = getattr(model, "language_model", model)
-    return HeadedModel(model, QwenHead(new_head(), language, VOCAB), language.model)
+    return HeadedModel(model, QwenHead(new_head(), language), language.model)
 
 
 @cache
@@ -124,7 +66,7 @@ def headed_vision() -> HeadedModel:
     model = VisionModel(vision_zoo.make("qwen3_5"))
     text = {**vision_zoo.config_of("qwen3_5")["text_config"], "mtp_num_hidden_layers": 1}
     module = _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), 6)
-    return HeadedModel(model, QwenHead(module, language_of(model), VOCAB), language_of(model).model)
+    return HeadedModel(model, QwenHead(module, language_of(model)), language_of(model).model)
 
 
 def sentences(key: mx.array, rows: int, length: int, noise: float = 0.0) -> mx.array:
@@ -171,7 +113,7 @@ def trained(passes: int = 70) -> HeadedModel:
         optimiser.update(both, gradients)
         mx.eval(both.parameters(), optimiser.state, lost)
     both.eval()
-    return HeadedModel(model, QwenHead(head, model.language_model, VOCAB), model.language_model.model)
+    return HeadedModel(model, QwenHead(head, model.language_model), model.language_model.model)
 
 
 def write_checkpoint(folder: Path, seed: int = 5, with_head: bool = True) -> Path:

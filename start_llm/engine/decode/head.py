@@ -11,13 +11,13 @@ of the head. What the head needs are a few more layers in the row's cache:
 Drafts are drawn by the row's own sampler, with the noise that the model's token in that place is going to be drawn
 with. So head and model mostly draw the same token wherever their distributions are alike.
 
-Uses of models' internals: the `model` (of Nemotron-H the `backbone`) inside of a language model returns the hidden
-states in front of the output projection, and its `layers` return theirs. Those of heads are in `upstream_heads`.
+Uses of models' internals: the `model` inside of a language model returns the hidden states in front of the output
+projection, which the head applies. Those of heads are in `upstream_heads`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -30,6 +30,7 @@ from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
 from start_llm.engine.decode.costs import MOST_WIDE
 from start_llm.engine.decode.row import Cache, Remembering, Sampler
 from start_llm.engine.decode.upstream_heads import in_vocabulary, load_head
+from start_llm.engine.vision import VisionModel
 from start_llm.kvcache.layers import leaves
 from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.drafters import DrafterFiles
@@ -40,7 +41,6 @@ class Drafter(Protocol):
     """Guesses the token behind each of some tokens, from them and from what it kept of those before (its cache)."""
 
     reads_hidden: bool  # it is given the model's hidden states
-    captured: tuple[int, ...]  # the layers that these are of, side by side; none: what the output projection is given
 
     def make_cache(self) -> Cache: ...
 
@@ -67,7 +67,6 @@ class SmallModel:
     """A text model of mlx-lm. It reads the tokens themselves, as the large one does."""
 
     reads_hidden = False
-    captured: tuple[int, ...] = ()
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         """`vocabulary`: tokens of the large model. Raises NotSupported: its cache cannot be cut at every token."""
@@ -151,16 +150,22 @@ class HeadedModel:
 
     Args:
         model: of mlx-lm, or in the shape of one (`engine.vision`).
-        inner: the module inside of it that returns the hidden states, for a drafter that reads them.
+        inner: the module inside of it that returns the hidden states, for a drafter that reads them. The model is
+            computed by it and the drafter's `logits` then.
 
     Attributes:
         drafter: what drafts for it.
     """
 
     def __init__(self, model: Any, drafter: Drafter, inner: Any) -> None:
-        self._model, self.drafter = model, drafter
-        states = [inner.layers[index] for index in drafter.captured] or [inner]
-        self._hidden = _Captured(states) if drafter.reads_hidden else None
+        self.drafter, self._inner = drafter, inner
+        self._newest: mx.array | None = None  # hidden states of the newest pass, [rows, tokens, width]
+        if not drafter.reads_hidden:
+            self._model = self._compute = model
+        elif isinstance(model, VisionModel):
+            self._model = self._compute = model.computed_by(self._by_inner)
+        else:
+            self._model, self._compute = model, self._by_inner
         own = list(make_prompt_cache(model))
         self._own = len(own)
         self._transient = all(type(leaf) is KVCache for leaf in leaves(own))
@@ -183,12 +188,7 @@ class HeadedModel:
     def __call__(self, inputs: mx.array, cache: Cache | None = None) -> mx.array:
         cache = self.make_cache() if cache is None else cache
         own = cache[: self._own]
-        return self._with_entries(inputs, self._model(inputs, cache=own), own, cache)
-
-    def release(self) -> None:
-        """The model is as it was without a drafter. This one must not be called any more."""
-        if self._hidden is not None:
-            self._hidden.release()
+        return self._with_entries(inputs, self._compute(inputs, cache=own), own, cache)
 
     def see(self, tokens: Sequence[int], cache: Cache, images: Sequence[ImageSpan]) -> mx.array:
         """Logits of one row that holds whole images; their starts count from the first of `tokens`."""
@@ -252,6 +252,11 @@ class HeadedModel:
             leaf.trim(len(known) + count - 1)
         return cast(list[int], mx.concatenate(drawn).tolist())
 
+    def _by_inner(self, inputs: mx.array, **more: Any) -> mx.array:
+        """Logits of the model; `more`: as its inner module takes it."""
+        self._newest = self._inner(inputs, **more)
+        return self.drafter.logits(self._newest)
+
     def _layers_of(self, cache: Cache) -> Cache:
         """The drafter's own."""
         return cache[self._own : len(cache) - self.drafter.reads_hidden]
@@ -261,10 +266,10 @@ class HeadedModel:
         cache[: self._own] = own  # some models put new layers into the list
         tokens = mx.where(tokens >= FIRST_IMAGE_ID, 0, tokens)
         hidden, layers = None, self._layers_of(cache)
-        if self._hidden is not None:
-            newest = self._hidden.take()
-            hidden = cache[-1].before(newest)
-            cache[-1].keep(newest)
+        if self._newest is not None:
+            hidden = cache[-1].before(self._newest)
+            cache[-1].keep(self._newest)
+            self._newest = None
         self.drafter.extend(tokens, hidden, layers)
         written = [array for leaf in leaves(layers) for _, array in tree_flatten((leaf.keys, leaf.values))]
         return cast(mx.array, mx.depends([logits], written)[0])  # type: ignore[no-untyped-call]
@@ -282,7 +287,6 @@ def add_drafter(
     Raises:
         NotSupported: it cannot be read, or does not fit; the message ends a sentence.
     """
-    made: HeadedModel | None = None
     try:
         vocabulary = model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1]  # nothing is computed
         drafter: Drafter
@@ -291,14 +295,12 @@ def add_drafter(
             yield from read_weights(small)
             drafter = SmallModel(small, vocabulary)
         else:
-            drafter = yield from load_head(files.folder, language, vocabulary)
-        made = HeadedModel(model, drafter, None if files.kind == "model" else inside_of(language))
+            drafter = yield from load_head(files.folder, language)
+        made = HeadedModel(model, drafter, None if files.kind == "model" else language.model)
         cache = made.make_cache()  # it is tried once, so that what does not fit shows now
         made(mx.array([[0, 0]]), cache=cache)
         made.propose(cache, [0], None, 2, lambda logprobs: mx.argmax(logprobs, axis=-1))
     except LIBRARY_ERRORS as error:
-        if made is not None:
-            made.release()
         raise NotSupported(f"it cannot be used: {type(error).__name__}: {str(error)[:300]}") from error
     return made
 
@@ -306,41 +308,3 @@ def add_drafter(
 def language_of(model: Any) -> Any:
     """The language model inside of a model of mlx-lm or mlx-vlm."""
     return getattr(model, "language_model", model)
-
-
-def inside_of(language: Any) -> Any:
-    """The module inside of a language model that returns what the output projection is given."""
-    return language.backbone if hasattr(language, "backbone") else language.model
-
-
-class _Captured:
-    """Keeps what each of these modules returned last, [rows, tokens, width], until `take`.
-
-    Each module gets a class of its own that does this; `release` gives it its old class back.
-    """
-
-    def __init__(self, modules: Sequence[Any]) -> None:
-        self._modules: list[tuple[Any, type]] = []
-        self._last: list[mx.array | None] = [None] * len(modules)
-        for index, module in enumerate(modules):  # one of them may be there twice
-            plain = type(module)
-            methods: dict[str, Callable[..., Any]] = {"__call__": self._call(plain, index)}
-            module.__class__ = type(plain.__name__, (plain,), methods)
-            self._modules.append((module, plain))
-
-    def take(self) -> mx.array:
-        """What all modules returned last, side by side: [rows, tokens, the sum of their widths]."""
-        last, self._last = self._last, [None] * len(self._last)
-        return last[0] if len(last) == 1 else mx.concatenate(last, axis=-1)  # type: ignore[arg-type, return-value]
-
-    def release(self) -> None:
-        for module, plain in reversed(self._modules):
-            module.__class__ = plain
-
-    def _call(self, plain: type, index: int) -> Callable[..., Any]:
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            found = plain.__call__(module, *args, **kwargs)
-            self._last[index] = found
-            return found
-
-        return call

@@ -42,10 +42,10 @@ from tests.engine.decode.test_verify import (
     said,
 )
 from tests.engine.fakes import new_row
-from tests.engine.headed import OTHER_HEADS, fresh, headed, headed_vision, new_head
+from tests.engine.headed import fresh, headed, headed_vision, new_head
 from tests.engine.zoo import VOCAB
 
-KINDS = ["qwen3_5", "llama", "small", "same", *OTHER_HEADS]
+KINDS = ["qwen3_5", "llama", "small", "same"]
 
 
 class Anything(DraftGate):
@@ -187,7 +187,7 @@ def test_copies_and_heads_by_turns_left_or_ended_anywhere(
     assert_same(got, model)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "llama", "small", *OTHER_HEADS])
+@pytest.mark.parametrize("name", ["qwen3_5", "llama", "small"])
 def test_the_heads_kv_is_stored_and_restored_with_the_rest(name: str) -> None:
     model = headed(name)
     kit = LayerKit(model.make_cache)
@@ -196,7 +196,7 @@ def test_the_heads_kv_is_stored_and_restored_with_the_rest(name: str) -> None:
     model(mx.array([tokens[:30]]), cache=cache)
     mx.eval([layer.state for layer in cache])
     runs = [kit.slice(cache, 0, 12), kit.slice(cache, 12, 30)]
-    assert kit.cuttable == (name not in ("qwen3_5", "nemotron_h"))
+    assert kit.cuttable == (name != "qwen3_5")
     point = None if kit.cuttable else kit.checkpoint(cache)
     packed = [kit.unpack(*kit.pack(piece)) for piece in (*runs, *([] if point is None else [point]))]
     restored, _ = kit.build(packed[:2], packed[2] if point is not None else None, 30)  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_quantised_kv_takes_in_the_heads_own() -> None:
     assert said(row).tokens == expected.tokens and row.state.drafts.counts.drafted > 0
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "small", *OTHER_HEADS])
+@pytest.mark.parametrize("name", ["qwen3_5", "small"])
 def test_rows_with_a_head_decode_together_and_alone_again(name: str) -> None:
     model = headed(name)
     gate = Anything()
@@ -245,7 +245,7 @@ def test_rows_with_a_head_decode_together_and_alone_again(name: str) -> None:
     assert heard.pop(first) == expected and list(heard.values()) == [expected[:6]]
 
 
-@pytest.mark.parametrize("name", ["llama", "small", "glm4_moe_lite", "eagle3"])
+@pytest.mark.parametrize("name", ["llama", "small"])
 def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
     model, chance = headed(name), random.Random(7)
     runner = BatchRunner(model, eos=[], max_rows=2)
