@@ -52,7 +52,9 @@ ANTHROPIC_TYPES = {
 
 
 def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str, str]:
-    """The client's own name of the conversation, and the field or header that has it; two empty texts without one.
+    """The client's own name of the conversation, and the field or header that has it (its longest part).
+
+    Two empty texts without one.
 
     Sub-agents share their caller's name, and are conversations of their own: `AGENT_HEADER` is added to it.
     """
@@ -72,7 +74,9 @@ def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str
         return "", ""
     session, where = named[0]
     agent = headers.get(AGENT_HEADER)
-    return (f"{session}/{agent}", where) if agent else (session, where)
+    if not agent:
+        return session, where
+    return f"{session}/{agent}", where if len(session) > len(agent) else AGENT_HEADER
 
 
 def inner_session(user: str) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from start_llm.audio.samples import RATE, look_at, samples_of
 from start_llm.core.errors import BadRequest
 from tests.audio.tiny import tone, wav
 
+pytestmark = pytest.mark.live
+
 
 def encoded(kind: str, rate: int) -> bytes:
     soundfile: Any = pytest.importorskip("soundfile")
@@ -20,7 +22,6 @@ def encoded(kind: str, rate: int) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 @pytest.mark.parametrize("kind", ["wav", "FLAC", "MP3"])
 def test_samples_are_those_of_mlx_audio(kind: str, rate: int) -> None:

@@ -31,7 +31,7 @@ def read(root: Path) -> Any:
 
 
 def test_prompt_and_answer_are_there_and_keys_are_not(tmp_path: Path) -> None:
-    dumps = Dumps(tmp_path, 1 << 20, Redactor(["hunter22"]))
+    dumps = Dumps(tmp_path, Redactor(["hunter22"]))
     dumps.started(REQUEST)
     dumps.prompt(REQUEST.id, f"<user>my key is {KEY}, hunter22")
     for event in (ReasoningDelta("hm"), TextDelta("it is sk-a1B2a1B2"), TextDelta("a1B2a1B2a1B2"), TextDelta(".")):
@@ -49,7 +49,7 @@ def test_prompt_and_answer_are_there_and_keys_are_not(tmp_path: Path) -> None:
 
 
 def test_dumps_are_bounded(tmp_path: Path) -> None:
-    dumps = Dumps(tmp_path, 320_000, Redactor())
+    dumps = Dumps(tmp_path, Redactor(), 320_000)
     for number in range(60):
         request = ChatRequest(f"id-{number:02}", "chat", "m", messages=(Message("user", "x" * 1_000_000),))
         dumps.started(request)
@@ -65,7 +65,7 @@ def test_dumps_are_bounded(tmp_path: Path) -> None:
 
 def test_several_prompts_of_one_request_and_an_id_that_is_a_path(tmp_path: Path) -> None:
     request = ChatRequest("../../etc/x", "completions", "m")
-    dumps = Dumps(tmp_path, 1 << 20, Redactor())
+    dumps = Dumps(tmp_path, Redactor())
     dumps.started(request)
     dumps.prompt(request.id, "one")
     dumps.prompt(f"{request.id}-1", "two")

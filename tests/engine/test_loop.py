@@ -16,7 +16,8 @@ from start_llm.core.events import EngineDone, Failed
 from start_llm.engine.loop import STUCK_SECONDS, Chores, LoadedModels
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import FakeRunner, FakeStore, FixedMemory, submit
-from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made, wait_until
+from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made
+from tests.waiting import until
 
 
 class Clock:
@@ -198,7 +199,7 @@ def steps(runtime: FakeRuntime, before: Callable[[], Any] = lambda: None) -> Gen
 def test_a_model_is_loaded_and_answers_while_another_one_decodes(engine: EngineThread) -> None:
     first, sink = submit("a", [1, 2, 3], max_tokens=10**9)
     engine.submit(first)
-    wait_until(lambda: len(sink.tokens) > 3)
+    until(lambda: len(sink.tokens) > 3)
     seen: list[int] = []
     engine.load("other", steps(FakeRuntime(FakeRunner()), lambda: seen.append(len(sink.tokens))))
     assert seen[0] < seen[1] < seen[2], "each step of the loading had steps of the first model between"
@@ -245,7 +246,7 @@ def test_unloading_ends_what_runs_and_frees_the_model_on_its_thread(engine: Engi
     engine.load("other", steps(runtime))
     asked, sink = submit("a", [1, 2, 3], max_tokens=10**9)
     engine.submit(_for(asked, "other"))
-    wait_until(lambda: len(sink.tokens) > 3)
+    until(lambda: len(sink.tokens) > 3)
     engine.unload("other")
     ended = final(sink)
     assert isinstance(ended, Failed) and ended.error.status == 503
@@ -297,7 +298,7 @@ def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThrea
     asked, sink = submit("a", [1, 2, 3])
     began = time.monotonic()
     engine.submit(_for(asked, "other"))
-    wait_until(lambda: shared.asked >= 8)
+    until(lambda: shared.asked >= 8)
     looks, seconds = shared.asked, time.monotonic() - began
     assert looks <= 3 + 2 * seconds / STUCK_SECONDS, f"it looked {looks} times in {seconds:.1f} s"
     assert engine.status().state == "busy" and sink.final is None
@@ -307,7 +308,7 @@ def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThrea
     assert isinstance(final(gone), EngineDone), "it notices what is told to it"
     first, other = submit("c", [1, 2, 3])
     engine.submit(first)
-    wait_until(lambda: len(other.tokens) > 3)  # it does not stand in the way of other models
+    until(lambda: len(other.tokens) > 3)  # it does not stand in the way of other models
     engine.cancel("c")
     shared.fixed = 10**6
     assert isinstance(final(sink), EngineDone) and len(sink.tokens) == 3
