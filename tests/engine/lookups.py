@@ -21,7 +21,6 @@ from mlx.utils import tree_flatten
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.upstream_heads import QwenHead
 from tests.engine.headed import fresh, new_head
-from tests.engine.zoo import VOCAB
 
 FILE = Path(__file__).with_suffix(".safetensors")
 QUESTIONS, ANSWERS = 4, 8
@@ -91,7 +90,7 @@ def learnt() -> HeadedModel:
     both = _Both(model.language_model, head)
     both.load_weights([(name, array.astype(mx.float32)) for name, array in mx.load(str(FILE)).items()])
     both.eval()
-    return HeadedModel(model, QwenHead(head, model.language_model, VOCAB), model.language_model.model)
+    return HeadedModel(model, QwenHead(head, model.language_model), model.language_model.model)
 
 
 if __name__ == "__main__":

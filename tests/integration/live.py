@@ -93,7 +93,7 @@ class Live:
         return self.prompts[answer["body"]["id"]]
 
 
-def _measured(model: Any, make_cache: Any, observe: Any) -> Generator[float]:
+def _measured(model: Any, make_cache: Any, observe: Any, clock: Any) -> Generator[float]:
     """What passes cost, the same on every machine."""
     yield 0.0
     for width, seconds in ((1, 0.001), (32, 0.002)):

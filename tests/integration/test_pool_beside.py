@@ -71,9 +71,9 @@ def test_a_model_that_comes_back_is_neither_read_nor_measured_again(
         done.append("read")
         return read(*given)
 
-    def measured(*given: Any) -> Any:
+    def measured(*given: Any, **named: Any) -> Any:
         done.append("measured")
-        return measuring(*given)
+        return measuring(*given, **named)
 
     with serve(model_probe="off") as server:
         monkeypatch.setattr(building, "read_tokenizer", reading)

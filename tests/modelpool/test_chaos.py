@@ -26,6 +26,7 @@ from start_llm.core.events import EngineDone
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.decode.row import DecodeRow
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool import kinds, loader, registry
 from start_llm.modelpool.loader import Loader
@@ -77,7 +78,7 @@ class Builder:
     """
 
     usable = 0
-    ranks = None
+    ranks = Ranks()
 
     def __init__(self) -> None:
         self.shared = SimpleNamespace(running=0, weight_bytes=0)
