@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from start_llm.api.openai.responses_items import INSTEAD, KNOWN
 from start_llm.api.openai.responses_stream import seal
 from tests.fuzz.tape import (
     DEEP_TEXT,
@@ -246,7 +247,8 @@ CHOICES = [
 ]  # fmt: skip
 BLOCKS = [
     "text", "tool_use", "tool_result", "thinking", "redacted_thinking", "document", "search_result", "image",
-    "tool_reference", "server_tool_use",
+    "tool_reference", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "compaction",
+    "tool_addition", "browser_state", "fallback",
 ]  # fmt: skip
 block = Record(
     {"type": one(*BLOCKS), "text": text, "id": text, "name": name, "input": tool_input, "tool_use_id": text,
@@ -254,7 +256,7 @@ block = Record(
     {
         "source": field(one(*SOURCES), source), "context": text,
         "content": content, "is_error": flag, "title": text, "signature": text, "cache_control": anything, "data": text,
-        "tool_name": text,
+        "tool_name": text, "server_name": text, "tool": field(anything, Record({"tool_name": text})), "tabs": anything,
     },
 )  # fmt: skip
 anthropic_content = field(plain, text, some(block))
@@ -283,16 +285,13 @@ messages = Record(
 
 # --- Responses ---
 
-ITEMS = [
-    "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-    "local_shell_call", "local_shell_call_output", "agent_message", "additional_tools", "web_search_call",
-]  # fmt: skip
+ITEMS = [*KNOWN.split(", "), *INSTEAD, "unknown_call"]
 FORMATS = [
     {"type": "text"}, {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}, {"type": "grammar"}, "text",
     {"type": "grammar", "syntax": 5, "definition": []},
 ]  # fmt: skip
 ELSEWHERE = [
-    "web_search", "web_search_preview", "web_search_2025_08_26", "file_search", "code_interpreter", "computer",
+    "web_search", "web_search_preview", "file_search", "code_interpreter", "computer",
     "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search",
     "programmatic_tool_calling",
 ]  # fmt: skip
@@ -324,7 +323,8 @@ item = Record(
     },
     {
         "id": text, "summary": thoughts, "encrypted_content": sealed, "namespace": text, "action": anything,
-        "status": text,
+        "status": text, "result": text, "results": anything, "queries": anything, "code": text, "operation": anything,
+        "server_label": text, "error": anything,
         "tools": some(responses_tool, 2),
     },
 )  # fmt: skip

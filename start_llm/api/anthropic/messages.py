@@ -33,6 +33,8 @@ REFUSED = {
     "mcp_servers": "MCP servers are called by the client, not by this server; send their tools.",
     "container": "this server runs no containers and no skills; leave it out.",
 }
+SILENT = frozenset({"fallback", "mcp_tool_listing"})  # these tell of the vendor's server, not of the conversation
+CHANGED_TOOLS = {"tool_addition": "Tool now available", "tool_removal": "Tool no longer available"}
 CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
@@ -104,7 +106,9 @@ def messages_of(messages: list[MessageIn]) -> tuple[Message, ...]:
         if message.role == "user":
             result.extend(_user(message.content, path))
         elif message.role == "assistant":
-            result.append(_assistant(message.content, path))
+            if _summary(message.content) is not None:
+                result.clear()  # as this API says: what stands before a compaction is not shown any more
+            result.extend(_assistant(message.content, path))
         elif message.role == "system":
             content = _blocks_content(message.content, path)
             result.append(Message("system", content.text, attachments=content.attachments))
@@ -137,29 +141,51 @@ def _tool_result(block: dict[str, Any], path: str) -> Message:
     return Message("tool", said.text, tool_call_id=call_id, is_error=bool(is_error), attachments=said.attachments)
 
 
-def _assistant(content: Any, path: str) -> Message:
+def _summary(content: Any) -> str | None:
+    """What a compaction block says of the conversation before it."""
+    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    said = [block.get("content") for block in blocks if block.get("type") == "compaction"]
+    return next((text for text in reversed(said) if isinstance(text, str) and text), None)
+
+
+def _assistant(content: Any, path: str) -> list[Message]:
     if isinstance(content, str):
-        return Message("assistant", content)
-    contents: list[parts.PartContent] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
+        return [Message("assistant", content)]
+    result: list[Message] = []
+    turn = parts.Turn()
     for where, kind, block in _blocks(content, path):
         if kind == "thinking":
-            thoughts.append(fields.string_in(block, "thinking", where))
+            turn.thoughts.append(fields.string_in(block, "thinking", where))
         elif kind == "redacted_thinking":
-            thoughts.append(REDACTED)
-        elif kind == "tool_use":
-            calls.append(_tool_use(block, where))
-        else:
-            contents.append(_block_content(kind, block, where))
-    reasoning = parts.join_text(thought for thought in thoughts if thought) or None
-    said = parts.join_content(contents)
-    return Message("assistant", said.text, reasoning=reasoning, tool_calls=tuple(calls), attachments=said.attachments)
+            turn.thoughts.append(REDACTED)
+        elif kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
+            turn.calls.append(_tool_use(block, where))
+        elif kind.endswith("_tool_result"):
+            result += [*turn.messages(), _result_elsewhere(block, where)]
+            turn = parts.Turn()
+        elif kind == "compaction":
+            turn = parts.Turn()
+            result = [Message("user", text) for text in [_summary([block])] if text]
+        elif kind not in SILENT:
+            turn.contents.append(_block_content(kind, block, where))
+    return result + (turn.messages() or ([] if result else [turn.message()]))
+
+
+def _result_elsewhere(block: dict[str, Any], path: str) -> Message:
+    """What a tool of another server gave: its call stands in the same message."""
+    content = block.get("content")
+    blocks = content if isinstance(content, list) else []
+    if isinstance(content, str) or (blocks and all(isinstance(b, dict) and b.get("type") == "text" for b in blocks)):
+        text = parts.only_text(_blocks_content(content, f"{path}.content"))
+    else:
+        text = parts.as_text(content) if content else ""
+    return Message("tool", text or parts.NO_RESULT, tool_call_id=fields.string_in(block, "tool_use_id", path))
 
 
 def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
     arguments = json.dumps(fields.optional_in(block, "input", dict, path) or {}, ensure_ascii=False)
-    return ToolCall(fields.string_in(block, "id", path), fields.string_in(block, "name", path), arguments)
+    name, server = fields.string_in(block, "name", path), fields.optional_in(block, "server_name", str, path)
+    return ToolCall(fields.string_in(block, "id", path), f"{server}__{name}" if server else name, arguments)
 
 
 # --- blocks ---
@@ -193,6 +219,12 @@ def _block_content(kind: str, block: dict[str, Any], path: str) -> parts.PartCon
         return parts.PartContent(parts.join_text([*head, found]))
     if kind == "tool_reference":
         return parts.PartContent(f"Tool now available: {fields.string_in(block, 'tool_name', path)}")
+    if kind == "browser_state":  # of a browser that the client drives
+        return parts.PartContent(parts.as_text({"tabs": block.get("tabs")}))
+    if kind in CHANGED_TOOLS:
+        tool = fields.object_of(block.get("tool"), f"{path}.tool")
+        name = tool.get("tool_name") or tool.get("name") or tool.get("mcp_server_name")
+        return parts.PartContent(f"{CHANGED_TOOLS[kind]}: {name}")
     raise parts.unusable(kind, path)
 
 
@@ -200,9 +232,9 @@ def _document(block: dict[str, Any], path: str) -> parts.PartContent:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
-        raise NotSupported(
-            f"{path}.source: documents of type {fields.short(kind)} are not supported, only text.", param=path
-        )
+        instead = parts.OTHER_MEDIA["document"]
+        what = f"documents of type {fields.short(kind)} are not supported"
+        raise NotSupported(f"{path}.source: {what}; {instead}.", param=path)
     said = (
         parts.PartContent(fields.string_in(source, "data", f"{path}.source"))
         if kind == "text"
@@ -223,9 +255,8 @@ def _tools(items: list[Any]) -> tuple[Tool, ...]:
             log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
             continue
         if kind not in (None, "custom"):
-            raise NotSupported(
-                f"{path}.type: tools of type {fields.short(kind)} run at the vendor; not supported.", param=path
-            )
+            what = f"only the vendor's models know the schema of {fields.short(kind)}"
+            raise NotSupported(f"{path}.type: {what}; send name, description and input_schema.", param=f"{path}.type")
         if not isinstance(item.get("input_schema"), dict):
             raise fields.bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
         tools.append(function_of(item, path, schema="input_schema"))

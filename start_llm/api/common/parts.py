@@ -8,20 +8,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from start_llm.api.common.fields import bad, items_of, short, string_in, within
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.jsontext import too_much_to_read
 from start_llm.core.limits import Limit
-from start_llm.core.messages import Attachment
+from start_llm.core.messages import Attachment, Message, ToolCall
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
-OTHER_MEDIA = frozenset({"input_audio", "audio", "file", "input_file", "video_url", "video", "document"})
+# What no model here reads, and what can be sent in its place.
+OTHER_MEDIA = {
+    "input_audio": "send the words: POST /v1/audio/transcriptions makes them from a recording",
+    "audio": "send the words: POST /v1/audio/transcriptions makes them from a recording",
+    "video_url": "send some of its frames as images",
+    "video": "send some of its frames as images",
+    "file": "send its text, or its pages as images",
+    "input_file": "send its text, or its pages as images",
+    "document": "send its text, or its pages as images",
+    "container_upload": "send the file's text; this server runs no containers",
+}
 
 _DATA_HEAD = re.compile(r"data:([^,]{0,256}),", re.IGNORECASE)
+NO_RESULT = "(The result was not kept in this conversation.)"  # of a tool that ran at another server
 _NAMES = ("filename", "file_name", "name", "title")
 
 
@@ -35,6 +46,24 @@ class PartContent:
     @property
     def image_only(self) -> bool:
         return bool(self.attachments) and not self.text
+
+
+@dataclass(slots=True)
+class Turn:
+    """What an assistant said and did, up to the next result of a tool, while its parts are read."""
+
+    contents: list[PartContent] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> Message:
+        said, reasoning = join_content(self.contents), join_text(filter(None, self.thoughts)) or None
+        calls = tuple(self.calls)
+        return Message("assistant", said.text, reasoning=reasoning, tool_calls=calls, attachments=said.attachments)
+
+    def messages(self) -> list[Message]:
+        """None, if there was nothing."""
+        return [self.message()] if self.contents or self.thoughts or self.calls else []
 
 
 def join_text(texts: Iterable[str]) -> str:
@@ -84,7 +113,7 @@ def only_text(content: PartContent) -> str:
     """Raises NotSupported if there is an image in it."""
     if content.attachments:
         path = content.attachments[0].path
-        raise NotSupported(f"{path}: an image cannot stand here; send text only.", param=path)
+        raise NotSupported(f"{path}: an image cannot stand here; send text.", param=path)
     return content.text
 
 
@@ -118,6 +147,19 @@ def arguments_in(part: dict[str, Any], name: str, path: str) -> str:
     return json.dumps(text, ensure_ascii=False) if too_much_to_read(text) else text
 
 
+def as_text(value: Any) -> str:
+    """Text as it is, anything else as JSON, without what only another server can read."""
+    return value if isinstance(value, str) else json.dumps(_readable(value), ensure_ascii=False)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _readable(item) for key, item in value.items() if not key.startswith("encrypted_")}
+
+
 def texts_of(value: Any, path: str, limit: Limit) -> Iterator[tuple[str, str | tuple[int, ...]]]:
     """Path and value of each: a string, a list of token ids, or a list of either. Raises BadRequest."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
@@ -137,7 +179,7 @@ def texts_of(value: Any, path: str, limit: Limit) -> Iterator[tuple[str, str | t
 def unusable(kind: str, path: str) -> BadRequest | NotSupported:
     """The error for a part that cannot be shown to the model: never dropped silently."""
     if kind in OTHER_MEDIA:
-        return NotSupported(f"{path}: parts of type {short(kind)} are not supported; send text only.", param=path)
+        return NotSupported(f"{path}: parts of type {short(kind)} are not supported; {OTHER_MEDIA[kind]}.", param=path)
     allowed = ", ".join(sorted(TEXT_TYPES | IMAGE_TYPES))
     message = f"{path}.type: unknown part type {short(kind)}; allowed: {allowed}."
     return BadRequest(message, param=f"{path}.type", code="invalid_value")

@@ -22,11 +22,11 @@ from start_llm.core.request import ToolChoice
 SEPARATOR = "__"
 PASSED_OVER = frozenset(
     {
-        "web_search", "web_search_preview", "web_search_2025_08_26", "file_search", "code_interpreter", "computer",
-        "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search",
-        "programmatic_tool_calling",
+        "web_search", "web_search_preview", "file_search", "code_interpreter", "computer", "computer_use_preview",
+        "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search", "programmatic_tool_calling",
     }
 )  # fmt: skip
+_DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")  # web_search_2025_08_26
 FREE_TEXT_NOTE = "Its input is free text: the argument `input` of the call, one string."
 SERVED = frozenset({"function", "custom"})
 FREE_TEXT: dict[str, Any] = {
@@ -92,7 +92,7 @@ class _Reader:
         kind = _kind(tool)
         if kind == "namespace":
             self._namespace(tool, path)
-        elif kind in PASSED_OVER:
+        elif _DATED.sub("", kind) in PASSED_OVER:
             self._pass_over(tool, path)
         else:
             self._add(tool, path, None)
@@ -177,7 +177,7 @@ def _flat_choice(choice: Any, named: Mapping[str, Named]) -> Any:
         if kind == "namespace":
             inside = [flat for flat, tool in named.items() if tool.namespace == item.get("name")]
             allowed += [{"type": "function", "name": flat} for flat in inside]
-        elif kind not in PASSED_OVER:
+        elif _DATED.sub("", kind) not in PASSED_OVER:
             allowed.append(_flat_reference(item, named))
     return {"type": "allowed_tools", "mode": place.get("mode", "auto"), "tools": allowed}
 

@@ -11,7 +11,7 @@ from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.common.parts import PartContent, join_content
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.responses import messages_of
+from start_llm.api.openai.responses_items import messages_of
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Attachment, Message
 from start_llm.core.settings import Settings

@@ -9,7 +9,7 @@ from mlx_lm.server import process_message_content
 from start_llm.api.common.parts import part_text, result_content, text_of
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.responses import messages_of
+from start_llm.api.openai.responses_items import messages_of
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.responses import read_responses, unseal
+from start_llm.api.openai.responses import read_responses
+from start_llm.api.openai.responses_items import unseal
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import seal
 from start_llm.api.server import ApiServer
