@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ from tests.api.sdk_values import bodies
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 SETTINGS, SERVICE = Settings(_env_file=None), FakeService()  # type: ignore[call-arg]
-STORE = ResponsesStore(Path("unused")).of("somebody")
+FOLDER = TemporaryDirectory()
+STORE = ResponsesStore(Path(FOLDER.name) / "responses").of("somebody")
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 
