@@ -99,7 +99,9 @@ class Noting(AsSent):
         node, index = found
         messages = list(request.messages)
         note = self.note(node, request)
-        given = replace(messages[index], reasoning=messages[index].reasoning or self.reasoning(node))
+        given = messages[index]
+        if _calls(given) == _calls(node.answer):  # what a client changed was not thought
+            given = replace(given, reasoning=given.reasoning or self.reasoning(node))
         shown = [*node.shown, given, *messages[index + 1 :]]
         if note:
             shown[-1] = replace(shown[-1], content=f"{shown[-1].content}\n\n{note}")
@@ -154,6 +156,10 @@ class Noting(AsSent):
         if answer.tool_calls:
             node = Node(prepared.request, list(prepared.shown), answer, getattr(prepared, "size", 0))
             self.nodes[plain_id(answer.tool_calls[0].id)] = node
+
+
+def _calls(message: Message) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
 
 
 def _faces(request: ChatRequest, end: int | None = None) -> list[tuple[Any, ...]]:
