@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api.anthropic.messages import read_messages, scaled
+from start_llm.api.anthropic.messages import MessagesExchange, read_messages
 from start_llm.api.common.dialect import Exchange
 from start_llm.api.common.fields import word
 from start_llm.api.common.request import agent_of
@@ -62,7 +62,7 @@ class Dialects:
         return self._begin(read_completion(inbound, self.settings, self.service), inbound)
 
     def messages(self, inbound: Request) -> Exchange:
-        return self._begin(read_messages(inbound, self.settings, self.service), inbound)
+        return self._begin(read_messages(inbound, self.settings, self.service), inbound).edited()
 
     def ollama_chat(self, inbound: Request) -> Exchange | Reply:
         answer = read_ollama_chat(inbound, self.settings, self.service)
@@ -82,9 +82,11 @@ class Dialects:
 
     def count_tokens(self, inbound: Request) -> Reply:
         exchange = read_messages(inbound, self.settings, self.service)
-        request = self._named(exchange.request, inbound)
-        count = self.service.count_tokens(request)
-        return Reply(sse.dumps({"input_tokens": scaled(count, self.service.context_scale(request.model))}))
+        exchange = replace(exchange, request=self._named(exchange.request, inbound))
+        body: dict[str, Any] = {"input_tokens": exchange.edited().tokens()}
+        if exchange.edits:
+            body["context_management"] = {"original_input_tokens": exchange.tokens()}
+        return Reply(sse.dumps(body))
 
     def count_response_tokens(self, inbound: Request) -> Reply:
         count = self.service.count_tokens(self._named(self._response(inbound).request, inbound))
@@ -92,7 +94,10 @@ class Dialects:
 
     def explain(self, inbound: Request) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""
-        report = self.service.explain(self._named(self._any(inbound).request, inbound))
+        exchange = self._any(inbound)
+        exchange = replace(exchange, request=self._named(exchange.request, inbound))
+        exchange = exchange.edited() if isinstance(exchange, MessagesExchange) else exchange
+        report = self.service.explain(exchange.request)
         now = self.service.health()
         body = report.as_dict() | {"running": now.running, "queued": now.queued}
         return Reply(sse.dumps(body), headers={CACHE_HEADER: report.header()})

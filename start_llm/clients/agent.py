@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,5 +95,7 @@ def reminder(name: str, place: str) -> Declared:
     return rule(name, "state", place, r"<system-reminder>", closes=r"</system-reminder>")
 
 
-CLEARED = rule("cleared_result", "cleared", "whole", r"\[Old tool result content cleared\]\s*\Z", role="tool")
-"""A rule for what several agents put in the place of an old tool result."""
+CLEARED_RESULT = "[Old tool result content cleared]"
+"""What several agents, and this server where an agent asks it to, put in the place of an old tool result."""
+
+CLEARED = rule("cleared_result", "cleared", "whole", re.escape(CLEARED_RESULT) + r"\s*\Z", role="tool")

@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from start_llm.clients import CLIENTS
+from start_llm.clients.agent import CLEARED
 from start_llm.core.messages import Message
 from start_llm.core.paths import expanded
 
@@ -89,7 +90,8 @@ class _File(BaseModel):
     client: tuple[ClientRules, ...]
 
 
-UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=(), habits=())
+# Any client may have this server clear results (`context_management`), in the words that agents use for it themselves.
+UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=(Rule.model_validate(CLEARED),), habits=())
 
 BUILT_IN = tuple(ClientRules.model_validate(client.requests) for client in CLIENTS.values() if client.requests)
 

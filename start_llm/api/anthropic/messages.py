@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
+from start_llm.api.anthropic import context
 from start_llm.api.common import fields, parts
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
 from start_llm.api.common.request import request_of, stop_of
@@ -59,6 +60,7 @@ class MessagesBody(fields.SamplingBody):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
 
 
 def read_messages(inbound: Request, settings: Settings, service: Service) -> MessagesExchange:
@@ -79,7 +81,8 @@ def read_messages(inbound: Request, settings: Settings, service: Service) -> Mes
     )
     effort = request.reasoning_effort or (body.output_config.effort if body.output_config else None)
     # In this API silence means no thinking: clients that do not ask expect text in the first block.
-    return MessagesExchange(replace(request, thinking=bool(request.thinking), reasoning_effort=effort), service)
+    request = replace(request, thinking=bool(request.thinking), reasoning_effort=effort)
+    return MessagesExchange(request, service, context.edits_of(body.context_management))
 
 
 def _system(system: Any) -> tuple[Message, ...]:
@@ -313,8 +316,33 @@ def usage_body(usage: ev.Usage, report: CacheReport, scale: float) -> dict[str, 
     }
 
 
+@dataclass(frozen=True, slots=True)
 class MessagesExchange(Exchange):
-    """A message that is being answered."""
+    """A message that is being answered.
+
+    Attributes:
+        edits: what the client asks to be cleared; `edited` does it.
+        applied: what was cleared, as the answer says it; None where nothing was asked.
+    """
+
+    edits: tuple[context.Edit, ...] = ()
+    applied: tuple[dict[str, Any], ...] | None = None
+
+    def edited(self) -> MessagesExchange:
+        """With the conversation as its model shall see it. Waits for the model where tokens must be counted."""
+        if not self.edits:
+            return self
+
+        messages, applied = context.apply(self.request.messages, self.edits, self.tokens)
+        return replace(self, request=replace(self.request, messages=messages), applied=tuple(applied))
+
+    def tokens(self, messages: tuple[Message, ...] | None = None) -> int:
+        """Of the prompt that these messages make, or the request's own, as the client is told them."""
+        request = self.request if messages is None else replace(self.request, messages=messages)
+        return scaled(self.service.count_tokens(request), self.scale())
+
+    def told_edits(self) -> dict[str, Any]:
+        return {} if self.applied is None else {"context_management": {"applied_edits": list(self.applied)}}
 
     def scale(self) -> float:
         """What every count that the client is told is multiplied by; known once the model is loaded."""
@@ -333,6 +361,7 @@ class MessagesExchange(Exchange):
         return _message(self.request, content, usage_body(result.usage, result.report, self.scale())) | {
             "stop_reason": stop_reason(choice.finish_reason, choice.stop_sequence),
             "stop_sequence": choice.stop_sequence,
+            **self.told_edits(),
         }
 
     def writer(self) -> StreamWriter:
@@ -450,5 +479,6 @@ class MessageWriter(StreamWriter):
     def _end(self, done: ev.Done) -> bytes:
         head = self._start(done.report) + self._close_block()
         usage = usage_body(done.usage, done.report, self._exchange.scale())
-        delta = sse.event("message_delta", {"type": "message_delta", "delta": self._stop, "usage": usage})
+        said = {"type": "message_delta", "delta": self._stop, "usage": usage, **self._exchange.told_edits()}
+        delta = sse.event("message_delta", said)
         return head + delta + sse.event("message_stop", {"type": "message_stop"})

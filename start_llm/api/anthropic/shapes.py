@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import Field
 
@@ -59,8 +59,20 @@ class _MessageShape(TypedDict):
     stop_sequence: str | None
 
 
+class AppliedEditShape(TypedDict):
+    type: Literal["clear_tool_uses_20250919", "clear_thinking_20251015"]
+    cleared_input_tokens: int
+    cleared_tool_uses: NotRequired[int]
+    cleared_thinking_turns: NotRequired[int]
+
+
+class EditsShape(TypedDict):
+    applied_edits: list[AppliedEditShape]
+
+
 class MessageShape(_MessageShape):
     usage: MessageUsageShape
+    context_management: NotRequired[EditsShape]
 
 
 class BegunMessageShape(_MessageShape):
@@ -120,6 +132,7 @@ class MessageDeltaShape(TypedDict):
     type: Literal["message_delta"]
     delta: StopShape
     usage: MessageUsageShape
+    context_management: NotRequired[EditsShape]
 
 
 class PlainEventShape(TypedDict):
@@ -132,5 +145,10 @@ MessageEvent = Annotated[
 ]
 
 
+class OriginalTokensShape(TypedDict):
+    original_input_tokens: int
+
+
 class CountedTokensShape(TypedDict):
     input_tokens: int
+    context_management: NotRequired[OriginalTokensShape]
