@@ -23,6 +23,7 @@ from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.images.reader import ImageReader as ImageReader
+from start_llm.prompt.guard import CUT
 from start_llm.prompt.pipeline import Prepared
 
 log = logging.getLogger(__name__)
@@ -126,5 +127,5 @@ class ChatService:
 def _text(request: ChatRequest, prepared: Prepared) -> str:
     """What the model reads, as text."""
     if not prepared.raw:
-        return prepared.rendering.text
+        return prepared.rendering.text.replace(CUT, "")
     return request.prompt if isinstance(request.prompt, str) else str(list(prepared.prompt.tokens))

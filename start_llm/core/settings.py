@@ -226,6 +226,8 @@ class Settings(BaseModel):
     # Cache
     cache_drift_policy: Literal["append", "strict"] = "append"
     """append: what was shown stays, changes come in a note; strict: the client's bytes."""
+    allow_control_tokens: bool = False
+    """Let text of messages become control tokens, for clients that send them on purpose (fill-in-the-middle)."""
     cache_rules_file: Annotated[Path | None, OffOr] = None
     """TOML file with more clients and rules."""
     cache_memory_bytes: Annotated[int | None, OffOr] = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from start_llm.core.jsontext import whole_characters
 from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.prompt.guard import NOTHING, Guard
 from start_llm.prompt.reading import call_id, call_numbers, leading_systems
 from start_llm.prompt.traits import Traits
 
@@ -30,21 +31,23 @@ _TOOLS_OUTRO = (
 class Fitter:
     """Makes OpenAI-style dictionaries for one template. Stateless after construction, so thread-safe."""
 
-    def __init__(self, traits: Traits, *, preserve_thinking: bool) -> None:
+    def __init__(self, traits: Traits, *, preserve_thinking: bool, guard: Guard = NOTHING) -> None:
         self.traits = traits
         self._preserve = preserve_thinking
+        self._guard = guard
 
     def fit(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Dicts, Dicts | None]:
         """The conversation as dictionaries that this template can show, and its tools."""
+        messages = [self._guard.message(message) for message in messages]
         lead = leading_systems(messages)
         if lead and not self.traits.systems:
             joined = "\n\n".join(message.content for message in messages[:lead])
-            messages, lead = (Message("system", joined), *messages[lead:]), 1
+            messages, lead = [Message("system", joined), *messages[lead:]], 1
         names = {call_id(call.id): call.name for message in messages for call in message.tool_calls}
         if not self.traits.many_calls:
-            messages = interleaved(messages)
+            messages = [*interleaved(messages)]
         dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
-        functions: Dicts | None = [tool.as_function() for tool in tools] or None
+        functions: Dicts | None = [self._guard.function(tool) for tool in tools] or None
         if functions is not None and not self.traits.tools:
             _add_system(dicts, _tools_as_text(functions))
             functions = None
@@ -103,37 +106,37 @@ class Fitter:
                 # The template knows no reasoning but shows what the content says.
                 content = f"<think>\n{message.reasoning.strip()}\n</think>\n\n{content.lstrip()}"
         if message.tool_calls and traits.calls is None:
-            content = "\n".join([*([content] if content else []), *map(_call_as_text, message.tool_calls)])
+            content = "\n".join([*([content] if content else []), *map(self._call_as_text, message.tool_calls)])
         elif message.tool_calls:
             result["tool_calls"] = [self._call(call) for call in message.tool_calls]
         result["content"] = content
         return result
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": self._arguments(call.arguments)}
+        function = {"name": self._guard.text(call.name), "arguments": self._arguments(call.arguments)}
         return {"type": "function", "id": self._call_id(call.id), "function": function}
 
     def _arguments(self, arguments: str) -> Any:
         if self.traits.calls == "string":
-            return arguments or "{}"
+            return self._guard.text(arguments) or "{}"
         try:
             value = whole_characters(json.loads(arguments or "{}"))  # what they escape is text: no mark of an image
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            return value
+            return self._guard.value(value)
         # A model or client wrote what is no JSON object; it is shown as it is.
+        arguments = self._guard.text(arguments)
         return arguments if self.traits.string_too else {"arguments": arguments}
+
+    def _call_as_text(self, call: ToolCall) -> str:
+        name, arguments = (self._guard.text(text) for text in (json.dumps(call.name), call.arguments or "{}"))
+        return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def _tools_as_text(functions: Dicts) -> str:
     """What a system text says of them where the template has no place for tools."""
     return _TOOLS_INTRO + "\n".join(json.dumps(function, ensure_ascii=False) for function in functions) + _TOOLS_OUTRO
-
-
-def _call_as_text(call: ToolCall) -> str:
-    block = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}'
-    return f"<tool_call>\n{block}\n</tool_call>"
 
 
 def _add_system(dicts: Dicts, text: str) -> None:

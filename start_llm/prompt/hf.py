@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from start_llm.core.prompt import FIRST_IMAGE_ID
+from start_llm.prompt.guard import CUT
 from start_llm.prompt.traits import VARIABLE, TemplateError
 
 _TRIED = (
@@ -23,6 +24,8 @@ _TRIED = (
     "a\r\n\x00",
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_MARKUP = re.compile(r"<[/|\uff5c]?[^\s<>]+>|\[/?[A-Z_]+\]")  # what looks like a control token
+_LEADS = ("", "\n", "a\n", ".")  # texts behind which the rest of a cut text is encoded as if nothing was before
 _ASKS = re.compile(r"\bstrftime_now\s*\(")
 _FORMAT = re.compile(r"""\bstrftime_now\s*\(\s*(['"])([^'"\\]*)\1\s*\)""")
 # The line break goes with the block before it, so the template itself begins a line as always.
@@ -43,6 +46,12 @@ class HFTemplate:
         self._tokenizer = tokenizer
         own = getattr(tokenizer, "chat_template", None) or getattr(tokenizer, "has_chat_template", False)
         self._override = chat_template or (None if own else PLAIN_CHATML)
+
+    @property
+    def source(self) -> str | None:
+        """The text of all templates; None for one that is code."""
+        own = self._override or getattr(self._tokenizer, "chat_template", None)
+        return "\n".join(own.values()) if isinstance(own, dict) else own
 
     def render(
         self,
@@ -105,6 +114,7 @@ class HFTokenizer:
         unknown = [name for name in getattr(tokenizer, "all_special_tokens", []) if name not in special]
         special.update((name, int(tokenizer.convert_tokens_to_ids(name))) for name in unknown)
         self.special_tokens: dict[str, int] = special  # text to id
+        self._added = [token.content for token in added.values() if not token.special]
         if eos_ids is None:
             own = getattr(tokenizer, "eos_token_ids", None) or getattr(tokenizer, "eos_token_id", None)
             eos_ids = [own] if isinstance(own, int) else list(own or ())
@@ -112,16 +122,49 @@ class HFTokenizer:
         # In characters, at least 1. Some count bytes: never less than characters.
         self.longest_token: int = max(map(len, tokenizer.get_vocab()), default=1)
         self._backend = _backend(tokenizer, special)
+        self._lead = next((lead for lead in _LEADS if self._goes_on_behind(lead)), "")
+
+    def control_tokens(self, template: str | None) -> list[str]:
+        """Texts that become one token each, and that only this template may write: `Guard`'s names.
+
+        Tokenizers also have tokens for tags of HTML and for runs of blanks; these are no control tokens.
+        """
+        written = (name for name in self._added if template is None or name in template)
+        return [*self.special_tokens, *filter(_MARKUP.fullmatch, written)]
+
+    def _goes_on_behind(self, lead: str) -> bool:
+        """Whether the tokens behind those of `lead` are as in the middle of a text."""
+        first, rests = self.encode(lead), ("im_end|> x", "|im_end|>\n", "/s>", " a")
+        for rest in rests:
+            tokens = self.encode(lead + rest)
+            start = self.encode("a<")
+            if (
+                tokens[: len(first)] != first
+                or self.decode([*start, *tokens[len(first) :]]) != self.decode(start) + rest
+            ):
+                return False
+        return True
 
     def encode(self, text: str) -> list[int]:
-        """Nothing is added at either end; special tokens in the text become their ids."""
+        """Nothing is added at either end; special tokens in the text become their ids, but for those that are cut."""
         if not text.isascii():
+            if CUT in text:
+                return self._encode_cut(text)
             # JSON can carry half a surrogate pair, which has no UTF-8 form. One character stays one character.
             text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
         if self._backend is not None:
             # A batch of one: only then do other threads run meanwhile. A million characters take a second.
             return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def _encode_cut(self, text: str) -> list[int]:
+        """The parts between cuts, one behind the other."""
+        first, *rest = text.split(CUT)
+        skipped = len(self.encode(self._lead))
+        tokens = self.encode(first)
+        for part in rest:
+            tokens += self.encode(self._lead + part)[skipped:]
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text, special tokens included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from math import inf
 
 from start_llm.core.messages import Message
 from start_llm.core.report import Miss
+from start_llm.prompt.guard import CUT
 from start_llm.prompt.note import NOTE_CLOSE, NOTE_OPEN
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.reading import ChainEntry, MessageChain
@@ -46,12 +48,21 @@ def _offsets(text: str, messages: Sequence[Message]) -> list[int | None]:
     position = 0
     for message in messages:
         snippet = _snippet(message)
-        found = text.find(snippet, position) if snippet else -1
+        found = _find(text, snippet, position)
         offsets.append(found if found >= 0 else None)
         if found >= 0:
             own = snippet in message.content
             position = found + (len(message.content.strip()) if own else len(snippet))
     return offsets
+
+
+def _find(text: str, snippet: str, start: int) -> int:
+    """Where it stands, if need be with cuts in it; -1: nowhere."""
+    found = text.find(snippet, start) if snippet else -1
+    if found < 0 and snippet and CUT in text:
+        cut = re.compile(f"{CUT}?".join(map(re.escape, snippet))).search(text, start)
+        found = cut.start() if cut is not None else -1
+    return found
 
 
 def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[float]:

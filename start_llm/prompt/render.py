@@ -11,6 +11,7 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.messages import MARK, Message, Tool
 from start_llm.files.lru import Lru
 from start_llm.prompt.fit import Dicts, Fitter
+from start_llm.prompt.guard import NOTHING, Guard
 from start_llm.prompt.reading import digest_of, leading_systems
 from start_llm.prompt.textdiff import common_prefix
 from start_llm.prompt.traits import TemplateError, Traits
@@ -26,12 +27,21 @@ _KEPT = 256
 class Renderer:
     """Renders with one template. Thread-safe."""
 
-    def __init__(self, template: HFTemplate, traits: Traits, *, preserve_thinking: bool, images: bool = False) -> None:
+    def __init__(
+        self,
+        template: HFTemplate,
+        traits: Traits,
+        *,
+        preserve_thinking: bool,
+        images: bool = False,
+        guard: Guard = NOTHING,
+    ) -> None:
         """`images`: messages may hold marks of images; a template that takes parts is given their texts as parts."""
         self._template = template
         self.traits = traits
         self._preserve = preserve_thinking
-        self._fit = Fitter(traits, preserve_thinking=preserve_thinking).fit
+        self._guard = guard
+        self._fit = Fitter(traits, preserve_thinking=preserve_thinking, guard=guard).fit
         self._joins = images and self._takes_parts()
         self._suffixes: Lru[str, str] = Lru(_KEPT)
         self._heads: Lru[bytes, int] = Lru(_KEPT)
@@ -48,7 +58,7 @@ class Renderer:
             chosen["preserve_thinking"] = self._preserve
         if effort is not None:
             chosen["reasoning_effort"] = effort
-        chosen.update(extra)
+        chosen.update(self._guard.value(extra))
         return chosen
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> Rendering:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.messages import MARK, Picture
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, image_ids
+from start_llm.prompt.guard import CUT
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.probe import special_pattern
 from start_llm.prompt.textdiff import common_prefix
@@ -224,7 +225,8 @@ class Coder:
         if end is None:
             return None
         parts = ((answer.reasoning or "").strip(), answer.content.strip(), *(call.name for call in answer.tool_calls))
-        if not all(part in text[old.generation : end] for part in parts):
+        said = text[old.generation : end].replace(CUT, "")
+        if not all(part in said for part in parts):
             return None
         generated = self.without_end(path.node.answer_tokens)
         taken = len(old.tokens) + len(generated)

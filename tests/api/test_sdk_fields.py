@@ -13,9 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from anthropic.types.beta.message_create_params import MessageCreateParamsBase
-from openai.types.chat.completion_create_params import CompletionCreateParamsBase
-from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.http.routes import Request
@@ -28,10 +25,14 @@ from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 from tests.api.sdk_values import bodies
+from tests.lazy import Package
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 SETTINGS, SERVICE = Settings(_env_file=None), FakeService()  # type: ignore[call-arg]
 FOLDER = TemporaryDirectory()
+CHAT: Any = Package("openai.types.chat.completion_create_params")
+RESPONSES: Any = Package("openai.types.responses.response_create_params")
+MESSAGES: Any = Package("anthropic.types.beta.message_create_params")
 STORE = ResponsesStore(Path(FOLDER.name) / "responses").of("somebody")
 TOOL = {"type": "function", "function": {"name": "x"}}
 
@@ -51,10 +52,19 @@ def messages(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield body | {"messages": [message | {"role": "assistant"} for message in body["messages"]]}
 
 
-WALKS: dict[str, tuple[Any, Callable[..., Iterator[dict[str, Any]]], Callable[[Request], Any]]] = {
-    "Chat": (CompletionCreateParamsBase, chat, lambda sent: read_chat(sent, SETTINGS, SERVICE)),
-    "Responses": (ResponseCreateParamsBase, responses, lambda sent: read_responses(sent, SETTINGS, SERVICE, STORE)),
-    "Messages": (MessageCreateParamsBase, messages, lambda sent: read_messages(sent, SETTINGS, SERVICE)),
+# The library's type of a body, the forms in which it is sent, and what reads it.
+WALKS: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[dict[str, Any]]], Callable[[Request], Any]]] = {
+    "Chat": (lambda: CHAT.CompletionCreateParamsBase, chat, lambda sent: read_chat(sent, SETTINGS, SERVICE)),
+    "Responses": (
+        lambda: RESPONSES.ResponseCreateParamsBase,
+        responses,
+        lambda sent: read_responses(sent, SETTINGS, SERVICE, STORE),
+    ),
+    "Messages": (
+        lambda: MESSAGES.MessageCreateParamsBase,
+        messages,
+        lambda sent: read_messages(sent, SETTINGS, SERVICE),
+    ),
 }
 
 
@@ -62,7 +72,7 @@ def refusals(api: str) -> dict[str, StartLLMError]:
     """By field, without numbers."""
     kind, variants, read = WALKS[api]
     found: dict[str, StartLLMError] = {}
-    sent = [*bodies(kind)]
+    sent = [*bodies(kind())]
     assert len(sent) > 300
     for body in sent:
         errors = []

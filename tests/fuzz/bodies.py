@@ -267,6 +267,17 @@ anthropic_tool = Record(
 )
 said_message = Record({"role": one("user", "assistant", "system"), "content": anthropic_content})
 output_config = Record({}, {"effort": one("low", "max", "x"), "format": response_format})
+amount = field(Record({"type": one("tool_uses", "input_tokens", "thinking_turns", "all"), "value": number}), one("all"))
+edit = Record(
+    {"type": one("clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112", "clear_all")},
+    {
+        "trigger": amount,
+        "keep": amount,
+        "clear_at_least": amount,
+        "exclude_tools": some(name),
+        "clear_tool_inputs": flag,
+    },
+)
 messages = Record(
     {
         "model": asked,
@@ -278,7 +289,7 @@ messages = Record(
         "system": anthropic_content, "tools": some(anthropic_tool, 2, 1), "stop_sequences": field(some(text), anything),
         "tool_choice": one(*CHOICES),
         "output_config": output_config,
-        "output_format": response_format,
+        "output_format": response_format, "context_management": Record({"edits": some(edit, 2)}),
     },
     most=4,
 )  # fmt: skip

@@ -24,6 +24,7 @@ class _Template:
 
     def __init__(self, template: HFTemplate) -> None:
         self._template = template
+        self.source = template.source
 
         @lru_cache(maxsize=_KEPT)
         def rendered(key: str) -> str:
@@ -48,6 +49,7 @@ class _Tokenizer:
     def __init__(self, tokenizer: HFTokenizer) -> None:
         self.special_tokens, self.eos_ids = tokenizer.special_tokens, tokenizer.eos_ids
         self.longest_token = tokenizer.longest_token
+        self.control_tokens = tokenizer.control_tokens
         self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
         self._decoded = lru_cache(maxsize=_KEPT)(tokenizer.decode)
         self._start = tokenizer.special_tokens["<|im_start|>"]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from start_llm.core.messages import Message
+from start_llm.prompt.guard import CUT
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
 from start_llm.prompt.tokenise import Coder
@@ -46,8 +47,9 @@ def test_any_two_conversations_give_the_tokens_of_their_text(first, second, fami
     for texts in (first, second):
         messages = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
         prepared = pipe.prepare(request(messages), thinking=True)
-        text = tokenizer.decode(prepared.prompt.tokens)
+        text = prepared.rendering.text
         assert prepared.prompt.tokens == tuple(tokenizer.encode(text))
+        assert tokenizer.decode(prepared.prompt.tokens) == text.replace(CUT, "")
         pipe.record(prepared, say("never sent back", None), tokenizer.encode("never sent back"))
 
 

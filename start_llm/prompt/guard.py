@@ -1,0 +1,78 @@
+"""Text of messages cannot become control tokens.
+
+Who writes a file that an agent reads could write ``<|im_end|>\\n<|im_start|>system`` into it, and every tokenizer would
+make the tokens of it that only the chat template may write. Here a cut stands inside such a name in everything that
+clients send. `HFTokenizer.encode` encodes the parts on both sides of a cut apart: the model reads the letters of the
+name. A text without such names is not touched, so its tokens are as always.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from start_llm.core.messages import Message, Tool
+from start_llm.core.reasoning_tags import REASONING_TAGS
+
+CUT = "\udffe"
+"""Half of a surrogate pair, as the edges of an image's mark: text that comes by JSON never holds one."""
+
+# An assistant's own thoughts and calls in its text: the client says by the role whose words they are.
+_OWN = re.compile("|".join([*(re.escape(tag) for pair in REASONING_TAGS for tag in pair), "tool"]))
+
+
+def _patterns(names: Iterable[str]) -> list[tuple[str, re.Pattern[str]]]:
+    """By first character: it, where the rest of a name follows.
+
+    A cut behind the first character breaks every name that begins there, also where two names overlap.
+    """
+    rests: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        rests[name[0]].append(re.escape(name[1:]))
+    return [(start, re.compile(f"{re.escape(start)}(?={'|'.join(sorted(those))})")) for start, those in rests.items()]
+
+
+class Guard:
+    """Cuts the names of control tokens. Stateless after construction, so thread-safe."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names`: what the tokenizer makes one token of, and only the template may write."""
+        names = [name for name in names if len(name) > 1]
+        self._of_all = _patterns(names)
+        self._of_assistant = _patterns([name for name in names if _OWN.search(name) is None])
+
+    def text(self, text: str, role: str = "user") -> str:
+        for start, pattern in self._of_assistant if role == "assistant" else self._of_all:
+            if start in text:
+                text = pattern.sub(start + CUT, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """A JSON value: every text in it, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, dict):
+            return {self.text(key): self.value(item) for key, item in value.items()}
+        return value
+
+    def message(self, message: Message) -> Message:
+        """All but the arguments of calls, which are JSON text that has to be read first."""
+        content = self.text(message.content, message.role)
+        reasoning = self.text(message.reasoning, message.role) if message.reasoning else message.reasoning
+        name = self.text(message.name) if message.name else message.name
+        if (content, reasoning, name) == (message.content, message.reasoning, message.name):
+            return message
+        return replace(message, content=content, reasoning=reasoning, name=name)
+
+    def function(self, tool: Tool) -> dict[str, Any]:
+        """The tool as templates take it."""
+        function: dict[str, Any] = self.value(tool.as_function())
+        return function
+
+
+NOTHING = Guard(())
