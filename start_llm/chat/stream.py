@@ -126,7 +126,7 @@ class ChatStream:
             whole=not self._request.stream,
             choice=index,
         )
-        detokenizer = Detokenizer(self._model.detokenizer())
+        detokenizer = Detokenizer(self._model.detokenizer(), raw=bool(self._prepared.request.begun))
         return ChoiceParser(index, parser, detokenizer, work_id, single_call=not self._request.parallel_tool_calls)
 
     def submit(self, constraint: Constraint | None, max_tokens: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Picture, Tool
 
 Dialect = Literal[
@@ -75,6 +76,7 @@ class ChatRequest:
     n: int = 1
     logprobs: int | None = None  # ``None``: none; N: the chosen token's and the N likeliest ones'
     stream: bool = False
+    begun: str = ""  # how the answer begins: the client's own last message, which is no more in `messages`
     prompt: str | tuple[int, ...] | None = None  # raw text (or token ids) for ``completions``; ``None`` otherwise
     echo: bool = False
     thinking: bool | None = None  # ``None`` lets `DEFAULT_THINKING` decide
@@ -97,6 +99,29 @@ class ChatRequest:
         Two clients may choose the same name, and ask the same question: neither shows that they are one.
         """
         return None if self.session is None else json.dumps([self.owner, self.session])
+
+
+def begun_by_client(request: ChatRequest) -> ChatRequest:
+    """The request with its last message as the beginning of the answer, if that is text of the assistant.
+
+    Raises BadRequest: an answer in a format, or one that must be a call, begins with it; nothing stands before it.
+    """
+    last = request.messages[-1] if request.messages else None
+    if last is None or last.role != "assistant" or last.tool_calls or not last.content:
+        return request
+    place = f"messages[{len(request.messages) - 1}]"
+    wrong = ""
+    if last.reasoning:
+        wrong = "the answer continues this message, so it cannot have reasoning of its own"
+    elif request.response_format.kind != "text":
+        wrong = "an answer in a response format cannot continue a message; leave one of the two out"
+    elif request.tool_choice.mode in ("required", "named"):
+        wrong = "an answer that must be a call cannot continue a message; leave one of the two out"
+    elif len(request.messages) == 1:
+        wrong = "the answer continues this message, and no other message stands before it"
+    if wrong:
+        raise BadRequest(f"{place}: {wrong}.", param=place)
+    return replace(request, messages=request.messages[:-1], begun=last.content)
 
 
 # --- side requests: what an agent asks the main model beside its conversation (a title, a commit message) ---

@@ -194,7 +194,7 @@ class Composer:
             began = view.base.node.clock if view.base is not None else None
             clock = replace(clock, moment=began or clock.moment)
             variables = {**variables, VARIABLE: clock}
-        text = self.renderer.render(view.messages, view.tools, variables)
+        text = self.renderer.render(view.messages, view.tools, variables, request.begun)
         stem = view.base or stem
         rendering = self.coder.code(text, stem, answered=view.base is not None)
         images = self.spans(request, rendering)

@@ -15,7 +15,7 @@ from start_llm.core.errors import BadRequest, ContextLengthExceeded
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
-from start_llm.core.request import ChatRequest
+from start_llm.core.request import ChatRequest, begun_by_client
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.compose import Composer
@@ -96,7 +96,9 @@ class Pipeline:
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         self._composer.length.check([message.content for message in request.messages])
-        return self._composer.compose(self._composer.read(request, thinking=thinking))
+        request = begun_by_client(request)
+        query = self._composer.read(request, thinking=thinking and not request.begun)
+        return self._composer.compose(query)
 
     def _raw_tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -146,7 +148,8 @@ class Pipeline:
         transient = [view.messages[-1]] if view.transient else []
         kept = view.messages[: len(view.messages) - len(transient)]
         try:
-            expected = [*kept, answer, *followers(answer, transient)]
+            whole = prepared.whole(answer)
+            expected = [*kept, whole, *followers(whole, transient)]
             text = self._composer.renderer.render(expected, view.tools, dict(prepared.variables))
         except BadRequest:
             return None
@@ -170,7 +173,7 @@ class Pipeline:
         if prepared.raw:
             return [(*prepared.prompt.tokens, *tokens)]
         try:
-            return self._plain.of(prepared, answer)
+            return self._plain.of(prepared, prepared.whole(answer))
         except (BadRequest, ContextLengthExceeded):
             return []
 
@@ -181,7 +184,8 @@ class Pipeline:
         )
         spoken = " ".join([answer.content, *(call.arguments for call in answer.tool_calls)])
         count = self._composer.count_tokens(spoken)
-        node = prepared.node_of(answer, tokens if says else (), count, keep=not self._composer.strict)
+        whole = prepared.whole(answer)
+        node = prepared.node_of(whole, tokens if says else (), count, keep=not self._composer.strict)
         return extended(prepared.stem, node, prepared.rendering)
 
     # --- figures ------------------------------------------------------------

@@ -38,6 +38,11 @@ class Prepared:
         """The request is no conversation: its text is the prompt (`completions`)."""
         return self.request.prompt is not None
 
+    def whole(self, answer: Message) -> Message:
+        """The answer with the beginning that its client wrote: what stands in the next request."""
+        begun = self.request.begun
+        return replace(answer, content=begun + answer.content) if begun else answer
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines of the update note that was added."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.messages import MARK, Message, Tool
 from start_llm.files.lru import Lru
 from start_llm.prompt.fit import Dicts, Fitter
-from start_llm.prompt.guard import NOTHING, Guard
+from start_llm.prompt.guard import CUT, NOTHING, Guard
 from start_llm.prompt.reading import digest_of, leading_systems
 from start_llm.prompt.textdiff import common_prefix
 from start_llm.prompt.traits import TemplateError, Traits
@@ -61,8 +62,13 @@ class Renderer:
         chosen.update(self._guard.value(extra))
         return chosen
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> Rendering:
-        """Text with the generation prompt; no tokens yet. Raises BadRequest: the template refuses the conversation."""
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any], begun: str = ""
+    ) -> Rendering:
+        """Text with the generation prompt, and how the answer begins; no tokens yet.
+
+        Raises BadRequest: the template refuses the conversation, or begins every answer with thoughts.
+        """
         dicts, functions = self._fit(messages, tools)
         if self._joins:
             dicts = [{**each, "content": _parts(each.get("content"))} for each in dicts]
@@ -72,7 +78,15 @@ class Renderer:
             generation = len(text) - len(suffix)
         else:
             generation = common_prefix(text, self._text(dicts, functions, False, variables))
-        return Rendering(text, generation, self._head(text, messages, tools, variables))
+        rendering = Rendering(text, generation, self._head(text, messages, tools, variables))
+        if not begun:
+            return rendering
+        if rendering.in_reasoning:
+            why = "this model begins each answer with its thoughts, so it cannot continue one"
+            place = f"messages[{len(messages)}]"
+            raise BadRequest(f"{place}: {why}; end with a message of the user or a tool.", param="messages")
+        # A cut: the tokens before it are those behind which the model itself would begin.
+        return replace(rendering, text=text + CUT + self._guard.text(begun, "assistant"))
 
     def _takes_parts(self) -> bool:
         """Whether the template takes a message's content as a list of text parts."""

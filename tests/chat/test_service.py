@@ -75,7 +75,7 @@ def stream_of(
     service, engine = Service(), FakeEngine()
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     model = SimpleNamespace(pipeline=service, recorder=service, style=style, detokenizer=lambda: None)
-    prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, rendering=Rendering("", 0))
+    prepared = SimpleNamespace(request=request, prompt=Prompt((1, 2)), session=None, rendering=Rendering("", 0))
     stream = ChatStream(engine, service, request, model, prepared, poll)  # type: ignore[arg-type]
     parser = OutputParser(style, tools=TOOLS, stop=stop)
     choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]

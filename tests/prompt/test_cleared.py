@@ -119,7 +119,7 @@ def test_the_result_of_another_conversation_is_not_taken_for_it():
 def test_of_two_results_of_one_call_none_is_taken_for_it():
     client = Client("chatml", pipeline("chatml"))
     conversation(client, turns=1)
-    client.messages[3] = replace(result(5), tool_call_id=numbered(0))
+    client.messages[3:] = [replace(result(5), tool_call_id=numbered(0))]
     client.ask()
     client.answer(say("Done again."))
     client.messages[3] = Message("tool", CLEARED, tool_call_id=numbered(0))
