@@ -122,7 +122,15 @@ class HFTokenizer:
         # In characters, at least 1. Some count bytes: never less than characters.
         self.longest_token: int = max(map(len, tokenizer.get_vocab()), default=1)
         self._backend = _backend(tokenizer, special)
+        whole, alone = [int(token) for token in tokenizer.encode("a")], self.encode("a")
+        # What stands behind a text ends it; a prompt goes on.
+        self._front = next((whole[:at] for at in range(len(whole)) if whole[at : at + len(alone)] == alone), [])
         self._lead = next((lead for lead in _LEADS if self._goes_on_behind(lead)), "")
+
+    def encode_raw(self, text: str) -> list[int]:
+        """A prompt without a template: behind what the tokenizer's own rule puts in front (BOS), which comes once."""
+        tokens = self.encode(text)
+        return tokens if tokens[: len(self._front)] == self._front else [*self._front, *tokens]
 
     def control_tokens(self, template: str | None) -> list[str]:
         """Texts that become one token each, and that only this template may write: `Guard`'s names.

@@ -103,7 +103,7 @@ class Pipeline:
     def _raw_tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             self._composer.length.check((prompt,))
-            prompt = tuple(self._tokenizer.encode(prompt))
+            prompt = tuple(self._tokenizer.encode_raw(prompt))
         if not prompt:
             raise BadRequest("prompt is empty; at least one token is needed", param="prompt")
         return prompt

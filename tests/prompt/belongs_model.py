@@ -50,6 +50,7 @@ class _Tokenizer:
         self.special_tokens, self.eos_ids = tokenizer.special_tokens, tokenizer.eos_ids
         self.longest_token = tokenizer.longest_token
         self.control_tokens = tokenizer.control_tokens
+        self.encode_raw = tokenizer.encode_raw
         self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
         self._decoded = lru_cache(maxsize=_KEPT)(tokenizer.decode)
         self._start = tokenizer.special_tokens["<|im_start|>"]
