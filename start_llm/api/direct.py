@@ -49,6 +49,7 @@ class ChatFields(TypedDict, total=False):
     logit_bias: Mapping[str, float]
     seed: int
     drafts: bool
+    repetition_guard: bool
     user: str
     session_id: str
     adapter: str

@@ -7,10 +7,11 @@ Runs on HTTP threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -38,18 +39,22 @@ from start_llm.core.work import Constraint, Submit, ThinkingLimit
 from start_llm.engine.thread import EngineThread
 from start_llm.files.lru import Lru
 from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending, RawChoiceParser
+from start_llm.parsing.repetition import RepetitionGuard
 from start_llm.parsing.stream import OutputParser, RawParser
 from start_llm.prompt.pipeline import Prepared
+
+log = logging.getLogger(__name__)
 
 _CUT_EMPTY = (
     "The answer took longer than GENERATION_WATCHDOG_SECONDS and was cut before there was any text or call of it. "
     "Allow more time, or less thinking."
 )
+_CUTS = {Ending.WATCHDOG: "watchdog", Ending.REPETITION: "repetition"}
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
 _REPORTS, _BACKGROUNDS = 1000, 300  # kept; the oldest go first
 
-# (choice, event); no event: the stream was closed
+# (choice and work, see `ChatStream._tag`; event); no event: the stream was closed
 _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
 
 
@@ -68,13 +73,13 @@ class RecentReports:
 
 
 class _Tagged:
-    """A sink that says which choice an event belongs to."""
+    """A sink that says which choice, and which work for it, an event belongs to."""
 
-    def __init__(self, queue: _Queue, choice: int) -> None:
-        self._queue, self._choice = queue, choice
+    def __init__(self, queue: _Queue, tag: int) -> None:
+        self._queue, self._tag = queue, tag
 
     def put(self, event: EngineEvent, /) -> None:
-        self._queue.put((self._choice, event))
+        self._queue.put((self._tag, event))
 
 
 class ChatStream:
@@ -110,6 +115,11 @@ class ChatStream:
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
+        self._constraint: Constraint | None = None
+        self._max_tokens = 0
+        self._works = [0] * request.n  # by choice: how often its work was begun anew
+        self._carried = 0  # prompt tokens computed for works that were given up
+        self._repeated = 0
         self._fresh: set[int] = set()  # see `Pipeline.sent`
 
     def _choice(self, index: int) -> ChoiceParser:
@@ -127,36 +137,52 @@ class ChatStream:
             choice=index,
         )
         detokenizer = Detokenizer(self._model.detokenizer(), raw=bool(self._prepared.request.begun))
-        return ChoiceParser(index, parser, detokenizer, work_id, single_call=not self._request.parallel_tool_calls)
+        guard = RepetitionGuard(self._text_of) if self._request.sampling.repetition_guard else None
+        single = not self._request.parallel_tool_calls
+        return ChoiceParser(index, parser, detokenizer, work_id, single_call=single, guard=guard)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self._model.token_text, tokens))
 
     def submit(self, constraint: Constraint | None, max_tokens: int) -> None:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
-        sampling = self._request.sampling
+        self._constraint, self._max_tokens = constraint, max_tokens
         for choice in self._choices:
-            seed = None if sampling.seed is None else sampling.seed + choice.index
-            work = Submit(
-                id=choice.work_id,
-                prompt=self._prepared.prompt,
-                sampling=replace(sampling, seed=seed),
-                max_tokens=max_tokens,
-                sink=_Tagged(self._queue, choice.index),
-                logprobs=self._request.logprobs,
-                constraint=constraint,
-                thinking=self._thinking_limit(),
-                views=None if self._model.views is None else partial(self._model.views, self._request.messages),
-                session=self._prepared.session,
-                owner=self._request.owner,
-                conversation=self._request.conversation,
-                one_shot=self._prepared.one_shot and len(self._prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
-                model=self._model.model,
-            )
             try:
-                self._engine.submit(work)
+                self._engine.submit(self._work(choice))
             except StartLLMError:
                 for other in self._choices:
                     self._engine.cancel(other.work_id)
                 raise
         self._fresh = self._model.pipeline.sent(self._prepared)
+
+    def _work(self, choice: ChoiceParser) -> Submit:
+        sampling = self._request.sampling
+        seed = None if sampling.seed is None else sampling.seed + choice.index
+        return Submit(
+            id=choice.work_id,
+            prompt=self._prepared.prompt,
+            sampling=replace(sampling, seed=seed),
+            max_tokens=self._max_tokens,
+            sink=_Tagged(self._queue, self._tag(choice)),
+            logprobs=self._request.logprobs,
+            constraint=self._constraint,
+            thinking=self._thinking_limit(),
+            views=None if self._model.views is None else partial(self._model.views, self._request.messages),
+            session=self._prepared.session,
+            owner=self._request.owner,
+            conversation=self._request.conversation,
+            one_shot=self._prepared.one_shot and len(self._prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
+            model=self._model.model,
+        )
+
+    def _tag(self, choice: ChoiceParser) -> int:
+        return choice.index + len(self._works) * self._works[choice.index]
+
+    def _of_tag(self, tag: int) -> ChoiceParser | None:
+        """The choice that an event is for; None: it is of a work that was given up."""
+        choice = self._choices[tag % len(self._works)]
+        return choice if self._tag(choice) == tag else None
 
     def _thinking_limit(self) -> ThinkingLimit | None:
         budget, tags = self._request.thinking_budget, self._model.think_tokens
@@ -180,12 +206,13 @@ class ChatStream:
             # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
             left = self._last_sent + self._poll - time.monotonic()
             try:
-                index, news = self._queue.get(timeout=max(left, 0.0))
+                tag, news = self._queue.get(timeout=max(left, 0.0))
             except Empty:
                 self._watch()
                 continue
-            if news is not None:
-                self._handle(self._choices[index], news)
+            choice = self._of_tag(tag)
+            if news is not None and choice is not None:
+                self._handle(choice, news)
             if left <= 0 and not self._ready:
                 self._ready.append(self._progress)
         raise StopIteration
@@ -255,9 +282,35 @@ class ChatStream:
             self._answering = True
             self._computed = max(self._computed, self._planned.computed)
             self._ready.append(FirstToken())
+        thinks = choice.parser.in_reasoning
         self._ready.extend(choice.sampled(event.token, event.logprob))
         if choice.ending is not None and not ended:
             self._engine.cancel(choice.work_id)
+        if choice.repeats and not ended:
+            self._repeats(choice, thinks and choice.parser.in_reasoning)
+
+    def _repeats(self, choice: ChoiceParser, thinks: bool) -> None:
+        """It is ended, or, once, its reasoning is closed and the answer begins: behind two periods of what repeats."""
+        period, tags = choice.repeats, self._model.think_tokens
+        self._repeated, choice.repeats = period, 0
+        log.warning("%s repeats %d tokens again and again: it is ended", choice.work_id, period)
+        if not thinks or tags is None or self._constraint is not None or self._works[choice.index]:
+            return
+        self._works[choice.index] += 1
+        self._carried = self._computed if choice is self._first else self._carried
+        run = choice.guard.run(period) if choice.guard is not None else 0
+        kept = choice.said[: len(choice.said) - run + period]
+        choice.ending, choice.work_id = None, f"{choice.work_id}+"
+        self._ready.extend(choice.sampled(tags[1], None))
+        prompt = self._prepared.prompt
+        self._engine.submit(
+            replace(
+                self._work(choice),
+                prompt=replace(prompt, tokens=(*prompt.tokens, *kept, tags[1])),
+                max_tokens=max(1, self._max_tokens - choice.completion),
+                thinking=None,
+            )
+        )
 
     def _choice_done(self, choice: ChoiceParser, event: EngineDone) -> None:
         events = choice.finish(event.reason, event.tokens)
@@ -277,7 +330,7 @@ class ChatStream:
         for name in self._drafts:
             self._drafts[name] += getattr(report, name)
         if choice is self._first:
-            self._computed, self._seconds_prefill = report.computed, report.seconds_prefill
+            self._computed, self._seconds_prefill = self._carried + report.computed, report.seconds_prefill
 
     def _all_done(self) -> None:
         self._over = True
@@ -305,12 +358,14 @@ class ChatStream:
         until = time.monotonic() + patience
         while not all(choice.over for choice in self._choices):
             try:
-                index, event = self._queue.get(timeout=max(0.0, min(self._poll, until - time.monotonic())))
+                tag, event = self._queue.get(timeout=max(0.0, min(self._poll, until - time.monotonic())))
             except Empty:
                 if time.monotonic() >= until or self._lost():
                     break
                 continue
-            choice = self._choices[index]
+            choice = self._of_tag(tag)
+            if choice is None:
+                continue
             if isinstance(event, EngineDone | Failed):
                 self._count(choice, event.report)
             elif isinstance(event, Started | Progress):
@@ -331,7 +386,8 @@ class ChatStream:
             generated=sum(choice.completion for choice in choices),
             **self._drafts,
             seconds_prefill=self._seconds_prefill,
-            cut="watchdog" if any(choice.ending is Ending.WATCHDOG for choice in choices) else "",
+            cut=next((word for ending, word in _CUTS.items() if any(c.ending is ending for c in choices)), ""),
+            repeated=self._repeated,
         )
 
 

@@ -93,13 +93,17 @@ class CacheReport:
     seconds_queued: float = 0.0
     seconds_prefill: float = 0.0
     session: str = ""  # the conversation that the request was found to belong to
-    cut: str = ""  # why the answer ended early, where it is not the client's doing: ``watchdog``
+    cut: str = ""  # why the answer ended early, where it is not the client's doing: ``watchdog``, ``repetition``
+    repeated: int = 0  # tokens of the period in which the answer, or its reasoning, repeated itself until it was ended
     miss: Miss | None = None  # set where `computed` exceeds `new` by more than a block
 
     def as_dict(self, *, words: bool = True) -> dict[str, Any]:
-        """Plain JSON types; ``miss`` and ``cut`` are left out where there is none. `words`: what a miss quotes, too."""
+        """Plain JSON types; without ``miss``, ``cut`` and ``repeated`` where there is none.
+
+        `words`: what a miss quotes, too.
+        """
         data = asdict(self)
-        for name in ("miss", "cut"):
+        for name in ("miss", "cut", "repeated"):
             if not data[name]:
                 del data[name]
         if self.miss is not None:
@@ -109,7 +113,8 @@ class CacheReport:
     def plus(self, other: CacheReport) -> CacheReport:
         """Both requests as one: counts are sums, the rest is the other's where this one has nothing to say."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        return replace(other, **sums, miss=self.miss or other.miss, cut=self.cut or other.cut)
+        first = {name: getattr(self, name) or getattr(other, name) for name in ("miss", "cut", "repeated")}
+        return replace(other, **sums, **first)
 
     def header(self) -> str:
         """The value of ``x-start-llm-cache``."""

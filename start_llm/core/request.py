@@ -30,6 +30,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias) pairs
     seed: int | None = None  # ``None`` draws from the process's generator
+    repetition_guard: bool = True  # an answer that repeats itself is ended
     drafts: bool = True  # what may come next may be proposed and verified; it changes no word
     # names of fields that the client said nothing of
     left_open: frozenset[str] = field(default=frozenset(), compare=False)

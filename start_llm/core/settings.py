@@ -287,6 +287,8 @@ class Settings(BaseModel):
     """What drafts beside the conversation's own text: auto: the model's own head, one in a folder beside it, or a
     published one that start-llm pull has fetched (docs/drafts.md); off: nothing; else the folder or repository of a
     head, or of a small model with the same vocabulary."""
+    repetition_guard: bool = True
+    """End an answer that repeats itself for a thousand tokens and more; reasoning is closed, and the answer begins."""
     preserve_thinking: bool = True
     """Show old reasoning to the model where its template can."""
     generation_watchdog_seconds: Seconds = 600.0

@@ -23,7 +23,8 @@ AUDIT_FILE = "audit.sqlite3"
 DAY_SECONDS = 86_400
 MOST_ROWS = 1_000_000
 OUTCOMES = ("answered", "cut", "refused", "gone", "failed")
-"""``cut``: the watchdog ended the answer. ``refused``: the request was wrong. ``gone``: its client went away."""
+"""``cut``: the watchdog ended the answer, or it repeated itself. ``refused``: the request was wrong. ``gone``: its
+client went away."""
 GROUPS = {
     "client": "client",
     "model": "model",

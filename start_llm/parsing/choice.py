@@ -16,6 +16,7 @@ from start_llm.core.events import (
     ToolCallStarted,
 )
 from start_llm.core.messages import Message
+from start_llm.parsing.repetition import RepetitionGuard
 from start_llm.parsing.stream import OutputParser, RawParser
 
 _BROKEN = "\ufffd"
@@ -64,12 +65,14 @@ class Ending(Enum):
     CANCELLED = "cancelled"
     STOP_STRING = "a stop string of the client's came; the model had gone on"
     OTHERS_TURN = "the model began to write somebody else's turn"
+    REPETITION = "it repeats itself, and would go on"
     SECOND_CALL = "a second call came where one at most is allowed; it is not passed on"
 
 
 _FINISH_REASONS: dict[Ending | None, FinishReason] = {
     Ending.LIMIT: "length",
     Ending.WATCHDOG: "length",
+    Ending.REPETITION: "length",
     Ending.CANCELLED: "cancelled",
 }
 
@@ -83,6 +86,10 @@ class ChoiceParser:
     detokenizer: Detokenizer
     work_id: str  # the engine's name of it
     single_call: bool = False  # a second call ends the answer
+    guard: RepetitionGuard | None = None  # ends an answer that repeats itself
+    # `said`, `repeats`: all tokens so far, and the period in which their end repeats, once that is certain
+    said: list[int] = field(default_factory=list)
+    repeats: int = 0
     ending: Ending | None = None  # set as soon as nothing that is generated from there on belongs to the answer
     # `over`, `seen`: the engine has sent its final event; text or a call of it have been passed on
     over: bool = False
@@ -104,6 +111,9 @@ class ChoiceParser:
         if self.ending is not None:
             return []  # the model thread may be some tokens ahead, by a block of them if it drafts
         self.completion += 1
+        self.said.append(token)
+        if self.guard is not None and (period := self.guard.add(token)):
+            self.repeats, self.ending = period, Ending.REPETITION
         events = self._take(self.detokenizer.feed(token), logprob)
         if self.parser.in_reasoning or (events and all(isinstance(event, ReasoningDelta) for event in events)):
             self.reasoning += 1
@@ -118,7 +128,8 @@ class ChoiceParser:
         if self.ending is None:
             self.tokens = tokens
             events += self._take(self.detokenizer.finish(), None)
-        events += self._passed(self.parser.finish(cut=reason in {"length", "deadline"}))
+        cut = reason in {"length", "deadline"} or self.ending is Ending.REPETITION
+        events += self._passed(self.parser.finish(cut=cut))
         # Some endings show only at the end of the text. And what the client was not told must not stand in the next
         # prompt.
         if self.ending is not None or not self.parser.faithful:

@@ -18,7 +18,7 @@ from start_llm.core.protocol import SEAL, SESSION_FIELDS, thinking_signature
 
 ADAPTER = "adapter"
 EXTRA = "extra_body"
-_SAMPLING = ("drafts", "min_p", "repetition_penalty", "repetition_context_size", "thinking_budget")
+_SAMPLING = ("drafts", "repetition_guard", "min_p", "repetition_penalty", "repetition_context_size", "thinking_budget")
 _PLACES = (ADAPTER, "chat_template_kwargs", "enable_thinking", EXTRA)
 OWN_FIELDS = frozenset([*_SAMPLING, *_PLACES, *SESSION_FIELDS])
 """A test goes by all the fields that the dialects read."""

@@ -128,6 +128,7 @@ sampling: Fields = {
     "drafts": flag, "conversation_id": text, "chat_id": text, "safety_identifier": text,
     "reasoning": one({"effort": "low", "summary": "auto"}, {"enabled": False}, "high", {"generate_summary": True}),
     "stream_options": stream_options,
+    "repetition_guard": flag,
 }  # fmt: skip
 response_format = field(
     lambda tape: {"type": "text"},

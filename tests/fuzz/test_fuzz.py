@@ -158,7 +158,7 @@ def test_a_fault_is_found(name: str, served: World, plant: Any) -> None:
 def test_the_simplest_request_that_shows_a_fault_is_told(served: World, plant: Any) -> None:
     plant(FAULTS["an error that nobody foresaw"][0])
     with pytest.raises(Found, match="a field") as found:
-        fuzz(served, FEW, MOST_SECONDS, "faults")
+        fuzz(served, FEW, MOST_SECONDS, "simplest")
     shown = found.value.request
     body = json.loads(shown.body)
     assert "seed" in body and len(body["messages"]) == 1 and body["messages"][0]["content"] == "Hi"

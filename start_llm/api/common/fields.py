@@ -67,6 +67,7 @@ class SamplingBody(BodyModel):
     logit_bias: dict[str, Any] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     drafts: bool | None = None
+    repetition_guard: bool | None = None
 
 
 def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:

@@ -108,6 +108,7 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
         logit_bias=_logit_bias(body.logit_bias),
         seed=body.seed,
         drafts=pick(body.drafts, True),
+        repetition_guard=pick(body.repetition_guard, settings.repetition_guard),
         left_open=left_open,
     )
 

@@ -54,4 +54,5 @@ class CacheReportShape(TypedDict):
     seconds_prefill: float
     session: str
     cut: NotRequired[str]
+    repeated: NotRequired[int]
     miss: NotRequired[MissShape]
