@@ -42,6 +42,7 @@ class ModelHandle:
     eyes: Eyes | None = None  # of a model that is shown images; else a line of text stands for each of them
     # ids of the reasoning tags, where each is one token; else budgets are not enforced
     think_tokens: tuple[int, int] | None = None
+    efforts: tuple[str, ...] = ()  # that it was trained with; empty: not known
     # other forms of a request's tool results, in tokens, that drafts may be taken from
     views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
     model: str = ""  # its name for the model thread

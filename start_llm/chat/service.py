@@ -18,7 +18,7 @@ from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.stream import ChatStream, RecentReports, WaitingStream
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import CacheReport, StoredTree
-from start_llm.core.request import ChatRequest, ToolChoice
+from start_llm.core.request import ChatRequest, ToolChoice, with_known_effort
 from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
@@ -85,7 +85,7 @@ class ChatService:
             messages, pictures = self._images.told(request.messages), request.pictures
         else:
             messages, pictures = self._images.shown(request.messages, model.eyes.problem)
-        request = replace(request, messages=messages, pictures=pictures)
+        request = with_known_effort(replace(request, messages=messages, pictures=pictures), model.efforts)
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
         prepared = model.pipeline.prepare(request, thinking=thinking)
         if prepared.no_calls:

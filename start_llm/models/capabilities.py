@@ -32,6 +32,7 @@ from start_llm.models.tool_probe import ToolCallProbe
 from start_llm.prompt.traits import Traits
 
 Kind = Literal["text", "vision", "embeddings", "audio"]
+NO_TEMPLATE = "the model brings no chat template; plain ChatML is used, which it may not know"
 _AUDIO = ("whisper", "parakeet", "kokoro", "bark", "csm", "outetts", "voxtral", "wav2vec", "canary")
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernbert", "nomic-bert", "deberta")
 
@@ -53,6 +54,7 @@ class WritingHints:
     reasoning: str | None = None  # id of the reasoning style; ``tags``: `think_tags` are of no known style
     think_tags: tuple[str, str] | None = None  # what opens and closes a thought, where the tokenizer knows that
     budget: bool = False  # each of the tags is one token, so that thinking can be ended
+    template: bool = True  # the model brings a chat template
 
     def facts(self, family: Family) -> dict[str, Fact]:
         """Models of which nothing is known may still write ``<think>`` as text."""
@@ -124,6 +126,8 @@ class Capabilities:
         }
         if self.hints is not None:
             found |= self.hints.facts(family)
+            if not self.hints.template:
+                found["chat_template"] = Fact("plain ChatML", "built-in")
         if family.efforts:
             found["reasoning_effort"] = Fact(family.efforts, "family")
         if self.probe is not None:
@@ -154,6 +158,15 @@ class Capabilities:
     def decoding(self) -> DecodingCheck:
         """How its rows may be decoded. What was not checked may be used."""
         return (self.probe and self.probe.decoding) or DecodingCheck()
+
+    def report(self) -> list[tuple[str, str]]:
+        """For people, what requests do not get here as they may expect: topics, each with a line."""
+        found = []
+        if self.hints is not None and not self.hints.template:
+            found.append(("template", NO_TEMPLATE))
+        if self.hints is not None and self.hints.reasoning is not None and not self.hints.budget:
+            found.append(("thinking", "budgets are not kept: no token of its own ends the thoughts of this model"))
+        return [*found, *(("decoding", line) for line in self.decoding.report())]
 
     @cached_property
     def traits(self) -> Traits | None:

@@ -29,7 +29,8 @@ DEFAULT_REVISION = "main"
 _PREFIX = "models--"
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))(\w([\w.-]{0,94}\w)?/)?\w([\w.-]{0,94}\w)?(?<!\.git)", re.ASCII)
 """What the hub takes as a repository. Its own check (`huggingface_hub.utils`) costs every command its HTTP client."""
-_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
+OLDER_TEMPLATE = "chat_template.json"
+_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json", OLDER_TEMPLATE)
 
 
 @dataclass(frozen=True)
@@ -158,16 +159,28 @@ def is_embedded(source: str) -> bool:
     return Path(source).name.startswith(EMBEDDED_NAME)
 
 
-def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """What it can do, by its config and chat template."""
-    if is_embedded(str(folder)):
-        return ()  # its template is ours, and has room for what so small a model does not do
-    template = ""
+def has_template(folder: Path) -> bool:
+    """Whether the model's files have a chat template; also where they are not here yet, or there is no such folder."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return True
+    return (folder / _TEMPLATES[0]).is_file() or "chat_template" in _templates(folder)
+
+
+def _templates(folder: Path) -> str:
+    text = ""
     for name in _TEMPLATES:
         path = folder / name
         if path.exists():
             with path.open("rb") as file:
-                template += file.read(MOST_JSON_BYTES).decode("utf-8", errors="replace")
+                text += file.read(MOST_JSON_BYTES).decode("utf-8", errors="replace")
+    return text
+
+
+def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """What it can do, by its config and chat template."""
+    if is_embedded(str(folder)):
+        return ()  # its template is ours, and has room for what so small a model does not do
+    template = _templates(folder)
     thinks = any(sign in template for sign in ("<think>", "enable_thinking", "<|channel|>"))
     found = {"tools": "tools" in template, "reasoning": thinks, "images": "vision_config" in config}
     return tuple(name for name, there in found.items() if there)

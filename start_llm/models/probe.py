@@ -52,8 +52,8 @@ def probe_model(
         found = result
         yield from in_background(lambda: keep_probe(path, key, loaded.name, found))
     probed = replace(loaded, capabilities=loaded.capabilities.with_probe(result))
-    for line in probed.capabilities.decoding.report():
-        say(f"decoding  {line}")
+    for topic, line in probed.capabilities.report():
+        say(f"{topic:10}{line}")
     return probed
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from mlx_lm.utils import _tokenizer_defaults, load_config
 from transformers import AutoTokenizer
 
 from start_llm.models.capabilities import WritingHints, read_hints
+from start_llm.models.catalog import OLDER_TEMPLATE
+from start_llm.models.checkpoint import read_json
 from start_llm.parsing.calls import ExternalFormat
 
 
@@ -30,6 +33,8 @@ def read_tokenizer(folder: Path) -> Any:
     defaults = _tokenizer_defaults(folder) or {}
     eos = end_tokens(folder) or defaults.get("eos_token_ids")
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _older_template(folder)
     _keep_vocabulary(tokenizer)
     given = tokenizer.init_kwargs
     template, answers = _own_template(given, defaults, has_one=tokenizer.chat_template is not None)
@@ -57,7 +62,8 @@ def writing_hints(wrapper: Any) -> WritingHints:
     tokenizer = wrapper._tokenizer
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
     known = wrapper.init_kwargs.get("tool_parser_type") or "json_tools" if tool_format(wrapper) is not None else None
-    return read_hints(known, tokenizer.get_vocab(), tags, str(tokenizer.chat_template or ""))
+    hints = read_hints(known, tokenizer.get_vocab(), tags, str(tokenizer.chat_template or ""))
+    return replace(hints, template=bool(wrapper.has_chat_template))
 
 
 def tool_format(wrapper: Any) -> ExternalFormat | None:
@@ -65,6 +71,14 @@ def tool_format(wrapper: Any) -> ExternalFormat | None:
     if not wrapper.has_tool_calling or wrapper.tool_parser is None:
         return None
     return ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
+
+
+def _older_template(folder: Path) -> str | None:
+    """The chat template in ``chat_template.json``, where older models that see keep it. Raises ValueError: damaged."""
+    path = folder / OLDER_TEMPLATE
+    read = read_json(path) if path.is_file() else None
+    text = read.get("chat_template") if isinstance(read, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def end_tokens(folder: Path) -> int | list[int] | None:

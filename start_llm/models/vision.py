@@ -141,6 +141,8 @@ def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> tupl
         except Exception as error:  # a template can fail in every way that code can
             raise NotSupported(f"its chat template does not show images: {error}") from error
 
-    vision = VisionProcessor(processor, text=image_text(render), pad=pad, name=processor_name(folder))
+    # Plain ChatML shows what stands in a message: there an image is its token.
+    text = image_text(render) if wrapper.has_chat_template else str(inner.convert_ids_to_tokens(pad))
+    vision = VisionProcessor(processor, text=text, pad=pad, name=processor_name(folder))
     vision.places(64, 64)  # what the processor cannot do shows now, and not at the first image
     return model, wrapper, vision

@@ -182,6 +182,18 @@ def test_a_model_that_is_here(settings: Settings, tmp_path: Path) -> None:
         assert (finding.verdict, str(folder) in finding.text) == ("ok", True)
 
 
+def test_a_model_without_a_chat_template_is_told(settings: Settings, tmp_path: Path) -> None:
+    model = tmp_path / "bare"
+    model.mkdir()
+    for name in ("config.json", "tokenizer_config.json"):
+        (model / name).write_text("{}")
+    asked = settings.model_copy(update={"model_path": str(model)})
+    finding = doctor.check_model(asked)
+    assert finding.verdict == "note" and "plain ChatML" in finding.text
+    (model / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert doctor.check_model(asked).verdict == "ok"
+
+
 def test_disk_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     finding = doctor.check_disk(tmp_path / "not" / "yet")
     assert finding.verdict in {"ok", "note"}

@@ -25,8 +25,9 @@ from tests.models.lora import build_adapter, build_base, change
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
-def serve_once(settings: Settings) -> None:
-    """What happens to the table when the model is served."""
+def serve_once(settings: Settings) -> list[str]:
+    """What happens to the table when the model is served; what is told."""
+    said: list[str] = []
     loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
 
     def answer(tokens):
@@ -36,7 +37,8 @@ def serve_once(settings: Settings) -> None:
         yield 0.0
         return DecodingCheck(batches="its predictions differ by 14%")
 
-    at_once(probe_model(settings, loaded, answer, check, lambda line: None))
+    at_once(probe_model(settings, loaded, answer, check, said.append))
+    return said
 
 
 def test_a_models_facts_and_who_says_so(
@@ -88,6 +90,27 @@ def test_a_models_facts_and_who_says_so(
     (own / "GLM-4.7.toml").write_text('tool_praser = "mistral"\n')
     assert main(["models", "show", str(model)]) == 1
     assert "the nearest one is 'tool_parser'" in capsys.readouterr().err
+
+
+def test_a_model_without_a_template_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it was served, while it is loaded, and afterwards."""
+    model = build_caller(tmp_path, "GLM-4.7", "hermes")
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
+    (tmp_path / "reply").write_text("No.")
+    assert main(["models", "show", str(model)]) == 0
+    assert "The model brings no chat template; plain ChatML is used" in capsys.readouterr().out
+    said = serve_once(load_settings(None, model_path=str(model), trust_remote_code=True))
+    assert any(line.startswith("template  the model brings no chat template") for line in said)
+    assert main(["models", "show", str(model), "--all"]) == 0
+    assert capsys.readouterr().out.count("plain ChatML") == 2  # a fact and a sentence
 
 
 def test_a_model_that_is_not_here(

@@ -1,4 +1,4 @@
-"""What counts as a side request: every sign is needed."""
+"""What counts as a side request: every sign is needed. Which effort a model is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from start_llm.core.messages import Message, Tool
-from start_llm.core.request import MOST_CHARACTERS, MOST_TOKENS, ChatRequest, is_side_request, names_tools
+from start_llm.core.request import (
+    MOST_CHARACTERS,
+    MOST_TOKENS,
+    ChatRequest,
+    is_side_request,
+    names_tools,
+    with_known_effort,
+)
 
 TITLE = ChatRequest(
     "chatcmpl-1",
@@ -51,3 +58,25 @@ def test_tools_count_whether_or_not_the_model_is_shown_them() -> None:
     assert names_tools({"input": [{"type": "additional_tools", "tools": [{"type": "mcp"}]}]})
     assert not names_tools({"tools": [], "input": "hi"}) and not names_tools({"input": [{"role": "user"}]})
     assert not names_tools([])
+
+
+@pytest.mark.parametrize(
+    ("asked", "thinking", "gets"),
+    [
+        ("none", None, "low"),
+        ("minimal", True, "low"),
+        ("medium", True, "medium"),
+        ("xhigh", True, "high"),
+        ("max", True, "high"),
+        (None, False, "low"),
+        (None, None, None),
+        (None, True, None),
+    ],
+)
+def test_an_effort_is_one_that_the_model_was_trained_with(
+    asked: str | None, thinking: bool | None, gets: str | None
+) -> None:
+    request = replace(TITLE, reasoning_effort=asked, thinking=thinking, template_kwargs={"reasoning_effort": asked})
+    found = with_known_effort(request, ("low", "medium", "high"))
+    assert (found.reasoning_effort, found.template_kwargs["reasoning_effort"]) == (gets, gets)
+    assert with_known_effort(request, ()) is request

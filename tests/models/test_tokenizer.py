@@ -12,6 +12,7 @@ from mlx_lm.utils import load_tokenizer
 from start_llm.models import tokenizer
 from start_llm.models.fingerprint import tokenizer_key
 from start_llm.models.tokenizer import read_tokenizer
+from start_llm.prompt.hf import HFTemplate
 from tests.models.large import make_large
 from tests.oracle import build_oracle
 
@@ -107,6 +108,17 @@ def test_it_ends_where_the_makers_say(tmp_path: Path) -> None:
     assert {2, 9} & read_tokenizer(folder).eos_token_ids == {2}
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 9]}')
     assert {2, 9} < read_tokenizer(folder).eos_token_ids, "and its own"
+
+
+def test_a_template_in_the_older_file_is_read_where_there_is_no_other(tmp_path: Path) -> None:
+    folder = change(make_large(tmp_path / "large", 500), "tokenizer_config.json", chat_template=None)
+    assert tokenizer.writing_hints(read_tokenizer(folder)).template is False
+    (folder / "chat_template.json").write_text('{"chat_template": "older {{ messages[0].content }}"}')
+    wrapper = read_tokenizer(folder)
+    assert HFTemplate(wrapper._tokenizer).render([{"role": "user", "content": "x"}], None, True) == "older x"
+    assert tokenizer.writing_hints(wrapper).template
+    change(folder, "tokenizer_config.json", chat_template="newer")
+    assert read_tokenizer(folder).chat_template == "newer"
 
 
 def test_the_key_is_that_of_the_small_files(large: Path, tmp_path: Path) -> None:
