@@ -12,6 +12,7 @@ from typing import Any
 from start_llm.core.jsontext import whole_characters
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.guard import NOTHING, Guard
+from start_llm.prompt.note import NOTE_CLOSE, NOTE_OPEN
 from start_llm.prompt.reading import call_id, call_numbers, leading_systems
 from start_llm.prompt.traits import Traits
 
@@ -31,14 +32,16 @@ _TOOLS_OUTRO = (
 class Fitter:
     """Makes OpenAI-style dictionaries for one template. Stateless after construction, so thread-safe."""
 
-    def __init__(self, traits: Traits, *, preserve_thinking: bool, guard: Guard = NOTHING) -> None:
+    def __init__(self, traits: Traits, *, preserve_thinking: bool, guard: Guard = NOTHING, names: bool = False) -> None:
+        """`names`: the template shows who a user is; else that stands in front of the words."""
         self.traits = traits
+        self._names = names
         self._preserve = preserve_thinking
         self._guard = guard
 
     def fit(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Dicts, Dicts | None]:
         """The conversation as dictionaries that this template can show, and its tools."""
-        messages = [self._guard.message(message) for message in messages]
+        messages = [self._named(self._guard.message(message)) for message in messages]
         lead = leading_systems(messages)
         if lead and not self.traits.systems:
             joined = "\n\n".join(message.content for message in messages[:lead])
@@ -52,6 +55,15 @@ class Fitter:
             _add_system(dicts, _tools_as_text(functions))
             functions = None
         return self._in_allowed_order(dicts), functions
+
+    def _named(self, message: Message) -> Message:
+        """A user's name stands in front of the words, behind a note, where the template does not show it."""
+        if not message.name or self._names or message.role not in ("user", "system"):
+            return message
+        content = message.content
+        noted = content.startswith(NOTE_OPEN) and NOTE_CLOSE in content
+        at = content.index(NOTE_CLOSE) + len(NOTE_CLOSE) + 2 if noted else 0
+        return replace(message, name=None, content=f"{content[:at]}{message.name}: {content[at:]}")
 
     def _in_allowed_order(self, dicts: Dicts) -> Dicts:
         """The same with roles only, and in an order only, that the template does not refuse. May change `dicts`."""
@@ -70,7 +82,8 @@ class Fitter:
             return self._result(message, names)
         if message.role == "system" and behind_head and not self.traits.mid_system:
             return {"role": "user", "content": f"<system-message>\n{message.content}\n</system-message>"}
-        return {"role": message.role, "content": message.content}
+        named = {"name": message.name} if message.name else {}
+        return {"role": message.role, "content": message.content, **named}
 
     def _result(self, message: Message, names: dict[str, str]) -> dict[str, Any]:
         content = message.content

@@ -40,6 +40,7 @@ class HFTemplate:
     """`apply_chat_template` of a tokenizer or processor. `reserved`: names that are no variables of a template."""
 
     reserved = frozenset(["messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters])
+    reserved -= {"documents"}
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         """`chat_template` replaces the tokenizer's own; with neither, plain ChatML is used."""

@@ -42,7 +42,7 @@ class Renderer:
         self.traits = traits
         self._preserve = preserve_thinking
         self._guard = guard
-        self._fit = Fitter(traits, preserve_thinking=preserve_thinking, guard=guard).fit
+        self._fit = Fitter(traits, preserve_thinking=preserve_thinking, guard=guard, names=self._shows_names()).fit
         self._joins = images and self._takes_parts()
         self._suffixes: Lru[str, str] = Lru(_KEPT)
         self._heads: Lru[bytes, int] = Lru(_KEPT)
@@ -54,6 +54,9 @@ class Renderer:
                 f"chat_template_kwargs.{reserved[0]} is not allowed: it is not a variable of the template",
                 param="chat_template_kwargs",
             )
+        if extra.get("documents") and "documents" not in (self._template.source or ""):
+            why = "the template of this model shows none; send them in a message"
+            raise BadRequest(f"chat_template_kwargs.documents: {why}.", param="chat_template_kwargs.documents")
         chosen: dict[str, Any] = dict.fromkeys(self.traits.switches, thinking)
         if self.traits.preserve:
             chosen["preserve_thinking"] = self._preserve
@@ -87,6 +90,13 @@ class Renderer:
             raise BadRequest(f"{place}: {why}; end with a message of the user or a tool.", param="messages")
         # A cut: the tokens before it are those behind which the model itself would begin.
         return replace(rendering, text=text + CUT + self._guard.text(begun, "assistant"))
+
+    def _shows_names(self) -> bool:
+        named = {"role": "user", "content": "alpha7", "name": "nora7"}
+        try:
+            return "nora7" in self._template.render([named], None, True)
+        except TemplateError:
+            return False
 
     def _takes_parts(self) -> bool:
         """Whether the template takes a message's content as a list of text parts."""
@@ -123,7 +133,7 @@ class Renderer:
         lead = leading_systems(messages)
         if not lead and not tools:
             return 0
-        texts = (message.content for message in messages[:lead])
+        texts = (f"{message.name or ''}\n{message.content}" for message in messages[:lead])
         functions = json.dumps([tool.as_function() for tool in tools])
         key = digest_of(*texts, functions, json.dumps(variables, sort_keys=True, default=repr))
         known = self._heads.get(key)

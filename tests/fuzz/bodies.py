@@ -180,6 +180,7 @@ message = Record(
         "tool_calls": some(call, 2), "tool_call_id": text, "name": text, "reasoning_content": text,
         "reasoning": anything,
         "thinking_blocks": field(anything, some(Record({"thinking": text}))), "refusal": text,
+        "audio": field(anything, Record({"id": text, "transcript": text})),
         "function_call": anything,
     },
     most=2,

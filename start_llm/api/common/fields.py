@@ -90,6 +90,18 @@ def refuse(data: Mapping[str, Any], why: Mapping[str, str]) -> None:
             raise NotSupported(f"{name}: {reason}", param=name)
 
 
+SAMPLERS = {"dry_multiplier": 0, "mirostat": 0, "mirostat_mode": 0, "typical_p": 1, "xtc_probability": 0}
+"""Other servers' ways of drawing tokens, with the value that turns each off."""
+
+
+def refuse_samplers(data: Mapping[str, Any], path: str = "") -> None:
+    """Raises NotSupported for a way of drawing that is not known here."""
+    for name, off in SAMPLERS.items():
+        if data.get(name) not in (*_NOTHING, off):
+            reason = f"this way of drawing tokens is not supported; leave it out or set it to {off}."
+            raise NotSupported(f"{path}{name}: {reason}", param=f"{path}{name}")
+
+
 def validate[B: BodyModel](model: type[B], data: Any) -> B:
     try:
         return model.model_validate(data)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, within
+from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, refuse_samplers, within
 from start_llm.api.http.access import RequestOwners, owner_of
 from start_llm.api.http.routes import Request
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
@@ -35,6 +35,7 @@ def request_of(
     dialect: Dialect, body: SamplingBody, data: dict[str, Any], inbound: Request, settings: Settings, **fields: Any
 ) -> ChatRequest:
     """A request: what all dialects read alike, and the `fields` that this one reads by itself. Raises BadRequest."""
+    refuse_samplers(data)
     is_raw = dialect == "completions"
     asked = Thinking() if is_raw else thinking_of(data)
     shared: dict[str, Any] = {

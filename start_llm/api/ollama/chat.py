@@ -100,7 +100,7 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> OllamaC
     if not body.messages:
         return _load(body, data, inbound, service, {"message": {"role": "assistant", "content": ""}})
     tools = check_unique([tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")])
-    given = _shared(body) | {"messages": messages_of(body.messages), "tools": tools}
+    given = _shared(body, data) | {"messages": messages_of(body.messages), "tools": tools}
     return OllamaChatAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
 
 
@@ -116,13 +116,13 @@ def read_generate(inbound: Request, settings: Settings, service: Service) -> Oll
     if body.raw:
         if body.images or body.system:
             raise NotSupported("raw: takes neither images nor a system text.", param="raw")
-        given = _shared(body) | {"prompt": body.prompt}
+        given = _shared(body, data) | {"prompt": body.prompt}
         return OllamaGenerateAnswer(
             request_of("completions", _sampling(body), data, inbound, settings, **given), service
         )
     messages = [Message("system", body.system)] if body.system else []
     messages.append(Message("user", body.prompt or "", attachments=_images(body.images, "images")))
-    given = _shared(body) | {"messages": tuple(messages)}
+    given = _shared(body, data) | {"messages": tuple(messages)}
     return OllamaGenerateAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
 
 
@@ -153,8 +153,10 @@ def _load(
     return Reply(line(answer), content_type="application/json")
 
 
-def _shared(body: OllamaBody) -> dict[str, Any]:
-    """What is read in another way than by the other dialects."""
+def _shared(body: OllamaBody, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What is read in another way than by the other dialects. Raises BadRequest, NotSupported."""
+    given = data.get("options")
+    fields.refuse_samplers(given if isinstance(given, dict) else {}, "options.")
     options = body.options or Options()
     most = options.num_predict
     return {

@@ -30,13 +30,12 @@ FORMS = {
     "structured_outputs": _SCHEMA,
     "json_schema": _SCHEMA,
     "grammar": _SCHEMA,
+    "regex": _SCHEMA,
+    "ebnf": _SCHEMA,
     "stop_token_ids": "is not supported; send stop.",
     "bad_words": "is not supported; send logit_bias.",
 }
 """Fields of other servers that give an answer another form."""
-REFUSED = FORMS | {
-    "continue_final_message": "is not supported; send the text to /v1/completions.",
-}
 
 
 class StreamOptions(fields.BodyModel):
@@ -51,6 +50,7 @@ class ChatMessage(fields.BodyModel):
     reasoning: Any = None
     thinking_blocks: list[Any] | None = None
     refusal: str | None = None
+    audio: dict[str, Any] | None = None
     tool_calls: list[Any] | None = None
     function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
@@ -95,12 +95,15 @@ class ChatBody(OlderBody):
 def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(ChatBody, inbound.body)
-    fields.refuse(data, REFUSED)
+    fields.refuse(data, FORMS)
     if data.get("web_search_options") not in (None, False):  # an empty object asks for a search, too
         why = "this server searches nothing; send a tool that does."
         raise NotSupported(f"web_search_options: {why}", param="web_search_options")
     if body.modalities and set(body.modalities) != {"text"}:
         raise NotSupported("modalities: only text can be generated.", param="modalities")
+    if data.get("continue_final_message") and body.messages[-1].role != "assistant":
+        why = "the last message is not the assistant's, so there is nothing to continue; leave it out."
+        raise BadRequest(f"continue_final_message: {why}", param="continue_final_message")
     choices = body.choices()
     tools, choice = _tools(body)
     request = request_of(
@@ -155,8 +158,9 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
 
 def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     content, inline = _assistant_content(message.content, f"{path}.content")
-    if not content.text and message.refusal:
-        content = parts.PartContent(message.refusal)
+    spoken = _spoken(message, f"{path}.audio", said=bool(content.text))
+    beside = [parts.PartContent(text) for text in (message.refusal, spoken) if text and text not in content.text]
+    content = parts.join_content([*([content] if content.text or content.attachments else []), *beside])
     calls = [
         _call(item, f"{path}.tool_calls[{j}]", f"call_{index}_{j}") for j, item in enumerate(message.tool_calls or [])
     ]
@@ -172,6 +176,16 @@ def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     )
 
 
+def _spoken(message: ChatMessage, path: str, *, said: bool) -> str | None:
+    """The words of a spoken answer. Raises NotSupported: it has none, and nothing is `said` in its place."""
+    if not message.audio:
+        return None
+    words = fields.optional_in(message.audio, "transcript", str, path)
+    if not words and not said:
+        raise NotSupported(f"{path}: recordings are not kept here; send what was said as content.", param=path)
+    return words
+
+
 def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
     """The thinking, in the first of the fields that clients use; `inline`: it stood among the content's parts."""
     if message.reasoning_content is not None:
@@ -181,6 +195,8 @@ def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
     if message.thinking_blocks:
         blocks = [block.get("thinking") for block in message.thinking_blocks if isinstance(block, dict)]
         return parts.join_text(block for block in blocks if isinstance(block, str))
+    if message.reasoning and inline is None:
+        return parts.as_text(message.reasoning)
     return inline
 
 

@@ -122,7 +122,7 @@ def test_options_are_read(server: ApiServer, service: FakeService, connect: Conn
         "frequency_penalty": 0.25,
         "num_ctx": 4096,
         "num_gpu": 1,
-        "mirostat": 2,
+        "mirostat": 0,
     }
     schema = {"type": "object"}
     body = {"messages": ASKED, "options": options, "format": schema, "keep_alive": "5m"}
@@ -138,6 +138,11 @@ def test_options_are_read(server: ApiServer, service: FakeService, connect: Conn
         ask(connect, server, "/api/chat", {"messages": ASKED, "options": {"num_predict": most}, "format": "json"})
         assert service.requests[-1].max_tokens is expected
         assert service.requests[-1].response_format.kind == "json_object"
+
+
+def test_another_way_of_drawing_is_refused_by_its_name(server: ApiServer, connect: Connect) -> None:
+    status, _, (said,) = ask(connect, server, "/api/chat", {"messages": ASKED, "options": {"mirostat": 2}})
+    assert status == 501 and said["error"].startswith("options.mirostat: ")
 
 
 def test_whole_numbers_may_be_written_as_floats(server: ApiServer, service: FakeService, connect: Connect) -> None:

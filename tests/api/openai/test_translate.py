@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
-from start_llm.core.errors import NotSupported, StartLLMError
+from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
@@ -49,6 +49,37 @@ def test_roles_and_contents_keep_their_place() -> None:
         ),
         Message("tool", "ok", tool_call_id="c1"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"content": "No.", "refusal": "I must not."}, "No.\nI must not."),
+        ({"content": None, "refusal": "I must not."}, "I must not."),
+        ({"content": None, "audio": {"id": "a", "transcript": "Hi there."}}, "Hi there."),
+        ({"content": "Hi there.", "audio": {"id": "a", "transcript": "Hi there."}}, "Hi there."),
+        ({"content": "Hi there.", "audio": {"id": "a"}}, "Hi there."),
+    ],
+)
+def test_all_that_an_assistant_said_is_shown(given: dict[str, Any], shown: str) -> None:
+    assert messages({"role": "assistant"} | given)[0] == Message("assistant", shown)
+
+
+def test_reasoning_of_an_unknown_shape_is_shown_as_it_is() -> None:
+    sent = {"role": "assistant", "content": "a", "reasoning": [{"text": "why"}]}
+    assert messages(sent)[0].reasoning == '[{"text": "why"}]'
+
+
+def test_a_spoken_answer_without_words_is_refused_by_its_name() -> None:
+    with pytest.raises(NotSupported, match=r"messages\[0\]\.audio: .* send what was said"):
+        messages({"role": "assistant", "content": None, "audio": {"id": "a"}})
+
+
+def test_there_must_be_something_to_continue() -> None:
+    last = {"role": "assistant", "content": "So"}
+    assert read(messages=[{"role": "user", "content": "Hi"}, last], continue_final_message=True).messages[-1].content
+    with pytest.raises(BadRequest, match="continue_final_message: the last message"):
+        read(continue_final_message=True)
 
 
 @pytest.mark.parametrize(
