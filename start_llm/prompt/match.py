@@ -23,7 +23,7 @@ from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Rule
 from start_llm.prompt.datetimes import differ_in_times_only
-from start_llm.prompt.reading import MessageChain, Slot, call_id, canonical_arguments
+from start_llm.prompt.reading import MessageChain, Slot, call_id, canonical_arguments, split_embedded
 from start_llm.prompt.traits import Clock
 from start_llm.prompt.tree import ConversationTree, Difference, Path, definition
 
@@ -171,7 +171,7 @@ def compare(path: Path, query: MatchQuery, behind: int) -> BaseMatch | None:
     `behind`: index of the first entry behind the path's answer.
     """
     answers, tools, request = _compare_answers(path, query.chain), _tool_changes(path, query), query.request
-    if answers is None or tools is None:
+    if answers is None or tools is None or not _same_edges(path, query.chain):
         return None
     answers_differ, has_our_id = answers
     was = path.told.get(DATE)
@@ -208,6 +208,28 @@ def _compare_answers(path: Path, chain: MessageChain) -> tuple[Difference, bool]
             elif any(_OUR_ID.fullmatch(one) for one in ids):
                 return None  # ids are random: these calls were made in another conversation
     return difference, has_our_id
+
+
+def _same_edges(path: Path, chain: MessageChain) -> bool:
+    """Whether the white space around the messages is what was shown, as far as no client's own block explains it.
+
+    The chain leaves that out. An answer may come back without it, as many clients write it down; other white space than
+    was generated is its client's correction. Line breaks come and go with a user's block, blanks and tabs do not.
+    """
+    for one in path.shown:
+        if one.place is None or one.message.role not in ("assistant", "user"):
+            continue
+        sent, shown = chain.entries[chain.indices[one.place]].facts.shown.content, one.message.content
+        if sent == shown:
+            continue
+        if one.message.role == "assistant":
+            sent, shown = split_embedded(sent)[1], split_embedded(shown)[1]
+        else:
+            sent, shown = sent.strip("\n"), shown.strip("\n")
+        same = sent == shown or sent.strip() != shown.strip() or (one.message.role == "assistant" and sent in shown)
+        if not same:
+            return False
+    return True
 
 
 def _arguments(message: Message) -> list[str]:
