@@ -46,7 +46,7 @@ class Fitter:
         if lead and not self.traits.systems:
             joined = "\n\n".join(message.content for message in messages[:lead])
             messages, lead = [Message("system", joined), *messages[lead:]], 1
-        names = {call_id(call.id): call.name for message in messages for call in message.tool_calls}
+        names = {call_id(call.id): self._guard.text(call.name) for message in messages for call in message.tool_calls}
         if not self.traits.many_calls:
             messages = [*interleaved(messages)]
         dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
@@ -101,7 +101,7 @@ class Fitter:
 
     def _call_id(self, given: str) -> str:
         if not self.traits.short_ids or (len(given) == 9 and given.isalnum()):
-            return given
+            return self._guard.text(given)
         # Of what is left of the id on its way through a client: call and result must stay together.
         return hashlib.sha256(call_id(given).encode()).hexdigest()[:9]
 

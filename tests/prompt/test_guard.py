@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.settings import Settings
+from start_llm.prompt.fit import Fitter
 from start_llm.prompt.guard import CUT, NOTHING, Guard
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.traits import Traits
 from tests.api.test_traces import recorded, translate
 from tests.prompt.client import pipeline, request
 from tests.prompt.models import TEMPLATES, model
@@ -40,6 +43,8 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "answer": lambda evil: {"answer": evil},
     "thought": lambda evil: {"thought": evil},
     "name": lambda evil: {"name": evil},
+    "called": lambda evil: {"called": evil},
+    "call's id": lambda evil: {"call_id": evil},
 }
 
 
@@ -52,8 +57,10 @@ def talk(
     thought: str = "Well.",
     name: str | None = None,
     tool: Tool | None = None,
+    called: str = "read",
+    call_id: str = "abcdefgh1",
 ) -> tuple[list[Message], list[Tool]]:
-    call = ToolCall("abcdefgh1", "read", arguments)
+    call = ToolCall(call_id, called, arguments)
     messages = [
         Message("system", system),
         Message("user", user),
@@ -82,6 +89,28 @@ def test_no_place_brings_a_control_token_and_every_letter_is_shown(family: str, 
     assert found == plain and CUT not in text
     shown = as_plain.count("PWNED")
     assert text.count("PWNED") == shown * len(NAMES) and all(text.count(name) >= shown for name in NAMES[:2])
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []:
+        yield from texts_in(each)
+
+
+@pytest.mark.parametrize("calls", ["mapping", "string", None])
+@pytest.mark.parametrize("other", [{}, {"results": False}, {"tools": False}, {"system": False}, {"repeats": False}])
+def test_no_text_that_a_template_could_show_has_a_name(calls: str | None, other: dict[str, bool]) -> None:
+    """Also of those that the templates here do not show, as the ids of calls."""
+    guard = Guard(NAMES)
+    said = {name: value for place in PLACES.values() for name, value in place(EVIL).items()}
+    messages, tools = talk(**said)
+    messages.append(Message("user", EVIL, name=EVIL))
+    messages[3] = replace(messages[3], name=None)  # of the call
+    fit = Fitter(Traits(calls=calls, reasoning_key="reasoning", **other), preserve_thinking=True, guard=guard).fit  # type: ignore[arg-type]
+    dicts, functions = fit(messages, tools)
+    texts = [*texts_in(dicts), *texts_in(functions)]
+    assert any(CUT in text for text in texts) and [text for text in texts if any(name in text for name in NAMES)] == []
 
 
 def test_with_the_setting_it_is_as_the_tokenizer_reads_it() -> None:
