@@ -53,6 +53,8 @@ def probe_model(
         yield from in_background(lambda: keep_probe(path, key, loaded.name, found))
     probed = replace(loaded, capabilities=loaded.capabilities.with_probe(result))
     for topic, line in probed.capabilities.report():
+        if topic == "thinking":
+            continue  # `models show` tells it: most who start a model ask for no budget
         say(f"{topic:10}{line}")
     return probed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from scripts.recording import PICTURE, draw, record
+from start_llm.clients import CLIENTS
 
 
 def words(drawing: str) -> list[str]:
@@ -34,3 +36,12 @@ def test_the_kept_picture_is_small_and_fetches_nothing() -> None:
     assert len(drawing) < 300_000
     assert "url(" not in drawing.replace("url(#", "") and "@import" not in drawing
     assert "What each turn cost" in drawing.replace("&#160;", " ")
+
+
+def test_no_line_of_the_kept_picture_is_stretched_and_it_names_every_agent() -> None:
+    """``textLength`` draws a text that wide, whatever it says: of a longer text, its letters stand apart."""
+    found = re.findall(r'textLength="([\d.]+)"[^>]*>([^<]*)<', PICTURE.read_text("utf-8"))
+    lines = [(float(width), html.unescape(text)) for width, text in found]
+    wide = min(width for width, text in lines if text == "\n")
+    assert len(lines) > 40 and [text for width, text in lines if abs(width - wide * len(text)) > 1] == []
+    assert any("|".join(CLIENTS) in text for _, text in lines)
