@@ -89,7 +89,20 @@ class Renderer:
             place = f"messages[{len(messages)}]"
             raise BadRequest(f"{place}: {why}; end with a message of the user or a tool.", param="messages")
         # A cut: the tokens before it are those behind which the model itself would begin.
-        return replace(rendering, text=text + CUT + self._guard.text(begun, "assistant"))
+        opening = self._opening(text, messages, tools, variables)
+        return replace(rendering, text=text + opening + CUT + self._guard.text(begun, "assistant"))
+
+    def _opening(self, text: str, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> str:
+        """What stands between the generation prompt, the end of `text`, and an answer's words: a channel."""
+        word = "alpha7"
+        try:
+            whole = self._template.render(
+                *self._fit([*messages, Message("assistant", word)], tools), False, **variables
+            )
+        except TemplateError:
+            return ""
+        frame, found, _ = whole.rpartition(word)
+        return frame[len(text) :] if found and frame.startswith(text) else ""
 
     def _shows_names(self) -> bool:
         named = {"role": "user", "content": "alpha7", "name": "nora7"}
