@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from start_llm.chat.handle import Lease, ModelHandle
+from start_llm.chat.work import Asked
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
     ChoiceDone,
@@ -35,12 +35,10 @@ from start_llm.core.events import (
 from start_llm.core.messages import Message
 from start_llm.core.report import DRAFT_COUNTS, Background, CacheReport
 from start_llm.core.request import ChatRequest
-from start_llm.core.work import Constraint, Submit, ThinkingLimit
+from start_llm.core.work import Constraint
 from start_llm.engine.thread import EngineThread
 from start_llm.files.lru import Lru
-from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending, RawChoiceParser
-from start_llm.parsing.repetition import RepetitionGuard
-from start_llm.parsing.stream import OutputParser, RawParser
+from start_llm.parsing.choice import ChoiceParser, Ending
 from start_llm.prompt.pipeline import Prepared
 
 log = logging.getLogger(__name__)
@@ -50,7 +48,6 @@ _CUT_EMPTY = (
     "Allow more time, or less thinking."
 )
 _CUTS = {Ending.WATCHDOG: "watchdog", Ending.REPETITION: "repetition"}
-_ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
 _REPORTS, _BACKGROUNDS = 1000, 300  # kept; the oldest go first
 
@@ -101,7 +98,8 @@ class ChatStream:
         self._engine, self._reports, self._poll = engine, reports, poll
         self._request, self._model, self._prepared = request, model, prepared
         self._queue: _Queue = SimpleQueue()
-        self._choices = [self._choice(index) for index in range(request.n)]
+        self._asked = Asked(request, model, prepared)
+        self._choices = [self._asked.choice(index) for index in range(request.n)]
         self._ready: deque[Event] = deque()
         self._last_sent = time.monotonic()
         self._progress = Progress(0, 0)
@@ -115,66 +113,25 @@ class ChatStream:
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
-        self._constraint: Constraint | None = None
-        self._max_tokens = 0
         self._works = [0] * request.n  # by choice: how often its work was begun anew
         self._carried = 0  # prompt tokens computed for works that were given up
         self._repeated = 0
         self._fresh: set[int] = set()  # see `Pipeline.sent`
 
-    def _choice(self, index: int) -> ChoiceParser:
-        work_id = f"{self._request.id}#{index}"
-        if self._request.prompt is not None:
-            raw = Detokenizer(self._model.detokenizer(), raw=True)
-            return RawChoiceParser(index, RawParser(self._request.stop, index), raw, work_id)
-        parser = OutputParser(
-            self._model.style,
-            tools=self._request.tools,
-            stop=self._request.stop,
-            in_reasoning=self._prepared.rendering.in_reasoning,
-            tool_calls=bool(self._request.tools) and self._request.tool_choice.mode != "none",
-            whole=not self._request.stream,
-            choice=index,
-        )
-        detokenizer = Detokenizer(self._model.detokenizer(), raw=bool(self._prepared.request.begun))
-        guard = RepetitionGuard(self._text_of) if self._request.sampling.repetition_guard else None
-        single = not self._request.parallel_tool_calls
-        return ChoiceParser(index, parser, detokenizer, work_id, single_call=single, guard=guard)
-
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        return "".join(map(self._model.token_text, tokens))
-
     def submit(self, constraint: Constraint | None, max_tokens: int) -> None:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
-        self._constraint, self._max_tokens = constraint, max_tokens
+        self._asked.constraint, self._asked.max_tokens = constraint, max_tokens
         for choice in self._choices:
             try:
-                self._engine.submit(self._work(choice))
+                self._engine.submit(self._asked.work(choice, self._sink(choice)))
             except StartLLMError:
                 for other in self._choices:
                     self._engine.cancel(other.work_id)
                 raise
         self._fresh = self._model.pipeline.sent(self._prepared)
 
-    def _work(self, choice: ChoiceParser) -> Submit:
-        sampling = self._request.sampling
-        seed = None if sampling.seed is None else sampling.seed + choice.index
-        return Submit(
-            id=choice.work_id,
-            prompt=self._prepared.prompt,
-            sampling=replace(sampling, seed=seed),
-            max_tokens=self._max_tokens,
-            sink=_Tagged(self._queue, self._tag(choice)),
-            logprobs=self._request.logprobs,
-            constraint=self._constraint,
-            thinking=self._thinking_limit(),
-            views=None if self._model.views is None else partial(self._model.views, self._request.messages),
-            session=self._prepared.session,
-            owner=self._request.owner,
-            conversation=self._request.conversation,
-            one_shot=self._prepared.one_shot and len(self._prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
-            model=self._model.model,
-        )
+    def _sink(self, choice: ChoiceParser) -> _Tagged:
+        return _Tagged(self._queue, self._tag(choice))
 
     def _tag(self, choice: ChoiceParser) -> int:
         return choice.index + len(self._works) * self._works[choice.index]
@@ -183,12 +140,6 @@ class ChatStream:
         """The choice that an event is for; None: it is of a work that was given up."""
         choice = self._choices[tag % len(self._works)]
         return choice if self._tag(choice) == tag else None
-
-    def _thinking_limit(self) -> ThinkingLimit | None:
-        budget, tags = self._request.thinking_budget, self._model.think_tokens
-        if budget is None or tags is None:
-            return None
-        return ThinkingLimit(budget, *tags, inside=self._prepared.rendering.in_reasoning)
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -294,23 +245,19 @@ class ChatStream:
         period, tags = choice.repeats, self._model.think_tokens
         self._repeated, choice.repeats = period, 0
         log.warning("%s repeats %d tokens again and again: it is ended", choice.work_id, period)
-        if not thinks or tags is None or self._constraint is not None or self._works[choice.index]:
+        if not thinks or tags is None or self._asked.constraint is not None or self._works[choice.index]:
             return
         self._works[choice.index] += 1
         self._carried = self._computed if choice is self._first else self._carried
-        run = choice.guard.run(period) if choice.guard is not None else 0
-        kept = choice.said[: len(choice.said) - run + period]
+        kept = (*choice.without_repetition(period), tags[1])
         choice.ending, choice.work_id = None, f"{choice.work_id}+"
         self._ready.extend(choice.sampled(tags[1], None))
-        prompt = self._prepared.prompt
-        self._engine.submit(
-            replace(
-                self._work(choice),
-                prompt=replace(prompt, tokens=(*prompt.tokens, *kept, tags[1])),
-                max_tokens=max(1, self._max_tokens - choice.completion),
-                thinking=None,
-            )
-        )
+        try:
+            self._engine.submit(self._asked.work(choice, self._sink(choice), kept))
+        except StartLLMError as error:
+            self._fail(error)
+        if self._closed.is_set():  # while this was on its way: nobody else cancels it
+            self._engine.cancel(choice.work_id)
 
     def _choice_done(self, choice: ChoiceParser, event: EngineDone) -> None:
         events = choice.finish(event.reason, event.tokens)

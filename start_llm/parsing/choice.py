@@ -101,6 +101,11 @@ class ChoiceParser:
     reasoning: int = 0
     _pending: list[TokenLogprob] = field(default_factory=list)
 
+    def without_repetition(self, period: int) -> list[int]:
+        """The tokens so far, without what repeats the last period: two of them are left."""
+        run = self.guard.run(period) if self.guard is not None else 0
+        return self.said[: len(self.said) - run + period]
+
     def message(self) -> Message:
         """The answer as an assistant message."""
         parsed = self.parser.parsed()

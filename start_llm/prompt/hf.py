@@ -123,10 +123,13 @@ class HFTokenizer:
         # In characters, at least 1. Some count bytes: never less than characters.
         self.longest_token: int = max(map(len, tokenizer.get_vocab()), default=1)
         self._backend = _backend(tokenizer, special)
-        whole, alone = [int(token) for token in tokenizer.encode("a")], self.encode("a")
-        # What stands behind a text ends it; a prompt goes on.
-        self._front = next((whole[:at] for at in range(len(whole)) if whole[at : at + len(alone)] == alone), [])
+        self._front = self._put_in_front()
         self._lead = next((lead for lead in _LEADS if self._goes_on_behind(lead)), "")
+
+    def _put_in_front(self) -> list[int]:
+        """Of a text, by the tokenizer's own rule. What it puts behind ends a text, and a prompt goes on."""
+        whole, alone = [int(token) for token in self._tokenizer.encode("a")], self.encode("a")
+        return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(alone)] == alone), [])
 
     def encode_raw(self, text: str) -> list[int]:
         """A prompt without a template: behind what the tokenizer's own rule puts in front (BOS), which comes once."""

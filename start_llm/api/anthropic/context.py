@@ -15,7 +15,7 @@ from pydantic import Field
 from start_llm.api.common import fields
 from start_llm.clients.agent import CLEARED_RESULT
 from start_llm.core.errors import BadRequest
-from start_llm.core.messages import Message
+from start_llm.core.messages import Message, ToolCall
 
 TOOL_USES, THINKING, COMPACT = "clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"
 
@@ -114,19 +114,21 @@ def _thoughts(messages: Sequence[Message], edit: _ClearThinking) -> list[int]:
 
 
 def _without(messages: Sequence[Message], places: set[int], edit: Edit) -> tuple[Message, ...]:
-    ids = {messages[index].tool_call_id for index in places}
+    result = [_cleared(message) if index in places else message for index, message in enumerate(messages)]
     inputs = edit.clear_tool_inputs if isinstance(edit, _ClearToolUses) else None
+    if not inputs:
+        return tuple(result)
+    ids = {messages[index].tool_call_id for index in places}
     of_some = inputs if isinstance(inputs, list) else None
-    result = []
-    for index, message in enumerate(messages):
-        if index in places and message.role == "tool":
-            message = replace(message, content=CLEARED_RESULT, attachments=(), images=())
-        elif index in places:
-            message = replace(message, reasoning=None)
-        if inputs and message.tool_calls:
-            calls = message.tool_calls
-            gone = {call.id for call in calls if call.id in ids and (of_some is None or call.name in of_some)}
-            calls = tuple(replace(call, arguments="{}") if call.id in gone else call for call in calls)
-            message = replace(message, tool_calls=calls)
-        result.append(message)
-    return tuple(result)
+
+    def emptied(call: ToolCall) -> ToolCall:
+        gone = call.id in ids and (of_some is None or call.name in of_some)
+        return replace(call, arguments="{}") if gone else call
+
+    return tuple(replace(message, tool_calls=tuple(map(emptied, message.tool_calls))) for message in result)
+
+
+def _cleared(message: Message) -> Message:
+    if message.role == "tool":
+        return replace(message, content=CLEARED_RESULT, attachments=(), images=())
+    return replace(message, reasoning=None)
