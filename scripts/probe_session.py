@@ -6,7 +6,7 @@
 - clock: a line of the system text tells the time, nothing else changes.
 - reminder: a billing line and a reminder change, as Claude Code has them; the conversation has a session_id.
 - message id: an id in the first message changes, as OpenClaw has it; the conversation has a session_id.
-- semantic: an old assistant turn comes back with other white space and its reasoning stripped.
+- semantic: old assistant turns come back trimmed, and without their reasoning.
 - insert: a message is put into the middle; all before it should be reused.
 
 Exits 1 if one of them reused less than it should. The answers of a conversation must have more than 64 tokens together:
@@ -97,7 +97,7 @@ class Prober:
         for turn in turns:
             if turn["role"] == "assistant":
                 turn.pop("reasoning_content", None)
-                turn["content"] = f"\n{turn['content'] or ''}\n"
+                turn["content"] = (turn["content"] or "").strip()
         return Probe("semantic", self._ask([*turns, {"role": "user", "content": writer.task()}]), 0.9)
 
     def insert(self) -> Probe:
