@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from start_llm.chat.handle import Lease, ModelHandle
-from start_llm.chat.work import Asked
+from start_llm.chat.work import RequestWork
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
     ChoiceDone,
@@ -98,8 +98,8 @@ class ChatStream:
         self._engine, self._reports, self._poll = engine, reports, poll
         self._request, self._model, self._prepared = request, model, prepared
         self._queue: _Queue = SimpleQueue()
-        self._asked = Asked(request, model, prepared)
-        self._choices = [self._asked.choice(index) for index in range(request.n)]
+        self._work = RequestWork(request, model, prepared)
+        self._choices = [self._work.choice(index) for index in range(request.n)]
         self._ready: deque[Event] = deque()
         self._last_sent = time.monotonic()
         self._progress = Progress(0, 0)
@@ -113,32 +113,29 @@ class ChatStream:
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
-        self._works = [0] * request.n  # by choice: how often its work was begun anew
+        self._attempts = [0] * request.n  # by choice: how often its work was begun anew
         self._carried = 0  # prompt tokens computed for works that were given up
         self._repeated = 0
         self._fresh: set[int] = set()  # see `Pipeline.sent`
 
     def submit(self, constraint: Constraint | None, max_tokens: int) -> None:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
-        self._asked.constraint, self._asked.max_tokens = constraint, max_tokens
+        self._work.constraint, self._work.max_tokens = constraint, max_tokens
         for choice in self._choices:
             try:
-                self._engine.submit(self._asked.work(choice, self._sink(choice)))
+                self._engine.submit(self._work.of(choice, _Tagged(self._queue, self._tag(choice))))
             except StartLLMError:
                 for other in self._choices:
                     self._engine.cancel(other.work_id)
                 raise
         self._fresh = self._model.pipeline.sent(self._prepared)
 
-    def _sink(self, choice: ChoiceParser) -> _Tagged:
-        return _Tagged(self._queue, self._tag(choice))
-
     def _tag(self, choice: ChoiceParser) -> int:
-        return choice.index + len(self._works) * self._works[choice.index]
+        return choice.index + len(self._attempts) * self._attempts[choice.index]
 
     def _of_tag(self, tag: int) -> ChoiceParser | None:
         """The choice that an event is for; None: it is of a work that was given up."""
-        choice = self._choices[tag % len(self._works)]
+        choice = self._choices[tag % len(self._attempts)]
         return choice if self._tag(choice) == tag else None
 
     def __iter__(self) -> Iterator[Event]:
@@ -245,15 +242,15 @@ class ChatStream:
         period, tags = choice.repeats, self._model.think_tokens
         self._repeated, choice.repeats = period, 0
         log.warning("%s repeats %d tokens again and again: it is ended", choice.work_id, period)
-        if not thinks or tags is None or self._asked.constraint is not None or self._works[choice.index]:
+        if not thinks or tags is None or self._work.constraint is not None or self._attempts[choice.index]:
             return
-        self._works[choice.index] += 1
+        self._attempts[choice.index] += 1
         self._carried = self._computed if choice is self._first else self._carried
         kept = (*choice.without_repetition(period), tags[1])
         choice.ending, choice.work_id = None, f"{choice.work_id}+"
         self._ready.extend(choice.sampled(tags[1], None))
         try:
-            self._engine.submit(self._asked.work(choice, self._sink(choice), kept))
+            self._engine.submit(self._work.of(choice, _Tagged(self._queue, self._tag(choice)), kept))
         except StartLLMError as error:
             self._fail(error)
         if self._closed.is_set():  # while this was on its way: nobody else cancels it

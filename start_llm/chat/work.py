@@ -17,8 +17,8 @@ from start_llm.prompt.pipeline import Prepared
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
 
-class Asked:
-    """One request, its model and its prompt; `constraint` and `max_tokens` are known once it is submitted."""
+class RequestWork:
+    """The engine's work for a request. `constraint` and `max_tokens` are known once it is submitted."""
 
     constraint: Constraint | None = None
     max_tokens: int = 1
@@ -49,7 +49,7 @@ class Asked:
     def _text_of(self, tokens: Sequence[int]) -> str:
         return "".join(map(self._model.token_text, tokens))
 
-    def work(self, choice: ChoiceParser, sink: Sink, said: Sequence[int] = ()) -> Submit:
+    def of(self, choice: ChoiceParser, sink: Sink, said: Sequence[int] = ()) -> Submit:
         """What the model thread is to do; `said`: tokens of the answer that stand already, its reasoning closed."""
         sampling, prompt = self._request.sampling, self._prepared.prompt
         seed = None if sampling.seed is None else sampling.seed + choice.index

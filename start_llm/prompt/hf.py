@@ -146,14 +146,11 @@ class HFTokenizer:
 
     def _goes_on_behind(self, lead: str) -> bool:
         """Whether the tokens behind those of `lead` are as in the middle of a text."""
-        first, rests = self.encode(lead), ("im_end|> x", "|im_end|>\n", "/s>", " a")
-        for rest in rests:
+        first, start = self.encode(lead), self.encode("a<")
+        for rest in ("im_end|> x", "|im_end|>\n", "/s>", " a"):
             tokens = self.encode(lead + rest)
-            start = self.encode("a<")
-            if (
-                tokens[: len(first)] != first
-                or self.decode([*start, *tokens[len(first) :]]) != self.decode(start) + rest
-            ):
+            begun, behind = tokens[: len(first)], tokens[len(first) :]
+            if begun != first or self.decode([*start, *behind]) != self.decode(start) + rest:
                 return False
         return True
 
