@@ -32,6 +32,7 @@ class Scenario:
         more: raw answers of the resumed turn; the sub-agent's script is inside a call.
         look: raw answers of the fresh session.
         sub_agent: the resumed turn has one.
+        unsaid: what no run of it prints.
         told: requests of the resumed turn in which the parent goes on once it is told what the sub-agent said.
         beside: (arguments, address of its health) of what runs as long as the session does.
         typed: it goes on with a session in a terminal only; the prompt is typed there.
@@ -50,6 +51,7 @@ class Scenario:
     look: Callable[[Path], list[str]]
     fresh: Callable[[str, Path], tuple[list[str], str]] | None = None
     sub_agent: bool = False
+    unsaid: str = ""
     told: int = 0
     beside: tuple[list[str], str] | None = None
     typed: bool = False
@@ -216,17 +218,19 @@ def _codex_delegated(parts: dict[str, Any]) -> dict[str, Any]:
     return delegated | {"more": more}
 
 
+_PATCH = f"*** Begin Patch\n*** Update File: {{path}}\n@@\n-    return {OLD}\n+    return {NEW}\n*** End Patch\n"
 _CODEX = ["exec", "--dangerously-bypass-approvals-and-sandbox"]
 CODEX = Scenario(
     name="codex",
     first=lambda prompt, data: ([*_CODEX, "-"], prompt),
     again=lambda prompt, data: ([*_CODEX, "resume", "--last", "-"], prompt),
     sub_agent=True,
+    unsaid="Model metadata",
     fresh_reuse=0.95,
     **_codex_delegated(
         tools(
             _codex_read,
-            lambda path: _codex_run(f"sed -i 's/{OLD}/{NEW}/' {path}"),
+            lambda path: call("apply_patch", input=_PATCH.format(path=path.relative_to(path.parents[1]))),
             _codex_run,
             lambda path: _codex_run(f"printf '%s' '{NOTES}' > {path}"),
         ),

@@ -79,6 +79,7 @@ class Session:
         late = requests if scenario.beside else 0
         run = self.world.launch(scenario.name, self.repository, arguments, text, scenario.seconds, typed, late)
         check(run, len(texts))
+        assert not scenario.unsaid or scenario.unsaid not in run.output
         counter = self.counter
         if turn == "fresh":
             # It repeats what another one has seen: what it is told there is new here.
