@@ -26,7 +26,7 @@ _GENERATED = {"function_call", "custom_tool_call", "reasoning", "local_shell_cal
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 # Assistant messages that aider itself writes behind its own: nobody generated them.
 _MADE_UP = re.compile(r"Ok\.|Ok, (?:any changes I propose|I won't try and edit|I will use) .*")
-_RESULTS = {"tool_result", "function_call_output"}
+_RESULTS = {"tool_result", "function_call_output", "custom_tool_call_output"}
 
 
 def _texts(value: Any) -> Iterator[str]:
