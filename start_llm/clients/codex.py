@@ -85,7 +85,7 @@ CODEX = AgentClient(
     install="npm install -g @openai/codex",
     plan=plan,
     node=">=16",
-    first_prompt=12_000,
+    first_prompt=7_500,
     user_config=UserConfig(
         folder=".codex",
         variable="CODEX_HOME",
