@@ -78,7 +78,7 @@ class CacheReport:
     # prompt tokens that no earlier request of this owner had sent, and that were not generated for it; the prompt
     # room counts them. Those that a request did not come to, because it ended early, are new when they are sent again
     new: int = 0
-    joined: int = 0  # reused tokens that another running request was computing meanwhile
+    joined: int = 0  # reused tokens that another running request of this owner was computing meanwhile
     computed_idle: int = 0  # tokens that re-anchoring had computed in the idle gap before
     copied_bytes: int = 0  # KV bytes copied to restore
     generated: int = 0

@@ -120,7 +120,8 @@ class IdlePrefill:
     def __init__(self, prefill: Prefill, store: GuardedStore, step: int, clock: Callable[[], float]) -> None:
         self._prefill, self._store, self._step, self._clock = prefill, store, step, clock
         self._job: Job | None = None
-        self._done: deque[tuple[Tokens, int, int]] = deque(maxlen=_REMEMBERED)  # prompt, computed from, to
+        self._done: deque[tuple[Tokens, int, int, str | None]] = deque(maxlen=_REMEMBERED)
+        """Prompt, computed from, to, whose."""
         self.tokens = 0
 
     @property
@@ -160,7 +161,7 @@ class IdlePrefill:
         job, self._job = self._job, None
         if job is not None and job.cache is not None and job.position > job.report.reused:
             self._prefill.keep(job)
-            self._done.append((job.tokens, job.report.reused, job.position))
+            self._done.append((job.tokens, job.report.reused, job.position, job.work.owner))
         if job is not None:
             self._prefill.take_back(job)
 
@@ -176,11 +177,13 @@ class IdlePrefill:
         if job is not None:
             self._prefill.take_back(job, valid=valid)
 
-    def share(self, tokens: Tokens, reused: int) -> int:
-        """How many of the `reused` tokens of a prompt had been computed here."""
+    def share(self, job: Job, reused: int) -> int:
+        """How many of the `reused` tokens of a prompt had been computed here for the same owner."""
         best = 0
-        for prefilled, start, end in self._done:
-            shared = min(common_prefix(tokens, prefilled), reused, end)
+        for prefilled, start, end, owner in self._done:
+            if owner != job.work.owner:
+                continue
+            shared = min(common_prefix(job.tokens, prefilled), reused, end)
             best = max(best, shared - start)
         return best
 
@@ -265,7 +268,9 @@ class Prompts:
         if leader is not None and leader.stage is Stage.PREFILL:
             self._prefill.keep(leader)
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
-        self._restore(job, plan, joined=plan.length - job.stored)
+        # Who else is running a prompt now is told to its own owner only.
+        is_own = leader is not None and leader.work.owner == job.work.owner
+        self._restore(job, plan, joined=plan.length - job.stored if is_own else 0)
 
     def next(self, may_decode: Callable[[Job], bool]) -> Job | None:
         """Alternates between the oldest and the one that is nearest to its first token.
@@ -300,7 +305,7 @@ class Prompts:
             reused=restored.length,
             computed=len(job.tokens) - restored.length,
             joined=max(0, min(joined, restored.length)),
-            computed_idle=self._idle_prefill.share(job.tokens, restored.length),
+            computed_idle=self._idle_prefill.share(job, restored.length),
             copied_bytes=restored.copied_bytes,
             seconds_queued=job.admitted - job.submitted,
         )

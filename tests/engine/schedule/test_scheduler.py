@@ -162,17 +162,19 @@ def test_same_answer_alone_and_together() -> None:
     assert runner.widest > 1
 
 
-def test_two_identical_requests_compute_the_prompt_once() -> None:
+@pytest.mark.parametrize(("owner", "joined"), [(None, 499), ("another", 0)])
+def test_two_identical_requests_compute_the_prompt_once(owner: str | None, joined: int) -> None:
+    """That another owner's prompt is running now is told to nobody."""
     scheduler, runner, _, _ = make()
     sinks = []
-    for name in ("a", "b"):
+    for name, whose in (("a", None), ("b", owner)):
         work, sink = submit(name, range(1, 501))
-        scheduler.add(work)
+        scheduler.add(replace(work, owner=whose))
         sinks.append(sink)
     drain(scheduler)
     assert runner.work == 499
     assert sinks[0].tokens == sinks[1].tokens
-    assert sinks[1].done.report.joined == 499
+    assert sinks[1].done.report.joined == joined
 
 
 @pytest.mark.parametrize("cuttable", [True, False])
@@ -421,11 +423,12 @@ def test_reanchoring_runs_when_idle_and_is_reused() -> None:
     while scheduler.idle_prefill.waiting:
         scheduler.idle_prefill.step()
     assert [n for _, n in runner.prefilled] == [10] * 10
-    work, sink = submit("a", [*range(1, 101), 500, 501])
-    scheduler.add(work)
-    drain(scheduler)
-    assert sink.done.report.reused == 100
-    assert sink.done.report.computed_idle == 100
+    for owner, told in ((None, 100), ("another", 0)):  # what was computed for an owner is told to nobody else
+        work, sink = submit("a", [*range(1, 101), 500, 501])
+        scheduler.add(replace(work, owner=owner))
+        drain(scheduler)
+        assert sink.done.report.reused >= 100
+        assert sink.done.report.computed_idle == told
     assert scheduler.idle_prefill.tokens == 100
 
 
