@@ -128,6 +128,13 @@ OPERATIONS: dict[str, Operation] = {
         "The version of Ollama whose API this is, and this server's own", shape=ollama.OllamaVersionShape
     ),
     "GET /health": Operation("200 if the model answers, else 503", shape=ops.HealthShape, also=503),
+    "GET /api/v0/models": Operation("The models, as LM Studio lists them", shape=ops.StudioModelsShape),
+    "GET /api/v0/models/{*}": Operation("One model, as LM Studio tells it", shape=ops.StudioModelShape),
+    "POST /api/v0/chat/completions": _asks(
+        "OpenAI chat completions, where LM Studio has them", ChatBody, openai.ChatCompletionShape, openai.ChatChunkShape
+    ),
+    "GET /props": Operation("The main model, as llama.cpp tells it", shape=ops.PropsShape),
+    "GET /slots": Operation("How many requests run, as llama.cpp tells it", shape=list[ops.SlotShape]),
     "GET /v1/loads": Operation("How busy the server is, in SGLang's fields", shape=ops.LoadsShape),
     "GET /metrics": Operation("Figures for Prometheus", media=("text/plain",)),
     "GET /openapi.json": Operation("This document", shape=dict[str, Any]),
@@ -337,6 +344,8 @@ def _path(route: Route) -> tuple[str, list[dict[str, Any]]]:
 
 def _tag(pattern: str) -> str:
     first, _, second = pattern.strip("/").partition("/")
+    if pattern.startswith("/api/v0/"):
+        return "lm studio"
     return second.partition("/")[0] if first == "v1" else "ollama" if first == "api" else "server"
 
 

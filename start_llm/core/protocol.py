@@ -101,12 +101,12 @@ def thinking_signature(thinking: str) -> str:
 
 
 def style_of(path: str) -> ErrorStyle:
-    """The error dialect of a path: Anthropic's, Ollama's, OpenAI's, RFC 7807 for everything that is our own."""
+    """The error dialect of a path: Anthropic's, Ollama's, OpenAI's (and LM Studio's), RFC 7807 for what is our own."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return "anthropic"
-    if path.startswith("/api/"):
+    if path.startswith("/api/") and not path.startswith("/api/v0/"):
         return "ollama"
-    if path.startswith("/v1/") and not path.startswith("/v1/cache"):
+    if path.startswith(("/v1/", "/api/v0/")) and not path.startswith("/v1/cache"):
         return "openai"
     return "problem"
 

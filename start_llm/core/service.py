@@ -39,6 +39,10 @@ class ModelCard:
     def capabilities(self) -> dict[str, Any]:
         return {"tools": self.tools, "reasoning": self.reasoning, "vision": self.vision, "images": self.images}
 
+    @property
+    def family(self) -> str:
+        return str(((self.details.get("facts") or {}).get("family") or {}).get("value") or "generic")
+
 
 @dataclass(frozen=True, slots=True)
 class Health:

@@ -50,6 +50,7 @@ SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 #: Of HTTP itself, not of this API.
 PLAIN_HEADERS = {"content-type", "content-length", "date", "connection", "cache-control", "x-accel-buffering"}
 GETS = ("/v1/models", "/v1/models/tiny", "/health", "/v1/loads", "/v1/cache/requests", "/v1/cache/requests/known")
+GETS += ("/api/v0/models", "/api/v0/models/tiny", "/api/v0/models/none", "/props", "/slots")
 GETS += ("/api/tags", "/api/ps", "/api/version", "/openapi.json", "/v1/models/none", "/v1/cache/requests/none")
 
 

@@ -6,8 +6,10 @@ import json
 import threading
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from anthropic.types import ModelInfo
 
 from start_llm.api import server as api_server
 from start_llm.api.http import connection as connections
@@ -70,6 +72,31 @@ def test_loads_are_in_sglangs_fields(server: ApiServer, connect: Connect) -> Non
     figures.clear()
     (load,) = json.loads(connect(server).get("/v1/loads").response()[2])["loads"]
     assert (load["token_usage"], load["max_total_num_tokens"]) == (0, 0)
+
+
+def test_every_kind_of_client_finds_the_model_with_its_true_context(
+    server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    """Zed (LM Studio's routes), llama.cpp's clients, Anthropic's library: all from one card."""
+
+    def get(path: str) -> Any:
+        status, _, body = connect(server).get(path).response()
+        assert status == 200
+        return json.loads(body)
+
+    service.scale = 2.5
+    (listed,) = get("/api/v0/models")["data"]
+    assert (listed["max_context_length"], listed["loaded_context_length"], listed["state"]) == (4096, 4096, "loaded")
+    assert (listed["type"], listed["capabilities"]) == ("llm", ["tool_use"])
+    assert get("/api/v0/models/gpt-x/y") == listed | {"id": "gpt-x/y"}
+    status, _, body = connect(server).post("/api/v0/chat/completions", CHAT).response()
+    assert status == 200 and json.loads(body)["choices"][0]["message"]["content"] == "Hello there."
+    props, slots = get("/props"), get("/slots")
+    assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("tiny", 4096)
+    assert [slot["is_processing"] for slot in slots] == [True] + [False] * (props["total_slots"] - 1)
+    assert len(slots) == props["total_slots"] > 0 and slots[0]["n_ctx"] == 4096
+    told = ModelInfo.construct(**get("/v1/models/tiny"))  # as Anthropic's library reads it
+    assert (told.max_input_tokens, told.display_name, told.lifecycle) == (10_240, "tiny", "active")
 
 
 def test_a_full_pool_refuses(serve: Serve, service: FakeService, connect: Connect) -> None:

@@ -29,6 +29,8 @@ TABLE = {
     "GET /page/agents": "private", "GET /page/nodes": "private", "POST /page/requests/{}/cancel": "private",
     "GET /page/requests/{}": "note",
     "GET /v1/models": "open", "GET /v1/models/{*}": "open",
+    "GET /api/v0/models": "open", "GET /api/v0/models/{*}": "open", "POST /api/v0/chat/completions": "open",
+    "GET /props": "open", "GET /slots": "open",
     "POST /v1/models/load": "private", "POST /v1/models/unload": "private", "POST /v1/models/pin": "private",
     "POST /v1/chat/completions": "open", "POST /v1/completions": "open", "POST /v1/messages": "open",
     "POST /v1/messages/count_tokens": "open", "POST /v1/responses": "open", "POST /v1/responses/input_tokens": "open",

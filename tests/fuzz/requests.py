@@ -26,6 +26,7 @@ from tests.fuzz.tape import TEXTS, Make, Tape, anything, mapping
 
 BODIES: dict[str, Make] = {
     "/v1/chat/completions": chat,
+    "/api/v0/chat/completions": chat,
     "/v1/messages": messages,
     "/v1/responses": responses,
     "/v1/completions": completions,
@@ -64,7 +65,7 @@ IDS = [
 ]
 PATHS = [
     *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/agents", "/page/settings", "/page/nodes", "/health",
-    "/metrics", "/v1/models", "/v1/loads",
+    "/metrics", "/v1/models", "/v1/loads", "/api/v0/models", "/api/v0/models/{}", "/props", "/slots",
     "/v1/cache/requests", "/api/tags", "/api/ps", "/api/version", "/openapi.json", "/docs", "/nowhere", "/v1/{}",
 ]  # fmt: skip
 """What is read, and deleted where it can be. The page's feed has no end, and is not asked for."""

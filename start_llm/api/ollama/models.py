@@ -56,7 +56,7 @@ class OllamaModels:
         card = next((card for card in self._cards() if card.id == served), None)
         if card is None:
             raise NotFound(f"model {asked[:80]!r} not found; /api/tags lists them.", param="model")
-        family = _family(card)
+        family = card.family
         abilities = {"completion": True, "vision": card.vision, "tools": card.tools, "thinking": card.reasoning}
         answer = {
             "modelfile": f"FROM {card.id}",
@@ -86,14 +86,8 @@ def _listed(card: ModelCard) -> dict[str, Any]:
 
 
 def _details(card: ModelCard) -> dict[str, Any]:
-    family = _family(card)
-    known = {"format": "mlx", "family": family, "families": [family]}
+    known = {"format": "mlx", "family": card.family, "families": [card.family]}
     return {"parent_model": card.details.get("base") or "", **known, "parameter_size": "", "quantization_level": ""}
-
-
-def _family(card: ModelCard) -> str:
-    facts = card.details.get("facts") or {}
-    return str((facts.get("family") or {}).get("value") or "generic")
 
 
 def _moment(card: ModelCard) -> str:

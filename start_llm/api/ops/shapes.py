@@ -42,6 +42,9 @@ class ModelShape(TypedDict):
     created_at: str
     context_length: int
     max_model_len: int
+    max_input_tokens: int
+    max_tokens: int
+    lifecycle: Literal["active"]
     capabilities: ModelAbilitiesShape
     details: ModelDetailsShape
 
@@ -54,6 +57,42 @@ class ModelsShape(TypedDict):
     has_more: Literal[False]
     first_id: str | None
     last_id: str | None
+
+
+class StudioModelShape(TypedDict):
+    """``type`` of a model that speaks or hears is ``llm``, too: LM Studio knows three."""
+
+    id: str
+    object: Literal["model"]
+    type: Literal["llm", "vlm", "embeddings"]
+    publisher: str
+    arch: str
+    compatibility_type: Literal["mlx"]
+    quantization: str
+    state: Literal["loaded", "loading", "not-loaded"]
+    max_context_length: int
+    loaded_context_length: NotRequired[int]
+    capabilities: list[Literal["tool_use", "vision"]]
+
+
+class StudioModelsShape(TypedDict):
+    object: Literal["list"]
+    data: list[StudioModelShape]
+
+
+class PropsShape(TypedDict):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: dict[Literal["vision", "audio"], bool]
+    build_info: str
+
+
+class SlotShape(TypedDict):
+    id: int
+    n_ctx: int
+    is_processing: bool
 
 
 class HealthShape(TypedDict):

@@ -81,11 +81,48 @@ class Status:
         return Reply(sse.dumps(body))
 
     def model(self, inbound: Request) -> Reply:
+        return Reply(sse.dumps(model_body(self._asked(inbound)) | {"id": inbound.params[0]}))
+
+    def studio_models(self, inbound: Request) -> Reply:
+        """What LM Studio's clients (Zed) list."""
+        cards = [card for card in self._cards() if card.details.get("kind") != "audio"]
+        return Reply(sse.dumps({"object": "list", "data": [studio_body(card) for card in cards]}))
+
+    def studio_model(self, inbound: Request) -> Reply:
+        return Reply(sse.dumps(studio_body(self._asked(inbound)) | {"id": inbound.params[0]}))
+
+    def props(self, inbound: Request) -> Reply:
+        """The main model, in the fields of llama.cpp's route of this name that clients read."""
+        card = self._main()
+        body = {
+            "default_generation_settings": {"n_ctx": card.context},
+            "total_slots": self.most_running,
+            "model_alias": card.id,
+            "model_path": str(card.details.get("source") or card.id),
+            "modalities": {"vision": card.vision, "audio": False},
+            "build_info": f"start_llm {__version__}",
+        }
+        return Reply(sse.dumps(body))
+
+    def slots(self, inbound: Request) -> Reply:
+        """A slot for each request that can run at the same time. Whose request runs is not told."""
+        running, context = self.service.health().running, self._main().context
+        told = [{"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)]
+        return Reply(sse.dumps(told))
+
+    def _main(self) -> ModelCard:
+        cards = self.service.models()
+        if not cards:
+            raise NotFound("No model is served yet; /health says why.")
+        return cards[0]
+
+    def _asked(self, inbound: Request) -> ModelCard:
+        """The card of the model that the path names. Raises NotFound."""
         name, cards = inbound.params[0], self._cards()
         by_id = {card.id: card for card in reversed(cards)}
         card = by_id.get(name) or by_id.get(self.service.served_name(name))  # an alias, a name of MODEL_MAP
         if card is not None:
-            return Reply(sse.dumps(model_body(card) | {"id": name}))
+            return card
         names = ", ".join(card.id for card in cards) or "none"
         raise NotFound(f"There is no model {name!r}. Served: {names}.", param="model", code="model_not_found")
 
@@ -164,6 +201,31 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "created_at": created,
         "context_length": card.context,
         "max_model_len": card.context,
+        # Anthropic's clients compare these with counts that are told in their own scale.
+        "max_input_tokens": round(card.context * card.context_scale),
+        "max_tokens": round(card.context * card.context_scale),
+        "lifecycle": "active",
         "capabilities": card.capabilities,
         "details": card.details | where | ({"problem": card.problem} if card.problem else {}),
+    }
+
+
+def studio_body(card: ModelCard) -> dict[str, Any]:
+    """As LM Studio's REST API v0 tells a model."""
+    embeds = card.details.get("kind") == "embedding"
+    states = {"ready": "loaded", "loading": "loading"}
+    return {
+        "id": card.id,
+        "object": "model",
+        "type": "embeddings" if embeds else "vlm" if card.vision else "llm",
+        "publisher": card.owned_by,
+        "arch": card.family,
+        "compatibility_type": "mlx",
+        "quantization": "",
+        "state": states.get(card.state, "not-loaded"),
+        "max_context_length": card.context,
+        **({"loaded_context_length": card.context} if card.state == "ready" else {}),
+        "capabilities": [
+            name for name, able in {"tool_use": card.tools, "vision": card.vision}.items() if able and not embeds
+        ],
     }
