@@ -130,6 +130,7 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     yield check_disk(settings.cache_dir)
     if settings.disk_dir is not None and settings.cache_dir not in settings.disk_dir.parents:
         yield check_disk(settings.disk_dir, "KV_DISK_DIR")
+    yield from check_env_file(home() / ".env")
     yield from check_reuse(home() / settings.cache_dir / AUDIT_FILE)
 
 
@@ -144,6 +145,12 @@ def probe_mlx() -> Probe:
         lines = run.stderr.strip().splitlines()
         return Probe(None, error=lines[-1] if lines else f"exit code {run.returncode}")
     return Probe(Accelerator(**result["accelerator"]), result["gflops"])
+
+
+def check_env_file(path: Path) -> Iterator[Finding]:
+    """Keys stand in it: nobody else on this machine should read them."""
+    if path.is_file() and (mode := path.stat().st_mode & 0o777) & 0o077:
+        yield Finding(".env", "note", f"others on this machine may read your keys (mode {mode:03o}): chmod 600 {path}")
 
 
 # --- software -------------------------------------------------------------------------------

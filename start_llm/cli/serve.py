@@ -36,16 +36,19 @@ _FLUSH_SECONDS = 0.5
 
 
 class _Asked(BaseException):
-    """SIGINT or SIGTERM has come."""
+    """SIGINT, SIGTERM or SIGHUP has come."""
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM interrupts the main thread with `_Asked`, a second one ends the process at once."""
+    """The first SIGINT, SIGTERM or SIGHUP interrupts the main thread with `_Asked`, a second one ends the process at
+    once."""
 
     def __init__(self) -> None:
         self.leaving = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the terminal's end is none
+            signal.signal(signal.SIGHUP, self._on)
 
     def _on(self, number: int, frame: FrameType | None) -> None:
         if self.leaving:

@@ -71,6 +71,8 @@ def _key(value: str | None) -> str | None:
 
 def _node_addresses(value: str) -> str:
     """Addresses separated by commas, without a slash at their ends."""
+    if "@" in value:  # not shown: it may be a password
+        raise ValueError("an address has no user and no password; give scheme, host and port, and NODES_API_KEY")
     addresses = [address.strip().rstrip("/") for address in value.split(",") if address.strip()]
     for address in addresses:
         found = re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?", address)

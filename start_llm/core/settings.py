@@ -72,6 +72,7 @@ RETIRED = {
     "LOG_MAX_BYTES": "session logs and dumps take 256 MiB at most; the oldest go first",
 }
 """Names of older configurations, and why there is nothing to set any more."""
+_QUOTED = re.compile(r"\s*(?:export\s+)?(?:'[^']+'|[^=#\s]+)\s*=\s*'")  # a value in single quotes
 _LIKE = 0.6  # how alike the nearest name must be to be worth telling
 _SURELY_MEANT = 0.85  # and so that a variable of the process, where anything may stand, was meant to be ours
 _PLAIN = (
@@ -381,7 +382,8 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
     except ValidationError as error:
         for problem in error.errors():
             name = str(problem["loc"][0]).upper() if problem["loc"] else "?"
-            shown = "(not shown)" if name.lower() in SECRETS else repr(problem["input"])
+            hidden = name.lower() in SECRETS or "@" in str(problem["input"])  # http://user:password@host
+            shown = "(not shown)" if hidden else repr(problem["input"])
             wrong.append(f"{name}={shown}: {plain(problem['msg'])}")
     if settings is None or wrong:
         raise SettingsError("\n".join(wrong))
@@ -415,25 +417,29 @@ def stored_values(env_file: str | os.PathLike[str] | None) -> dict[str, str | No
     if env_file is None:
         return {}
     try:
-        if Path(env_file).is_file():
-            _check_lines(Path(env_file))
-        return dotenv_values(env_file)
+        if Path(env_file).is_fifo():
+            raise SettingsError(f"{env_file}: it must be a file; a pipe can be read only once")
+        literal = _check_lines(Path(env_file)) if Path(env_file).is_file() else {}
+        return dotenv_values(env_file) | literal
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{env_file}: it must be a text file (UTF-8) that can be read: {error}") from None
 
 
-def _check_lines(env_file: Path) -> None:
-    """dotenv passes over lines that it does not understand. Values are not told: one may be a key."""
+def _check_lines(env_file: Path) -> dict[str, str | None]:
+    """Values in single quotes, in which dotenv, unlike a shell, replaces ``${...}``. It also passes over lines that it
+    does not understand: those are refused. Values are not told: one may be a key."""
     with env_file.open(encoding="utf-8") as lines:
-        read = [found.original for found in parse_stream(lines) if found.error or (found.key and found.value is None)]
+        read = list(parse_stream(lines))
     wrong = []
-    for place in read:
+    for place in (found.original for found in read if found.error or (found.key and found.value is None)):
         text = place.string.lstrip()
         line = place.line + place.string[: len(place.string) - len(text)].count("\n")
         name = re.split(r"[\s=]", text, maxsplit=1)[0]
         wrong.append(f"{env_file}: line {line} ({name}) must be NAME=value; quotes come in pairs.")
     if wrong:
         raise SettingsError("\n".join(wrong))
+    last = {found.key: found for found in read if found.key}
+    return {name: found.value for name, found in last.items() if _QUOTED.match(found.original.string)}
 
 
 def _hint(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from unicodedata import combining, east_asian_width
+from unicodedata import category, combining, east_asian_width
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: Collection[str]) -> None:
@@ -25,6 +25,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words
 def _columns(text: str) -> int:
     """How wide a terminal shows it."""
     return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def words_only(text: str) -> str:
+    """A text of several lines without control characters: a terminal obeys them, and models and clients write them.
+    Signs that join letters and emojis stay."""
+    return "".join(sign for sign in text if sign in "\n\t" or category(sign) != "Cc")
 
 
 def printable(text: str) -> str:

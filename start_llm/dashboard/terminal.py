@@ -26,6 +26,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.process_log import set_level
 from start_llm.dashboard.request_log import log_entry
+from start_llm.dashboard.tables import words_only
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ def summary(request: ChatRequest, outcome: Outcome) -> str:
     if report.miss is not None:
         line += f"  miss: {report.miss.detail or report.miss.reason}"
         line += f"; {report.miss.remedy}" if report.miss.remedy else ""
-    return line if outcome.error is None else f"{line}  {outcome.error}"
+    return words_only(line if outcome.error is None else f"{line}  {outcome.error}")
 
 
 class LiveLines(RequestLines):
@@ -244,6 +245,13 @@ def make_console(*, stderr: bool) -> Console:
     return Console(file=cast(IO[str], stream), highlight=False, soft_wrap=True, emoji=False)
 
 
+class _Lines(logging.Formatter):
+    """Records as lines of text. What clients, models and other servers say in them moves no cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return words_only(super().format(record))
+
+
 class _StderrOfNow(logging.StreamHandler[TextIO]):
     """Writes to what `sys.stderr` is at that time: live lines put something else there, which keeps them whole."""
 
@@ -255,7 +263,7 @@ class _StderrOfNow(logging.StreamHandler[TextIO]):
 def log_as_lines(level: str = "warning") -> None:
     """Sends the process's log, from `level` on, to stderr, above live lines where there are some."""
     handler = _StderrOfNow()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
     set_level(handler, level)
 
 

@@ -22,6 +22,11 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
+    # As sentence-transformers 6 writes them: {"pooling_mode": "cls"}
+    "pooling_mode=cls": "cls",
+    "pooling_mode=mean": "mean",
+    "pooling_mode=max": "max",
+    "pooling_mode=lasttoken": "last",
 }
 _SHIFTED = frozenset({"xlm-roberta", "roberta"})
 """Architectures whose positions begin behind the padding token's id."""
@@ -121,6 +126,8 @@ def _pooling(source: str, folder: Path, architecture: str) -> Pooling | None:
     path = str(kinds["Pooling"].get("path")) if "Pooling" in kinds else "1_Pooling"
     settings = _json(folder / Path(path).name / "config.json")
     modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    if named := settings.get("pooling_mode"):
+        modes = [f"pooling_mode={name}" for name in (named if isinstance(named, list) else [named])]
     if not modes:
         return None
     if len(modes) > 1 or modes[0] not in _MODES:

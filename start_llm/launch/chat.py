@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ import start_llm
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.dashboard.tables import words_only
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.launch.conversation import (
@@ -69,7 +71,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
                 return once(endpoint, user_message(asked, images), as_json=options.json)
             return converse(endpoint, home() / settings.cache_dir / HISTORY, images)
     except (LaunchError, ChatError) as error:
-        print(f"chat: {error}", file=sys.stderr)
+        print(words_only(f"chat: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -81,7 +83,8 @@ def once(endpoint: Endpoint, asked: Message, *, as_json: bool) -> int:
     for text, is_reasoning in ask(endpoint, [asked], answer):
         if not is_reasoning and not as_json:
             print(text, end="", flush=True)
-    print(json.dumps(asdict(answer), ensure_ascii=False) if as_json else "")
+    whole = json.dumps(asdict(answer), ensure_ascii=False)  # it writes the controls above 126 as they are
+    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", whole) if as_json else "")
     return 0
 
 
@@ -99,7 +102,7 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
                 elif asked:
                     _answer(talk, asked)
             except (CommandError, ChatError) as error:
-                console.print(f"{error}", style="red", markup=False)
+                console.print(words_only(f"{error}"), style="red", markup=False)
     return 0
 
 
@@ -136,7 +139,8 @@ def _answer(talk: Conversation, asked: str) -> None:
 
 
 def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator[tuple[str, bool]]:
-    """Fills `answer` as the server streams it; gives each piece of text, and whether it is reasoning.
+    """Fills `answer` as the server streams it; gives each piece of text, without what a terminal would obey, and
+    whether it is reasoning.
 
     Leaving early ends the work behind it. Raises ChatError.
     """
@@ -175,10 +179,10 @@ def _take(chunk: dict[str, Any], answer: Answer) -> Iterator[tuple[str, bool]]:
         delta = choice.get("delta", {})
         if thought := delta.get("reasoning_content"):
             answer.reasoning += thought
-            yield thought, True
+            yield words_only(thought), True
         if text := delta.get("content"):
             answer.text += text
-            yield text, False
+            yield words_only(text), False
         answer.finish = choice.get("finish_reason") or answer.finish
 
 

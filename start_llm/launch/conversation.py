@@ -18,6 +18,7 @@ from rich.markdown import Markdown
 
 from start_llm.clients.agent import Endpoint
 from start_llm.core.paths import expanded
+from start_llm.dashboard.tables import words_only
 from start_llm.files.atomic import write_atomic
 from start_llm.host.ports import model_cards
 
@@ -79,7 +80,7 @@ class Conversation:
         return True
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="dim", markup=False)
+        self.console.print(words_only(text), style="dim", markup=False)
 
     def _help(self, rest: str) -> str:
         return "\n".join(f"{f'{name} {what[0]}'.strip():20}{what[2]}" for name, what in COMMANDS.items())

@@ -194,6 +194,14 @@ def test_a_model_without_a_chat_template_is_told(settings: Settings, tmp_path: P
     assert doctor.check_model(asked).verdict == "ok"
 
 
+def test_keys_that_others_may_read_are_noted(tmp_path: Path) -> None:
+    assert list(doctor.check_env_file(tmp_path / ".env")) == []
+    (file := tmp_path / ".env").write_text("API_KEY=k\n")
+    for mode, verdicts in ((0o640, ["note"]), (0o604, ["note"]), (0o600, [])):
+        file.chmod(mode)
+        assert [found.verdict for found in doctor.check_env_file(file)] == verdicts
+
+
 def test_disk_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     finding = doctor.check_disk(tmp_path / "not" / "yet")
     assert finding.verdict in {"ok", "note"}

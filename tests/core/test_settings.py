@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -58,6 +59,26 @@ def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert (settings.mlx_port, settings.http_threads) == (9002, 3)
     file.write_bytes(b"\xef\xbb\xbfHTTP_THREADS=4\r\n")  # as some editors write it
     assert load_settings(file).http_threads == 4
+
+
+def test_single_quotes_keep_what_they_hold_and_a_pipe_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / ".env").write_text("HTTP_THREADS=3\nexport API_KEY = 'a${HTTP_THREADS}b'\n")
+    assert load_settings(file).api_key == "a${HTTP_THREADS}b"
+    file.write_text("HTTP_THREADS=3\nAPI_KEY='x'\nAPI_KEY=\"a${HTTP_THREADS}b\"\n")
+    assert load_settings(file).api_key == "a3b"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(SettingsError, match="must be a file; a pipe"):
+        load_settings(file)
+
+
+@pytest.mark.parametrize(
+    "given", ["http://me:hunter2@mac-2:8080", f"http://me:hunter2,{'x' * 100}@b:1", "http://a:1,b@hunter2"]
+)
+def test_a_password_in_an_address_is_not_shown(given: str) -> None:
+    with pytest.raises(SettingsError, match=r"NODES=.*no password") as caught:
+        load_settings(None, nodes=given)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_every_key_is_a_secret() -> None:

@@ -231,9 +231,9 @@ def test_log_lines_keep_clear_of_live_lines(monkeypatch: pytest.MonkeyPatch) -> 
     live.started(REQUEST)
     logging.getLogger("disk").warning("nearly full")
     live.ended(REQUEST, GOOD)
-    logging.getLogger("disk").warning("full")
+    logging.getLogger("disk").warning("full\x1b]52;c;aGk=\x07\x9b")
     assert "WARNING disk: nearly full\n" in inside.getvalue()
-    assert outside.getvalue() == "WARNING disk: full\n"
+    assert outside.getvalue() == "WARNING disk: full]52;c;aGk=\n"
 
 
 @pytest.mark.live

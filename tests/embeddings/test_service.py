@@ -83,6 +83,9 @@ class TestVectors:
             made[mode] = vectors(service(path), ["the cache of it", "a"])[0]
         pairs = [(a, b) for a in made for b in made if a < b]
         assert all(float(made[a] @ made[b]) < 0.99 for a, b in pairs)
+        for mode, same in (("cls", "cls_token"), ("lasttoken", "lasttoken")):  # as sentence-transformers 6 writes it
+            path = build_encoder(tmp_path / f"six_{mode}", pooling=f"pooling_mode={mode}")
+            assert np.array_equal(vectors(service(path), ["the cache of it", "a"])[0], made[same])
 
     def test_a_text_that_is_cut_is_counted(self, service: Service, encoder_path: Path) -> None:
         encoders, long = service(encoder_path), " ".join("abcdefghij" * 20)
@@ -204,6 +207,8 @@ def spoil(path: Path, what: str) -> None:
         (path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 5}))
     elif what == "pooling":
         (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_sqrt_len_tokens": true}')
+    elif what == "two poolings":
+        (path / "1_Pooling" / "config.json").write_text('{"pooling_mode": ["cls", "mean"]}')
     elif what == "modules":
         (path / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM"}]')
     elif what == "config":
@@ -217,6 +222,7 @@ def spoil(path: Path, what: str) -> None:
         ("tokenizer", "no tokenizer.json"),
         ("vocabulary", r"knows the token \d+, its weights only 5"),
         ("pooling", "pools by pooling_mode_mean_sqrt_len_tokens"),
+        ("two poolings", "pools by pooling_mode=cls, pooling_mode=mean; known is one of"),
         ("modules", "computes LSTM"),
         ("config", "there is no config.json"),
     ],

@@ -32,11 +32,13 @@ CONFIG: dict[str, Any] = {
 
 
 def build_encoder(folder: Path, *, pooling: str = "pooling_mode_mean_tokens", most: int = 48) -> Path:
+    name, _, mode = pooling.partition("=")
+    pooling_settings = {name: mode} if mode else {"pooling_mode_max_tokens": False, pooling: True}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": most}))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": False, pooling: True}))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling_settings))
     tokenizer = Tokenizer(WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
     special = [("[CLS]", WORDS.index("[CLS]")), ("[SEP]", WORDS.index("[SEP]"))]

@@ -111,7 +111,7 @@ def test_a_model_thread_that_dies_ends_the_process(
     assert "exit code 70" in said(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.thorough
 def test_a_signal_while_loading_ends_the_process(
     oracle_path: Callable[..., Path], tmp_path: Path, number: signal.Signals

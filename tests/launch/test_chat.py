@@ -104,6 +104,29 @@ def test_json_is_all_of_it(run: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert told == {"text": "Hello", "reasoning": "hm", "finish": "stop", "usage": {"prompt_tokens": 3}}
 
 
+SPOKEN = "a\x1b]52;c;aGk=\x07b\x9b2Jc\t\u200dd\n"
+
+
+def test_no_escape_sequence_reaches_the_terminal(
+    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OSC 52 writes into the clipboard."""
+    delta = {"reasoning_content": SPOKEN, "content": SPOKEN}
+    said = [{"choices": [{"delta": delta, "finish_reason": "stop"}]}]
+    with answering(said) as (port, _):
+        assert run(port, "hi") == 0 and capsys.readouterr().out == "a]52;c;aGk=b2Jc\t\u200dd\n\n"
+        assert run(port, "--json", "hi") == 0
+        told = capsys.readouterr().out
+        assert json.loads(told)["text"] == SPOKEN and not set(told) & set("\x1b\x9b\x07")
+        typed = iter(["hi", f"/model {SPOKEN}"])
+        monkeypatch.setattr(chat, "_typed", lambda: next(typed, None))
+        assert run(port, stdin=Terminal()) == 0
+        told = capsys.readouterr().out
+        assert told.count("]52;c;aGk=") >= 3 and not set(told) & set("\x1b\x9b\x07")
+    with answering([{"error": {"message": SPOKEN}}]) as (port, _):
+        assert run(port, "hi") == 1 and not set(capsys.readouterr().err) & set("\x1b\x9b\x07")
+
+
 def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(CHUNKS) as (port, asked):
         assert run(port) == 2 and asked == []

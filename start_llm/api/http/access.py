@@ -18,8 +18,8 @@ from start_llm.files.lru import Lru
 
 USER_FIELDS = ("user", "safety_identifier")
 MOST_KEPT = 8192
-FORWARDED = frozenset({"via", "forwarded", "x-real-ip", "true-client-ip", "x-client-ip", "x-cluster-client-ip"})
-FORWARDED_BEGINNINGS = ("x-forwarded-", "cf-")
+FORWARDED = frozenset({"via", "x-real-ip", "true-client-ip", "x-client-ip", "x-cluster-client-ip"})
+FORWARDED_BEGINNINGS = ("forwarded", "x-forwarded", "cf-")
 """Header fields, and beginnings of their names, that a proxy adds: the client behind it may be on any machine."""
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"

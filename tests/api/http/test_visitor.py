@@ -180,6 +180,8 @@ def test_who_is_who() -> None:
             "x-forwarded-host",
             "X-Forwarded-Proto",
             "Forwarded",
+            "Forwarded-For",
+            "X-Forwarded",
             "Via",
             "X-Real-IP",
             "CF-Connecting-IP",
