@@ -32,6 +32,8 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     # 4,000 tokens of every session: skills for the vendor's own services, told behind the first prompt, and a tool that
     # starts fleets of agents.
     defaults = {"CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1", "CLAUDE_CODE_DISABLE_WORKFLOWS": "1"}
+    # Schemas of MCP tools come when they are searched. At servers of others it does that only where it is told to.
+    defaults["ENABLE_TOOL_SEARCH"] = "true"
     unset = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
     # Its first screens: a theme and an account. Whether a folder is trusted stays a question to the user.
     initial = {folder / ".claude.json": to_json({"hasCompletedOnboarding": True})}

@@ -11,19 +11,20 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from start_llm.api.anthropic import context
+from start_llm.api.anthropic.tools import choice_of, tools_of
 from start_llm.api.common import fields, parts
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
 from start_llm.api.common.request import request_of, stop_of
-from start_llm.api.common.tools import check_unique, function_of, response_format_of
+from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Request
 from start_llm.core import events as ev
-from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
+from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.jsontext import parse_inner
-from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
 from start_llm.core.report import CacheReport
-from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
+from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -36,7 +37,6 @@ REFUSED = {
 }
 SILENT = frozenset({"fallback", "mcp_tool_listing"})  # these tell of the vendor's server, not of the conversation
 CHANGED_TOOLS = {"tool_addition": "Tool now available", "tool_removal": "Tool no longer available"}
-CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 class MessageIn(fields.BodyModel):
@@ -67,8 +67,8 @@ def read_messages(inbound: Request, settings: Settings, service: Service) -> Mes
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(MessagesBody, inbound.body)
     fields.refuse(data, REFUSED)
-    tools = _tools(body.tools or [])
-    choice, parallel = _choice(body.tool_choice, tools)
+    tools = tools_of(body.tools or [], [message.content for message in body.messages])
+    choice, parallel = choice_of(body.tool_choice, tools)
     request = request_of(
         *("messages", body, data, inbound, settings),
         messages=(*_system(body.system), *messages_of(body.messages)),
@@ -245,42 +245,6 @@ def _document(block: dict[str, Any], path: str) -> parts.PartContent:
     )
     about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
     return parts.join_content([*(parts.PartContent(text) for text in about), said])
-
-
-# --- tools ---
-
-
-def _tools(items: list[Any]) -> tuple[Tool, ...]:
-    tools = []
-    for path, item in fields.items_of(items, "tools"):
-        kind = fields.object_of(item, path).get("type")
-        if isinstance(kind, str) and kind.startswith("tool_search_tool"):
-            log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
-            continue
-        if kind not in (None, "custom"):
-            what = f"only the vendor's models know the schema of {fields.short(kind)}"
-            raise NotSupported(f"{path}.type: {what}; send name, description and input_schema.", param=f"{path}.type")
-        if not isinstance(item.get("input_schema"), dict):
-            raise fields.bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
-        tools.append(function_of(item, path, schema="input_schema"))
-    return check_unique(tools)
-
-
-def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:
-    """The choice, and whether several calls at once are allowed."""
-    if choice is None:
-        return ToolChoice(), True
-    kind = choice.get("type")
-    mode = CHOICES.get(fields.word(kind) or "")
-    if mode is None:
-        raise fields.bad("tool_choice.type", "auto, any, tool or none", kind)
-    if mode in {"required", "named"} and not tools:
-        raise BadRequest(f"tool_choice: {fields.short(kind)} needs tools, but there are none.", param="tool_choice")
-    name = fields.string_in(choice, "name", "tool_choice") if mode == "named" else None
-    if name is not None and name not in {tool.name for tool in tools}:
-        raise BadRequest(f"tool_choice.name: there is no tool named {fields.short(name)}.", param="tool_choice.name")
-    alone = fields.optional_in(choice, "disable_parallel_tool_use", bool, "tool_choice")
-    return ToolChoice(mode, name), not alone  # type: ignore[arg-type]
 
 
 # --- the way out: the event sequence of the API, and the whole message ---

@@ -1,0 +1,74 @@
+"""Tools of the messages API: those that the model may know, and which of them it has to call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from start_llm.api.common import fields
+from start_llm.api.common.tools import check_unique, function_of
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.messages import Tool
+from start_llm.core.request import ToolChoice
+
+log = logging.getLogger(__name__)
+
+CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+
+
+def tools_of(items: list[Any], contents: list[Any]) -> tuple[Tool, ...]:
+    """The tools, without those that are deferred and were not found: no ``tool_reference`` in `contents` names them.
+
+    The client searches among these by a tool of its own. What it found is a tool that came later: it is told where the
+    conversation is by then. Where the vendor's server would search (``tool_search_tool_*``), no tool is deferred.
+    """
+    hosted, tools, deferred = False, list[Tool](), set[str]()
+    found = set(_references(contents))
+    for path, item in fields.items_of(items, "tools"):
+        kind = fields.object_of(item, path).get("type")
+        if isinstance(kind, str) and kind.startswith("tool_search_tool"):
+            log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
+            hosted = True
+            continue
+        if kind not in (None, "custom"):
+            what = f"only the vendor's models know the schema of {fields.short(kind)}"
+            raise NotSupported(f"{path}.type: {what}; send name, description and input_schema.", param=f"{path}.type")
+        if not isinstance(item.get("input_schema"), dict):
+            raise fields.bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
+        tools.append(function_of(item, path, schema="input_schema"))
+        if fields.optional_in(item, "defer_loading", bool, path) and tools[-1].name not in found:
+            deferred.add(tools[-1].name)
+    check_unique(tools)
+    names = set() if hosted else deferred
+    return tuple(tool for tool in tools if tool.name not in names)
+
+
+def _references(contents: list[Any]) -> Iterator[str]:
+    """The names in ``tool_reference`` blocks of messages, and of results in messages."""
+    outer = [block for content in contents for block in _blocks(content)]
+    inner = [block for each in outer for block in _blocks(each.get("content"))]
+    for block in (*outer, *inner):
+        if block.get("type") == "tool_reference" and isinstance(block.get("tool_name"), str):
+            yield block["tool_name"]
+
+
+def _blocks(content: Any) -> list[dict[str, Any]]:
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def choice_of(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:
+    """The choice, and whether several calls at once are allowed."""
+    if choice is None:
+        return ToolChoice(), True
+    kind = choice.get("type")
+    mode = CHOICES.get(fields.word(kind) or "")
+    if mode is None:
+        raise fields.bad("tool_choice.type", "auto, any, tool or none", kind)
+    if mode in {"required", "named"} and not tools:
+        raise BadRequest(f"tool_choice: {fields.short(kind)} needs tools, but there are none.", param="tool_choice")
+    name = fields.string_in(choice, "name", "tool_choice") if mode == "named" else None
+    if name is not None and name not in {tool.name for tool in tools}:
+        raise BadRequest(f"tool_choice.name: there is no tool named {fields.short(name)}.", param="tool_choice.name")
+    alone = fields.optional_in(choice, "disable_parallel_tool_use", bool, "tool_choice")
+    return ToolChoice(mode, name), not alone  # type: ignore[arg-type]
