@@ -25,6 +25,7 @@ _READERS = ("JPEG", "PNG", "GIF", "WEBP")
 _BAND_PIXELS = 1 << 20
 _SCAN = b"\xff\xda"
 _MOST_SCANS = 200  # a progressive JPEG is decoded once per scan; cameras and browsers write up to 10
+_MOST_SCANNED = 1 << 30  # pixels of all its scans: about a second of computing
 
 # What Pillow raises on damaged files.
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, LookupError, ArithmeticError, TypeError, AttributeError)
@@ -75,7 +76,8 @@ class ImageFile:
                 raise ImageTooLarge(f"{width}x{height} are more than {most_pixels:,} pixels")
             turned = self._image.getexif().get(0x0112) in (5, 6, 7, 8)  # decodes a PNG
         self.format = FORMATS.get(self._image.format or "", "image")
-        if self.format == "JPEG" and data.count(_SCAN) > _MOST_SCANS:
+        scans = data.count(_SCAN) if self.format == "JPEG" else 0
+        if scans > _MOST_SCANS or scans * width * height > _MOST_SCANNED:
             raise Unreadable("a JPEG of too many scans")
         self.width, self.height = (height, width) if turned else (width, height)
 

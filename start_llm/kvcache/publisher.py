@@ -33,6 +33,9 @@ REST = 20  # seconds of rest for each second of work: other threads need Python'
 MOST_WAITING = 20_000  # runs of tokens and turns
 REPLAYED = 10_000  # batches, as vLLM keeps
 REPLAYED_BYTES = 64 << 20  # of all of them; a prompt of 200,000 tokens makes a batch of a megabyte
+MOST_UNREAD = 1000  # batches that wait for a slow router; what it misses then it asks for
+MOST_QUESTIONS = 8  # that are answered between two batches; as many wait of each client
+UNREAD_MILLISECONDS = 30_000  # after which a client that takes nothing loses its connection, where the system can tell
 MOST_ASKED_BYTES = 1024  # of a part of a question; longer ones end their connection
 RANK = 0  # of data parallelism; this server has one
 
@@ -57,7 +60,7 @@ class KVEventPublisher:
         self._topic = topic.encode()
         self._waiting: deque[_Work] = deque(maxlen=most_waiting)
         self._blocks = PublishedBlocks()
-        self._buffer: deque[tuple[int, bytes]] = deque()
+        self._buffer: deque[tuple[int, zmq.Frame]] = deque()
         self._buffer_bytes = 0
         self._sequence = time.time_ns() // 1_000_000
         self._drops_lock = threading.Lock()
@@ -71,12 +74,14 @@ class KVEventPublisher:
         """Raises Unavailable: an address cannot be bound."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._publish_socket, self._replay_socket = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        self._publish_socket.set_hwm(100_000)
+        self._publish_socket.set_hwm(MOST_UNREAD)
         # Else a router that asks for more than a thousand batches gets a part of them, and no end mark.
-        self._replay_socket.set_hwm(2 * REPLAYED)
+        self._replay_socket.sndhwm = 2 * REPLAYED
+        self._replay_socket.rcvhwm = MOST_QUESTIONS
         self._replay_socket.maxmsgsize = MOST_ASKED_BYTES
         for socket in (self._publish_socket, self._replay_socket):
             socket.linger = 0
+            socket.tcp_maxrt = UNREAD_MILLISECONDS
             socket.ipv6 = "[" in self.endpoint
         try:
             for socket, address in ((self._publish_socket, self.endpoint), (self._replay_socket, self.replay)):
@@ -131,8 +136,9 @@ class KVEventPublisher:
             began = time.thread_time()
             try:
                 self._send(events + self._next_events())
-                while self._replay_socket.poll(0):
-                    self._send_again()
+                for _ in range(MOST_QUESTIONS):
+                    if self._replay_socket.poll(0):
+                        self._send_again()
                 events = []
             except Exception:  # the thread's edge: routers learn it from the next batch
                 log.warning("KV events could not be published", exc_info=True)
@@ -177,12 +183,13 @@ class KVEventPublisher:
     def _send(self, events: list[Any]) -> None:
         if not events:
             return
-        batch = self._encoder.encode([time.time(), events, RANK])
+        # A frame's bytes are in memory once, however many clients have not read them yet.
+        batch = zmq.Frame(self._encoder.encode([time.time(), events, RANK]))
         self._buffer.append((self._sequence, batch))
         self._buffer_bytes += len(batch)
         while len(self._buffer) > REPLAYED or (self._buffer_bytes > REPLAYED_BYTES and len(self._buffer) > 1):
             self._buffer_bytes -= len(self._buffer.popleft()[1])
-        self._publish_socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), batch))
+        self._publish_socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), batch), copy=False)
         self._sequence += 1
 
     def _send_again(self) -> None:
@@ -191,7 +198,8 @@ class KVEventPublisher:
         first = int.from_bytes(rest[-1], "big") if rest else 0
         for number, batch in self._buffer:
             if number >= first:
-                self._replay_socket.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), batch))
+                parts = (client, b"", self._topic, number.to_bytes(8, "big"), batch)
+                self._replay_socket.send_multipart(parts, copy=False)
         self._replay_socket.send_multipart((client, b"", b"", END, b""))
 
     def _close_sockets(self) -> None:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from start_llm.core.errors import BadRequest, StartLLMError
 from start_llm.core.jsontext import parse_object
+from start_llm.core.modelmap import MOST_NAME
 from start_llm.core.protocol import inner_object, session_of
 from start_llm.proxy.asgi import JSON, error_answer, off_the_loop, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
@@ -113,6 +114,8 @@ class RequestBodies:
         body = parse_object(raw)
         if not isinstance(body.get("model"), str | None):  # LiteLLM looks it up before it looks at it
             raise BadRequest("model: this must be a string, the name of a model.", param="model", code="invalid_value")
+        if len(body.get("model") or "") > MOST_NAME:  # LiteLLM goes through it again and again, on the event loop
+            raise BadRequest(f"model: a name has at most {MOST_NAME} characters.", param="model", code="invalid_value")
         self._litellm_names.check(body)
         changed = {name: value for name, value in body.items() if name not in self._litellm_names.arguments}
         if _CONVERSATION.fullmatch(dialect):

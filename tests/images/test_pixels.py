@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -65,6 +67,16 @@ def test_sixteen_bits_of_grey_keep_their_brightness() -> None:
 def test_what_is_transparent_is_white() -> None:
     clear = Image.new("RGBA", (3, 3), (0, 0, 0, 0))
     assert opened(encoded(clear)).upright().getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_what_a_jpeg_costs_is_bounded_by_its_scans_and_its_size() -> None:
+    picture = io.BytesIO()
+    Image.new("L", (7000, 7000)).save(picture, "JPEG", progressive=True)
+    data = picture.getvalue()
+    scans = data.count(b"\xff\xda")
+    assert scans >= 6 and ImageFile(data, 50_000_000).width == 7000
+    with pytest.raises(Unreadable, match="too many scans"):
+        ImageFile(data + b"\xff\xda" * (23 - scans), 50_000_000)
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

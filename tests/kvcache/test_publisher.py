@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -80,6 +81,25 @@ def test_what_is_sent_again_is_bounded_in_bytes(events, monkeypatch: pytest.Monk
     assert all_events(events.replay, 1), "the newest ones are there"
     batches = [batch for _, batch in events._buffer]
     assert 0 < sum(map(len, batches)) <= 5000 and len(batches) < 20
+
+
+def test_a_client_that_asks_and_never_reads_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher.KVEventPublisher, "_publish_all", lambda self: None)
+    made = publisher.KVEventPublisher("tcp://127.0.0.1:0")
+    made.start()
+    for _ in range(500):
+        made._send([["x" * 40_000]])
+    memory = psutil.Process().memory_info
+    with zmq.Context.instance().socket(zmq.DEALER) as client:
+        client.linger, client.rcvhwm = 0, 1
+        client.connect(made.replay)
+        before = memory().rss
+        for _ in range(20):  # 20 MB each
+            client.send_multipart([b"", bytes(8)])
+            assert made._replay_socket.poll(WAIT_SECONDS * 1000)
+            made._send_again()
+        assert memory().rss - before < 100 << 20
+    made._close_sockets()
 
 
 def test_what_is_dropped_is_counted_and_clears_all(events) -> None:

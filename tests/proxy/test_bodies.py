@@ -101,7 +101,7 @@ def test_a_parameter_of_litellms_is_400_that_names_it(path: str, place: str, mor
     assert path == MESSAGES or error["param"] == place
 
 
-@pytest.mark.parametrize("model", [[[0]], ["a"], {"a": {}}, 5, True])
+@pytest.mark.parametrize("model", [[[0]], ["a"], {"a": {}}, 5, True, "a" * 257])
 def test_a_model_that_is_no_name_is_400(model: Any) -> None:
     for path in (CHAT, MESSAGES):
         status, error = refused(path, json.dumps({"model": model}).encode())

@@ -9,6 +9,7 @@ import resource
 import selectors
 import socket
 import time
+from urllib.parse import urlsplit
 
 from start_llm.core.hosts import is_loopback
 from start_llm.core.settings import Settings, SettingsError
@@ -133,13 +134,13 @@ class Waker:
 
 def check_bind(settings: Settings) -> None:
     """Raises SettingsError where everybody in the network could use the server and nobody said so."""
-    host = settings.mlx_host
-    if host == "localhost" or is_loopback(host) or settings.api_key is not None or settings.allow_open_bind:
-        return
-    raise SettingsError(
-        f"MLX_HOST={host!r}: other machines could use this server, and it has no API_KEY. Set API_KEY, or "
-        "ALLOW_OPEN_BIND=true if everybody there may."
-    )
+    places = {"MLX_HOST": settings.mlx_host, "KV_EVENTS": urlsplit(settings.kv_events or "tcp://localhost").hostname}
+    for name, host in places.items():
+        if not (host == "localhost" or is_loopback(host or "*") or settings.api_key or settings.allow_open_bind):
+            raise SettingsError(
+                f"{name}={host!r}: other machines could use this server, and it has no API_KEY. Set API_KEY, or "
+                "ALLOW_OPEN_BIND=true if everybody there may."
+            )
 
 
 def listen(settings: Settings) -> list[socket.socket]:
