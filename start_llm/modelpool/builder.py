@@ -30,7 +30,7 @@ from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.host.home import command
-from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVListener
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
@@ -39,7 +39,7 @@ from start_llm.models.catalog import name_of
 from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
-from start_llm.models.fingerprint import fingerprint, tokenizer_key
+from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import (
     BasesInMemory,
@@ -261,7 +261,7 @@ class ModelBuilder:
             self._check_drafter(files)
             if files.kind == "model":
                 yield from in_background(lambda: _check_vocabulary(loaded, files.folder))
-            language = language_of(loaded.model)
+            language, stamps = language_of(loaded.model), loaded.stamps | stamps_of(files.folder)
             model = yield from add_drafter(loaded.model, language, files, settings.trust_remote_code)
         except NotSupported as error:
             self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
@@ -269,7 +269,8 @@ class ModelBuilder:
         self._say(f"drafts    {files.detail} drafts for {loaded.name}")
         key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
         size = loaded.weight_bytes + bytes_of(model.drafter)
-        return replace(loaded, model=model, fingerprint=hashlib.sha256(key.encode()).hexdigest(), weight_bytes=size)
+        key = hashlib.sha256(key.encode()).hexdigest()
+        return replace(loaded, model=model, fingerprint=key, stamps=stamps, weight_bytes=size)
 
     def _check_drafter(self, files: DrafterFiles) -> None:
         """Before its weights are read. Raises NotSupported with the end of a sentence."""
@@ -283,16 +284,21 @@ class ModelBuilder:
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""
         folder = settings.disk_dir
-        if folder is None:
+        if folder is None or not (weights := WeightsDigest(loaded.stamps, folder).value):
             return FeatureStore()
         most = min(MOST_DISK_BYTES, self._disk_bytes(settings) // 10)
-        return FeatureStore(MEMORY_BYTES, folder / "images", most, model=loaded.fingerprint)
+        return FeatureStore(MEMORY_BYTES, folder / "images", most, model=_whole(loaded.fingerprint, weights))
 
     def _disk(self, settings: Settings, loaded: LoadedModel) -> DiskTier | None:
         folder = settings.disk_dir
         if folder is None:
             return None
-        disk = DiskTier(folder, loaded.fingerprint, self._disk_bytes(settings))
+        weights = WeightsDigest(loaded.stamps, folder)
+        if weights.value:
+            whose: str | Identify = _whole(loaded.fingerprint, weights.value)
+        else:
+            whose = partial(_identified, loaded.fingerprint, weights)
+        disk = DiskTier(folder, whose, self._disk_bytes(settings))
         if not disk.ready:
             self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
         return disk
@@ -300,6 +306,16 @@ class ModelBuilder:
     def _disk_bytes(self, settings: Settings) -> int:
         folder, limit = settings.disk_dir, settings.kv_disk_bytes
         return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
+
+
+def _whole(fingerprint: str, weights: str) -> str:
+    """What KV in files depends on. `weights`: `WeightsDigest.value`."""
+    return f"{fingerprint} {weights}"
+
+
+def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
+    found = weights.compute(is_over)
+    return _whole(fingerprint, found) if found else ""
 
 
 def _check_vocabulary(loaded: LoadedModel, folder: Path) -> None:

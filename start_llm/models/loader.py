@@ -26,7 +26,7 @@ from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
 from start_llm.models.checkpoint import INDEX, read_config, read_json
 from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
-from start_llm.models.fingerprint import fingerprint
+from start_llm.models.fingerprint import Stamps, fingerprint, stamps_of
 from start_llm.models.inspection import inspect_once
 from start_llm.models.overrides import FOLDER
 from start_llm.models.pull import find_folder
@@ -45,6 +45,7 @@ class BaseWeights:
 
     group: str  # what those who share them are counted under
     files: str  # `fingerprint.fingerprint` of it when it was read
+    stamps: Stamps  # of its files then
     arrays: dict[str, Any]  # by the parameter's name; they belong to the model thread
     nbytes: int
 
@@ -66,8 +67,9 @@ class LoadedModel:
     capabilities: Capabilities
     eos: frozenset[int]  # tokens that end a turn
     weight_bytes: int  # of the parameters in memory
-    fingerprint: str  # identifies the KV that this model makes
+    fingerprint: str  # identifies the KV that this model makes, by samples of the weights
     files: str  # identifies the checkpoint itself
+    stamps: Stamps = frozenset()  # of all files of weights that are in it, but an adapter's
     vision: VisionProcessor | None = None  # how it reads images; ``None``: a text model
     adapter: Adapter | None = None  # what was put on it
     base: BaseWeights | None = None  # weights that other adapters of the same model may share
@@ -159,7 +161,7 @@ def load_steps(
     else:
         found = yield from in_background(lambda: _find(settings, device, progress, say, given.folder, given.parts))
     progress(f"loading {found.name}", 0.0)
-    stamp = _stamp(found.folder)
+    stamps = stamps_of(found.folder)
     if settings.model_path is not None:
         inspected = yield from in_background(lambda: inspect_once(settings, found.source, found.folder))
         found = replace(found, inspected=inspected)
@@ -175,15 +177,9 @@ def load_steps(
     progress(f"loading {found.name}", 1.0)
     nbytes = bytes_of(model)
     loaded = yield from in_background(lambda: _describe(settings, found, model, wrapper, base, nbytes))
-    if _stamp(found.folder) != stamp:  # the fingerprint was made after the weights were read: it must be theirs
+    if stamps_of(found.folder) != stamps:  # the fingerprint was made after the weights were read: it must be theirs
         raise Unavailable(f"{found.name}: its files were changed while they were read; ask again.")
-    return _of_its_own(loaded, vision, adapter)
-
-
-def _stamp(folder: Path) -> set[tuple[str, int, int, int]]:
-    """Of the weights' files: it is another one if one of them was written or replaced."""
-    stats = ((path.name, path.stat()) for path in folder.glob("*.safetensors"))
-    return {(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats}
+    return replace(_of_its_own(loaded, vision, adapter), stamps=stamps)
 
 
 def _find(
@@ -228,14 +224,15 @@ def _text_model(
         model, config = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
         given.shard(model, found.source, config)
         group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
-        base = given.bases.get(group)
-        if base is not None and base.files == files:
+        base, stamps = given.bases.get(group), stamps_of(found.folder)
+        if base is not None and (base.files, base.stamps) == (files, stamps):
             model.load_weights(list(base.arrays.items()))
         else:
             yield from read_weights(model)
             arrays = dict(tree_flatten(model.parameters()))
-            counted = group if base is None else f"{group} {files}"  # they are others than those that are there
-            base = BaseWeights(counted, files, arrays, bytes_of(model))
+            # Else they are others than those that are there.
+            counted = group if base is None else f"{group} {files} {hash(stamps):x}"
+            base = BaseWeights(counted, files, stamps, arrays, bytes_of(model))
             given.bases[group] = base
         yield 0.0
         wrapper = given.tokenizer or (yield from in_background(lambda: read_tokenizer(found.folder)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,8 @@ from start_llm.core.settings import load_settings
 from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.models.background import at_once
+from start_llm.models.checkpoint import safetensors_header
+from start_llm.models.fingerprint import fingerprint
 from start_llm.models.room import Weights
 from tests.oracle import build_oracle
 from tests.waiting import until
@@ -89,6 +93,37 @@ def leaves_nothing(builder: ModelBuilder, before: set[threading.Thread]) -> None
     shared = builder.shared
     assert not shared.guards and shared._weights == {}
     assert "GiB in" in loads_and_closes(builder), "the folder of its KV is still taken"
+
+
+@pytest.mark.parametrize("little", [0, 1 << 30])  # all bytes are read in the background, or at once
+def test_kv_on_disk_is_of_every_byte_of_the_weights(
+    builder: ModelBuilder, model: Path, tmp_path: Path, little: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two copies differ in a value that the samples do not show, as they do not show all of larger tensors."""
+    for name, value in {"LITTLE_BYTES": little, "_ENDS_BYTES": 4, "_TENSOR_BYTES": 4}.items():
+        monkeypatch.setattr(f"start_llm.models.fingerprint.{name}", value)
+    mended = Path(shutil.copytree(model, tmp_path / "mended"))
+    file = next(mended.glob("*.safetensors"))
+    header = safetensors_header(file)
+    assert header is not None
+    largest = max(header.tensors.values(), key=lambda tensor: tensor.end - tensor.begin)
+    place = header.length + (largest.begin + largest.end) // 2 // 4 * 4
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    assert fingerprint(model) == fingerprint(mended)
+
+    def folders() -> int:
+        return sum(path.is_dir() for path in (tmp_path / "kv").glob("*"))
+
+    def load(folder: Path, count: int) -> None:
+        settings = builder._settings.model_copy(update={"model_path": str(folder)})
+        runtime = at_once(builder.steps(settings, "", Weights()))
+        until(lambda: folders() == count, "it has no folder of its own")
+        runtime.close()
+
+    for folder, count in ((model, 1), (mended, 2), (model, 2)):
+        on_a_thread(partial(load, folder, count))
 
 
 @pytest.mark.parametrize("where", ["make_store", "MemoryGuard", "TextRuntime", "limit_context"])

@@ -129,6 +129,17 @@ def test_weights_that_were_changed_on_disk_are_read_anew(base: Path, tmp_path: P
     assert greedy(new.model, [5, 9]) == greedy(loaded(folder, None).model, [5, 9])
 
 
+def test_weights_in_memory_are_not_those_of_a_file_that_was_written_since(base: Path, tmp_path: Path) -> None:
+    """Samples of its bytes cannot tell, and nobody reads all of them first."""
+    folder, bases = Path(shutil.copytree(base, tmp_path / "tiny-base")), BasesInMemory()
+    old = loaded(folder, None, bases=bases)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes())
+    new = loaded(folder, None, bases=bases)
+    assert new.base is not old.base and loaded(folder, None, bases=bases).base is new.base
+    assert together([old.weights, new.weights]) == old.weight_bytes + new.weight_bytes
+
+
 def test_kv_is_of_one_adapter_only(base: Path, adapter: Path, tmp_path: Path) -> None:
     other = build_adapter(tmp_path / "other", base, seed=2)
     twin = Path(shutil.copytree(adapter, tmp_path / "twin"))
