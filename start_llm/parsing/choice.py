@@ -180,9 +180,10 @@ class ChoiceParser:
 
 @dataclass(slots=True)
 class RawChoiceParser(ChoiceParser):
-    """Each token's logprob has the text that the token completed, and goes out with the beginning of that text.
+    """Each token's logprob has the text that the token completed, and goes out with the end of that text.
 
-    So the texts of the tokens, joined, are the answer's text. Tokens of a stop string have none.
+    So the texts of the tokens, joined, are the answer's text: of a token in which a stop string begins it has what
+    stands in front of that. Tokens of a stop string have none.
     """
 
     _passed_on: int = 0  # characters that went out
@@ -200,8 +201,13 @@ class RawChoiceParser(ChoiceParser):
             if isinstance(event, TextDelta):
                 self._passed_on += len(event.text)
                 due = []
-                while self._pending and self._begin < self._passed_on:
+                while self._pending and self._begin < self._passed_on >= self._begin + len(self._pending[0].text or ""):
                     due.append(self._pending.pop(0))
                     self._begin += len(due[-1].text or "")
                 events[index] = replace(event, logprobs=tuple(due))
+        if self.parser.ended and self._pending and self._begin < self._passed_on:
+            split = self._pending.pop(0)
+            text = (split.text or "")[: self._passed_on - self._begin]
+            events.append(TextDelta("", self.index, (replace(split, text=text),)))
+            self._begin = self._passed_on
         return events
