@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.oracle.build import MARKS, SPECIAL
+
 # What the oracle's chat template puts around a message, and before the answer.
 MARKUP = "<|im_start|>user\n<|im_end|>\n"
 TOOL_MARKUP = "<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n"
@@ -26,6 +28,8 @@ _GENERATED = {"function_call", "custom_tool_call", "reasoning", "local_shell_cal
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 # Assistant messages that aider itself writes behind its own: nobody generated them.
 _MADE_UP = re.compile(r"Ok\.|Ok, (?:any changes I propose|I won't try and edit|I will use) .*")
+# Names of control tokens in what a client sends are letters to the model (`prompt.guard`).
+_CUTS = re.compile("(?<=<)(?=" + "|".join(re.escape(name[1:]) for name in (*SPECIAL, *MARKS)) + ")")
 _RESULTS = {"tool_result", "function_call_output", "custom_tool_call_output"}
 
 
@@ -121,6 +125,6 @@ class NewTokens:
                 left[line] -= 1
                 if left[line] < 0:
                     new.append(line)
-            count += sum(self.tokens(line) for line in new)
+            count += sum(self.tokens(piece) for line in new for piece in _CUTS.split(line))
             count += self.tokens(part.markup) * (4 * sum(len(line) + 1 for line in new) > 3 * part.size)
         return count

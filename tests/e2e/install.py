@@ -25,6 +25,8 @@ NPM = {
     "kilo": "@kilocode/cli@7.7.7",
     "cn": "@continuedev/cli@1.5.47",
     "ollama-js": "ollama@0.6.4",
+    "openai-js": "openai@7.57.0",
+    "anthropic-js": "@anthropic-ai/sdk@1.13.0",
 }
 PYPI = {
     "aider": "aider-chat==0.86.2",
