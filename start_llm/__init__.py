@@ -9,6 +9,7 @@ As a library::
         print(app.url)  # an OpenAI and Anthropic API, for other programs
 """
 
+import resource as _resource
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,25 @@ _PLACES = {
     "ToolCallFinished": "start_llm.core.events",
     "load_settings": "start_llm.core.settings",
 }
+
+_FILES_OF_MLX_LM = 4096
+
+
+def _allow_few_files(
+    allowed: int = _resource.getrlimit(_resource.RLIMIT_NOFILE)[1], setrlimit: Any = _resource.setrlimit
+) -> None:
+    """mlx-lm asks for 4,096 open files when it is imported, which fails where fewer are allowed: then it gets those."""
+    if not 0 <= allowed < _FILES_OF_MLX_LM:  # -1 is no limit
+        return
+
+    def bounded(kind: int, limits: tuple[int, int]) -> None:
+        files = kind == _resource.RLIMIT_NOFILE
+        setrlimit(kind, (min(limits[0], allowed), min(limits[1], allowed)) if files else limits)
+
+    _resource.setrlimit = bounded
+
+
+_allow_few_files()
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,21 @@ from tests.oracle import build_oracle
 PAGE = (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8")
 
 
+@pytest.mark.live
+def test_a_process_that_may_open_few_files_serves() -> None:
+    """mlx-lm's import asks for 4,096, which only those who may raise limits (root on Linux) get."""
+    code = (
+        "import ctypes, os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "if sys.platform == 'linux':\n"
+        "    ctypes.CDLL(None).prctl(24, 24, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_RESOURCE: for what is executed next\n"
+        "what = 'import start_llm.models.loader, resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))'\n"
+        "os.execv(sys.executable, [sys.executable, '-c', what])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("(256, 256)\n", 0), done.stderr
+
+
 @pytest.mark.smoke
 def test_the_example_runs_and_prints_nothing_else(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
