@@ -3,8 +3,8 @@ process, around LiteLLM.
 
 `fleet` picks the node, and `outcome.Hooks` has LiteLLM take that node's entry. A request is sent again only as long as
 nothing of an answer has gone to the client, and never to the same node twice. If the connection broke after the request
-had been sent, it is sent again once: a request that kills its server must not kill all of them. A stream that breaks
-later ends with an error in the words of its dialect.
+had been sent, or the node said 500, nothing, or HTML, it is sent again once: a request that kills its server must not
+kill all of them. A stream that breaks later ends with an error in the words of its dialect.
 """
 
 from __future__ import annotations
@@ -93,20 +93,23 @@ class Balancer:
     ) -> bool:
         """Sends the request to one node. Whether it is to be sent to another one. Raises Unavailable."""
         choice = await self._ask_node(scope, routed, receive, answer, outcome)
+        if not outcome.failed and answer.says_nothing:
+            outcome.failed = outcome.is_lost = True
         if not outcome.failed:
             await answer.finish(None)
             return False
-        at_node = outcome.is_lost or outcome.status in ELSEWHERE
+        is_faulty = outcome.status == 500 and outcome.error is not None  # LiteLLM's own faults are not the node's
+        at_node = outcome.is_lost or is_faulty or outcome.status in ELSEWHERE
         if at_node or outcome.reason:
             outcome.tried.add(choice.node.name)
         if at_node:
             self._fleet.failed(choice.node.name)
-        outcome.breaks += outcome.is_lost and not outcome.is_unsent
+        outcome.breaks += is_faulty or (outcome.is_lost and not outcome.is_unsent)
         left = len(self._fleet.members) - len(outcome.tried)
         if not answer.has_begun and (at_node or outcome.reason) and outcome.breaks < MOST_BREAKS and left > 0:
             answer.drop()
             return True
-        if outcome.is_lost and not answer.has_begun and len(self._fleet.members) > 1:
+        if outcome.is_lost and not answer.has_begun and (len(self._fleet.members) > 1 or answer.says_nothing):
             raise Unavailable(broken(choice.node, "")["message"])
         await answer.finish(outcome.error or broken(choice.node, answer.dialect))
         return False
@@ -182,6 +185,11 @@ class _NodeAnswer:
         """Nothing more is taken from the node that was asked last."""
         self._asked += 1
 
+    @property
+    def says_nothing(self) -> bool:
+        """Neither an answer nor an error has come."""
+        return not self.has_begun and not self._kept
+
     async def __call__(self, message: Message) -> None:
         if message["type"] == START:
             await self._start(message)
@@ -211,6 +219,11 @@ class _NodeAnswer:
 
     async def _pass_on(self, message: Message) -> None:
         body = message.get("body", b"")
+        if not self.has_begun and body.lstrip().startswith(b"<"):  # a page for people
+            self.end()
+            return
+        if not self._is_stream and not body and not self.has_begun:
+            return
         if not self._is_stream:
             self.has_begun = True
             self._begun()

@@ -104,10 +104,14 @@ class ServerRoutes:
             if found is None:  # nobody wants it any more, and the server learns that from its connection
                 return Response(status_code=499)
             answer = found
-            if answer.status_code not in ELSEWHERE or left == 0:
+            is_faulty = answer.status_code == 500 or _says_nothing(answer)
+            outcome.breaks += is_faulty
+            is_last = left == 0 or outcome.breaks >= MOST_BREAKS
+            if not (is_faulty or answer.status_code in ELSEWHERE) or (is_last and not _says_nothing(answer)):
                 return _streamed(answer, choice)
             self._fleet.failed(choice.node.name)
             await answer.aclose()
+            answer = _no_answer(httpx.RemoteProtocolError("what it says is no answer"))
         return _response(answer)
 
     async def _ask(self, request: Request, choice: Choice, body: bytes, kind: str) -> httpx.Response | None:
@@ -264,6 +268,12 @@ def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _says_nothing(answer: httpx.Response) -> bool:
+    """An empty body, or a page for people: no server of this kind answers so."""
+    kind = answer.headers.get("content-type", "").lower()
+    return answer.is_success and (answer.headers.get("content-length") == "0" or kind.startswith("text/html"))
 
 
 def _no_answer(error: httpx.HTTPError) -> httpx.Response:

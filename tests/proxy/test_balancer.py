@@ -212,6 +212,43 @@ def test_an_answer_that_a_node_does_not_give(
     assert asked == ["identity"] and "elsewhere" not in [path for stub in stubs for path, _ in stub.seen]
 
 
+FAULTS = {
+    "nothing": b"200 OK\r\nContent-Type: application/json\r\nContent-Length: 0\r\n\r\n",
+    "page": b"200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
+    "500": b'500 No\r\nContent-Type: application/json\r\nContent-Length: 33\r\n\r\n{"error": {"message": "a fault"}}',
+    "500 page": b"500 No\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
+}
+
+
+MADE_UP = {("chat/completions", True), ("messages", False)}  # LiteLLM makes an answer of nothing there
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "fault"),
+    [
+        (path, stream, fault)
+        for path, stream, fault in itertools.product([*DIALECTS, "completions"], [False, True], FAULTS)
+        if "500" in fault or (path, stream) not in MADE_UP
+    ],
+)
+def test_a_node_that_answers_with_no_answer_has_failed(
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub, path: str, stream: bool, fault: str
+) -> None:
+    def instead(handler: BaseHTTPRequestHandler) -> None:
+        if handler.command == "GET":
+            first._get(handler)
+        elif "/cache/" in handler.path:
+            first._post(handler)
+        else:
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            handler.wfile.write(b"HTTP/1.1 " + FAULTS[fault])
+
+    first.instead = instead
+    answer = ask(web, path, stream=stream)
+    assert answer.status_code == 200 and (TEXT in answer.text or path == "completions"), answer.text
+    assert node_of(answer) != first.name
+
+
 def test_a_request_that_kills_its_node_does_not_kill_all(
     web: httpx.Client, stubs: list[NodeStub], first: NodeStub
 ) -> None:
