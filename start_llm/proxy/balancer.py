@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
@@ -31,10 +31,8 @@ from start_llm.proxy.asgi import (
 )
 from start_llm.proxy.fleet import (
     ELSEWHERE,
-    FROZEN_SECONDS,
     MOST_BREAKS,
     NODE_HEADER,
-    SILENT_SECONDS,
     Choice,
     NodeFleet,
     broken,
@@ -127,7 +125,7 @@ class Balancer:
             inner = dict(scope) | {"state": dict(scope.get("state") or {})}
             asking = asyncio.ensure_future(self._app(inner, replay(body, receive), send))
             try:
-                is_frozen = await self._wait(asking, choice, answer)
+                is_frozen = await self._wait(asking, choice, answer, outcome.tried)
             finally:
                 asking.cancel()
         if is_frozen:
@@ -141,15 +139,16 @@ class Balancer:
         holder = node_of_response(given.get("previous_response_id"), self._holders)
         return _Routed(route_key(given, headers), holder, body)
 
-    async def _wait(self, asking: asyncio.Future[None], choice: Choice, answer: _NodeAnswer) -> bool:
+    async def _wait(
+        self, asking: asyncio.Future[None], choice: Choice, answer: _NodeAnswer, tried: Collection[str]
+    ) -> bool:
         """Until LiteLLM has answered. Whether the node is frozen, and nothing more is to be expected of it."""
         while True:
             done, _ = await asyncio.wait((asking,), timeout=_LOOK_SECONDS)
             if done:
                 asking.result()
                 return False
-            limit = FROZEN_SECONDS if answer.has_begun else SILENT_SECONDS
-            if self._fleet.silent_for(choice.node.name) > limit:
+            if self._fleet.gives_up(choice.node.name, tried, begun=answer.has_begun):
                 return True
 
 

@@ -46,9 +46,9 @@ EXPLAIN_AGAIN_SECONDS = 0.5
 """The same for a conversation that goes on and is not known here: computing all of it again takes longer."""
 SILENT_SECONDS = 10.0
 """A node whose `/health` was silent for so long is frozen: what it was sent, and has not begun to answer, is sent to
-another one."""
+another one, if one is left."""
 FROZEN_SECONDS = 30.0
-"""After so long a stream that it had begun ends with an error."""
+"""After so long a stream that it had begun ends with an error, and so does what nobody else could answer."""
 BUSY_SECONDS = 0.1
 """A timer that is later than that says that this process was busy."""
 CARDS_EVERY = 10.0
@@ -202,9 +202,12 @@ class NodeFleet:
         """A request failed at that node: it is left out for a while."""
         self.members[name].leave_out(time.monotonic())
 
-    def silent_for(self, name: str) -> float:
-        """Seconds since that node answered the last time, if it has stopped to."""
-        return self.members[name].silent_seconds
+    def gives_up(self, name: str, tried: Collection[str], *, begun: bool = False) -> bool:
+        """Whether that node has been silent for too long; `tried`, `begun`: nodes that this request was sent to, and
+        whether it is being answered."""
+        now = time.monotonic()
+        others = any(each.is_offered(now) for each in self.members.values() if each.name not in {name, *tried})
+        return self.members[name].silent_seconds > (SILENT_SECONDS if others and not begun else FROZEN_SECONDS)
 
     def offered(self) -> list[ServerNode]:
         """Those that answer, or else all."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -28,7 +28,6 @@ from start_llm.proxy.fleet import (
     LOOK_EVERY,
     MOST_BREAKS,
     NODE_HEADER,
-    SILENT_SECONDS,
     Choice,
     NodeFleet,
     broken,
@@ -95,7 +94,7 @@ class ServerRoutes:
                 return error_answer(request.url.path, error, error_headers(error))
             outcome.tried.add(choice.node.name)
             try:
-                found = await self._ask(request, choice, body, kind)
+                found = await self._ask(request, choice, body, kind, outcome.tried)
             except httpx.HTTPError as error:
                 outcome.breaks += not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 self._fleet.failed(choice.node.name)
@@ -114,7 +113,9 @@ class ServerRoutes:
             answer = _no_answer(httpx.RemoteProtocolError("what it says is no answer"))
         return _response(answer)
 
-    async def _ask(self, request: Request, choice: Choice, body: bytes, kind: str) -> httpx.Response | None:
+    async def _ask(
+        self, request: Request, choice: Choice, body: bytes, kind: str, tried: Collection[str]
+    ) -> httpx.Response | None:
         """A node's answer, to be read; ``None``: the client has left. Raises httpx.HTTPError."""
         path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
         headers = headers_for(choice.node) | {b"content-type": kind.encode("latin-1", "replace")}
@@ -130,7 +131,7 @@ class ServerRoutes:
                     await asyncio.wait(tasks, timeout=LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
                     if leaving.done() and not asking.done():
                         return None
-                    if self._fleet.silent_for(choice.node.name) > SILENT_SECONDS:
+                    if self._fleet.gives_up(choice.node.name, tried):
                         raise httpx.ReadTimeout(f"{choice.node.name} has stopped to answer")
                 with only_http_errors():
                     return asking.result()

@@ -193,6 +193,19 @@ def test_a_conversation_stays_at_a_node_that_is_late_and_leaves_one_that_is_froz
     run(test)
 
 
+def test_a_frozen_node_is_waited_for_where_nobody_else_is_left() -> None:
+    first, second = (ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2))
+    fleet = NodeFleet([first, second], {})
+    fleet.members[first.name].silent_seconds = 14.0
+    assert fleet.gives_up(first.name, set()) and fleet.gives_up(first.name, {first.name})
+    assert not fleet.gives_up(first.name, set(), begun=True)
+    assert not fleet.gives_up(first.name, {first.name, second.name})
+    fleet.members[second.name].state = "silent"
+    assert not fleet.gives_up(first.name, set())
+    fleet.members[first.name].silent_seconds = module.FROZEN_SECONDS + 1
+    assert fleet.gives_up(first.name, set()) and fleet.gives_up(first.name, set(), begun=True)
+
+
 def test_a_model_that_is_not_loaded_is_not_loaded_by_a_question() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:
@@ -418,7 +431,7 @@ def test_what_a_given_up_node_still_says_is_in_no_answer(monkeypatch: pytest.Mon
         fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
         for member in fleet.members.values():
             member.state = "ready"
-        monkeypatch.setattr(fleet, "silent_for", lambda name: module.SILENT_SECONDS + 1 if len(asked) == 1 else 0.0)
+        monkeypatch.setattr(fleet, "gives_up", lambda name, tried, **_: len(asked) == 1)
         app = balancer.Balancer(litellm, fleet=fleet, holders={})
         await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
         await fleet.client.aclose()
