@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from anthropic.types import ModelInfo
 
 from start_llm.api import server as api_server
 from start_llm.api.http import connection as connections
@@ -28,11 +27,13 @@ from start_llm.core.events import Failed, Progress, TextDelta
 from start_llm.core.settings import SettingsError
 from tests.api.conftest import Raw
 from tests.api.fakes import DONE, FIRST, FakeService, answer, hold
+from tests.lazy import Package
 
 Connect = Callable[[ApiServer], Raw]
 Serve = Callable[..., ApiServer]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 PATH = "/v1/chat/completions"
+ANTHROPIC: Any = Package("anthropic.types")
 
 
 def stream_and_hold(service: FakeService) -> None:
@@ -95,7 +96,7 @@ def test_every_kind_of_client_finds_the_model_with_its_true_context(
     assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("tiny", 4096)
     assert [slot["is_processing"] for slot in slots] == [True] + [False] * (props["total_slots"] - 1)
     assert len(slots) == props["total_slots"] > 0 and slots[0]["n_ctx"] == 4096
-    told = ModelInfo.construct(**get("/v1/models/tiny"))  # as Anthropic's library reads it
+    told = ANTHROPIC.ModelInfo.construct(**get("/v1/models/tiny"))  # as Anthropic's library reads it
     assert (told.max_input_tokens, told.display_name, told.lifecycle) == (10_240, "tiny", "active")
 
 

@@ -68,7 +68,7 @@ def test_each_node_has_its_own_key() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        *("mac-1:8080", "ftp://mac-1", "http://mac-1:8080/v1", "http://user:pw@mac-1", "http://mac-1:99999", "http://"),
+        *("mac-1:8080", "ftp://mac-1", "http://mac-1:8080/v1", "http://mac-1:99999", "http://"),
         *("http://999.1.1.1:80", "http://[::1:2::3]", "http://1.2.3"),
     ],
 )
@@ -78,6 +78,12 @@ def test_a_bad_address_is_one_sentence(bad: str) -> None:
     ) as found:
         settings(nodes=f"http://mac-2:8080,{bad}")
     assert "\n" not in str(found.value)
+
+
+def test_an_address_with_a_password_is_refused_without_being_shown() -> None:
+    with pytest.raises(SettingsError, match="an address has no user and no password") as found:
+        settings(nodes="http://mac-2:8080,http://user:pw-of-mac@mac-1")
+    assert "pw-of-mac" not in str(found.value)
 
 
 def test_an_address_stands_there_once() -> None:
