@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
     )
 
 ROOT = Path(__file__).resolve().parent
-COMMAND = "python3.12 install_and_run.py"
+COMMAND = f"python3.12 {shlex.quote(str(Path(__file__).resolve()))}"  # works in every folder
 OWN = {  # what start_llm itself does not know; all other commands are its own
     "test": "the checks of every day; --all: those of CI; other flags go to pytest (--slow, --e2e, -k NAME)",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",

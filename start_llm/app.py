@@ -37,7 +37,8 @@ from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import LISTEN_FD
-from start_llm.host.home import command
+from start_llm.host.hints import hint
+from start_llm.host.home import command, home
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
@@ -265,7 +266,9 @@ class App:
         device = inspect_device(accelerator)
         best = recommended_model(device.memory) if device.apple_silicon else None
         if best is not None:
-            self._say(f"This is the small embedded model. For {device}: {command()} serve {best.short} ({best.note}).")
+            self._say(
+                f"This is the small embedded model. For {device}: `{command()} serve {best.short}` ({best.note})."
+            )
 
     def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
         """``function(model, mlx-lm's tokenizer)`` of the main model on the model thread; for benchmarks."""
@@ -292,7 +295,7 @@ class App:
         self._keeper = ProxyKeeper(proxy, self._say, fallback=settings.fallback_model)
         self.proxy = proxy
         self._server.metrics.watch_figures(self._keeper.figures)
-        key = proxy.master_key if self._shows_key else f"{KEY_NAME} in .env or the environment"
+        key = proxy.master_key if self._shows_key else f"{KEY_NAME} in {home() / '.env'} or the environment"
         self._say(f"proxy     {proxy.url}  (key {key})")
         self._keeper.start(announced=proxy.wait_ready(self.settings.proxy_startup_wait_seconds))
 
@@ -310,7 +313,9 @@ class App:
         if self._events is not None:
             self._say(f"events    {self._events.endpoint}  (missed ones: {self._events.replay})")
         self._requests.begin(card.id)
-        self._say(f"agents    {command()} launch {'|'.join(CLIENTS)}")
+        self._say(f"page      {self.server_url}")
+        first, *others = CLIENTS
+        self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(others)})")
 
 
 def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> Ranks:
@@ -363,6 +368,6 @@ def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:
 
     def say(line: str) -> None:
         text = json_line(" ".join(line.split())) if as_json else line
-        console.print(text, markup=False)
+        console.print(text, markup=False, soft_wrap=True)  # a command stays one line
 
     return say

@@ -100,7 +100,7 @@ def test_unknown_command_names_the_allowed_ones(capsys: pytest.CaptureFixture[st
         bootstrap.parse(["srve"])
     assert exit_.value.code == 2
     said = capsys.readouterr().err
-    assert "did you mean serve?" in said and "python3.12 install_and_run.py help" in said and said.count("\n") == 1
+    assert "did you mean serve?" in said and f"{bootstrap.COMMAND} help" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

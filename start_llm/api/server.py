@@ -136,7 +136,9 @@ class ApiServer:
         board, owners = Board(request_log), access.RequestOwners()
         self._watcher = DisconnectWatcher()
         status = Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency)
-        self.page = Page(settings, status, board, self._watcher.cancel)
+        self.port: int = listeners[0].getsockname()[1]
+        self._settings, self._host_names = settings, settings.host_names
+        self.page = Page(settings, status, board, self._watcher.cancel, self.url)
         everybody = (self.metrics, request_log, board, self.page.daily, self.page.history, *observers)
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
         self._store = ResponsesStore(settings.cache_dir / "responses.sqlite3")
@@ -150,7 +152,6 @@ class ApiServer:
             Encodings(encoders, owners),
             AudioRoutes(audio, owners),
         )
-        self._settings, self._host_names = settings, settings.host_names
         self._at_work: set[Connection] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -160,8 +161,6 @@ class ApiServer:
             "quick": WorkerPool("api-quick", 0 if threads == 1 else QUICK_THREADS, 1000),
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
-        self.port: int = listeners[0].getsockname()[1]
-        self.page.own_url = self.url
         self._front = Front(listeners, self, Bodies(MOST_BODY_BYTES))
         self.metrics.watch_figures(self._front.figures)
 

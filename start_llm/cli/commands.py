@@ -38,6 +38,7 @@ class Command:
     place: str  # ``module:function`` that runs it, as ``function(settings, options)``; imported only then
     flags: tuple[Flag, ...]  # its flags and arguments
     examples: tuple[tuple[str, str], ...] = ()  # what follows the program's name, and what it does
+    joins: bool = False  # is for a server that runs: the one that there is, where no port is named
     in_home: bool = False  # runs in the folder of `.env` and logs, not in the caller's
     more: str = ""  # what help says besides
     tail: bool = False  # takes words behind ``--`` that are not ours (``options.arguments``)
@@ -133,6 +134,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "start_llm.service.commands:main_stop",
             (PORT, flag("--all", action="store_true", help="every server of this user")),
             (("stop", "the one on MLX_PORT"), ("stop --all", "every server of yours")),
+            joins=True,
         ),
         Command(
             "restart",
@@ -140,6 +142,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "start_llm.service.commands:main_restart",
             SERVER,
             (("restart", ""), ("restart --context 65536", "the rest as before")),
+            joins=True,
         ),
         Command(
             "status",
@@ -147,6 +150,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "start_llm.service.commands:main_status",
             (PORT, JSON),
             (("status", "exit code 0: it answers, 1: not yet, 3: it does not run"), ("status --json", "")),
+            joins=True,
         ),
         Command(
             "ps",
@@ -161,6 +165,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "start_llm.cli.nodes:main",
             (PORT, JSON),
             (("nodes", "exit code 0: all of them answer"), ("nodes --json", "")),
+            joins=True,
         ),
         Command(
             "logs",
@@ -173,6 +178,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 flag("--proxy", action="store_true", dest="proxy_log", help="the proxy's log"),
             ),
             (("logs -f", "goes on with what comes"), ("logs --proxy", "those of the LiteLLM proxy")),
+            joins=True,
         ),
         Command(
             "audit",
@@ -268,6 +274,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
             tail=True,
             begins=launch_begins,
+            joins=True,
         ),
         Command(
             "chat",
@@ -286,6 +293,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("chat --json Say hello.", "the answer with its usage; 0: answered, 1: not, 2: nothing asked"),
             ),
             begins=chat_begins,
+            joins=True,
         ),
     ),
     "Models": (
@@ -313,6 +321,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("models unload qwen3.5-9b", "its KV goes to disk, its memory is free"),
                 ("models pin qwen3.5-9b", "it stays; --off: it may go again"),
             ),
+            joins=True,
         ),
         Command(
             "pull",

@@ -295,7 +295,7 @@ def check_reuse(audit: Path) -> Iterator[Finding]:
         "reuse",
         "note",
         f"{text}. Most of the rest: {worst.name}, {MISSES.get(worst.name, 'see docs/limits.md')} ({worst.requests} "
-        f"requests); {program()} audit --by client tells whose.",
+        f"requests); `{program()} audit --by client` tells whose.",
     )
 
 

@@ -25,7 +25,7 @@ GB = 1e9
 def main_pull(settings: Settings, options: argparse.Namespace) -> int:
     """0 once all of the model is here and verified, with or without the head that drafts for it; 1 with a sentence."""
     repository = full_name(options.name) or options.name
-    if not _pull(repository, options.revision, f" {program()} serve {options.name}"):
+    if not _pull(repository, options.revision, f" Serve it: {program()} serve {options.name}"):
         return 1
     wanted = settings.drafts != "off" and settings.draft_model == "auto"
     if wanted and (head := published_head(repository)):
@@ -78,10 +78,10 @@ def _not_removable(settings: Settings, repository: str) -> str | None:
     except ValueError:
         found = False
     if not found:
-        return f"{repository} is not on this disk; {program()} models lists what is."
+        return f"{repository} is not on this disk; `{program()} models` lists what is."
     for port in running_ports(settings):
         if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
-            return f"{repository} is served on port {port}; {program()} stop --port {port} first."
+            return f"{repository} is served on port {port}; `{program()} stop --port {port}` first."
     folder = hub_folder(repository)
     if folder.is_symlink():  # to a disk of the user's, say: what is behind it is not ours to remove
         return f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to."

@@ -19,6 +19,7 @@ from start_llm.core.errors import ExitCode
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import LINE_SECONDS
+from start_llm.host.hints import hint
 from start_llm.host.home import command as program
 from start_llm.host.ports import ask_json, server_state
 from start_llm.models.device import GIB
@@ -36,7 +37,7 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
     """Loads, unloads or pins a model of the running server. 1: it could not be done; 2: typed wrong; 3: no server."""
     what, name = options.what, options.name
     if not name:
-        print(f"models {what}: NAME is missing; {program()} models lists them", file=sys.stderr)
+        print(f"models {what}: NAME is missing; `{program()} models` lists them", file=sys.stderr)
         return ExitCode.BAD_SETTING
     place = Place(settings)
     if is_waiting(place) or server_state(place.host, place.port) is None:
@@ -57,14 +58,12 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _no_server(settings: Settings, what: str, name: str) -> str:
-    others = [port for port in running_ports(settings) if port != settings.mlx_port]
     here = f"No server answers on port {settings.mlx_port}."
-    if others:
-        listed = ", ".join(map(str, others))
-        return f"{here} Running: port {listed}; {program()} models {what} {name} --port {others[0]}"
+    if others := running_ports(settings):
+        return f"{here} Running: {'    '.join(hint(f'models {what} {name}', port) for port in others)}"
     if what == "unload":
         return f"{here} Nothing is loaded there."
-    return f"{here} {program()} start {name} starts one with that model."
+    return f"{here} `{hint(f'start {name}', settings.mlx_port)}` starts one with that model."
 
 
 def _with_life(doing: str, work: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
@@ -88,14 +87,14 @@ def _with_life(doing: str, work: Callable[[], tuple[int, Any]]) -> tuple[int, An
 def _refusal(settings: Settings, name: str, status: int, answer: Any) -> str:
     """Why it could not be done, and what to do."""
     if status == 0:
-        return "The server has stopped answering. " + f"{program()} status tells how it is."
+        return f"The server has stopped answering. `{hint('status', settings.mlx_port)}` tells how it is."
     error = answer.get("error") if isinstance(answer, dict) else None
     reason = error.get("message") if isinstance(error, dict) else None
     sentence = str(reason or f"The server answered with status {status}.")
     if status == 404:
         return f"{sentence}{_near(settings, name)}"
     if status == 507:
-        return f"{sentence} {program()} models unload NAME makes room."
+        return f"{sentence} `{program()} models unload NAME` makes room."
     return sentence
 
 
@@ -105,7 +104,7 @@ def _near(settings: Settings, name: str) -> str:
     if found:
         return f" Did you mean {' or '.join(names[near] for near in found)}?"
     repository = full_name(name) or name
-    return "" if name.startswith(_PATHS) or "/" not in repository else f" {program()} pull {name} fetches it."
+    return "" if name.startswith(_PATHS) or "/" not in repository else f" `{program()} pull {name}` fetches it."
 
 
 def _done(what: str, card: Card, seconds: float) -> str:

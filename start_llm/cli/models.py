@@ -51,7 +51,7 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
         print(json.dumps([_plain(model, cards, adapters) for model in found], indent=1))
         return 0
     if not found and not cards:
-        print(f"No model is on this disk. {program()} recommend names some; {program()} pull NAME fetches one.")
+        print(f"No model is on this disk. `{program()} recommend` names some; `{program()} pull NAME` fetches one.")
         return 0
     print_models(found, cards, adapters)
     for entry in settings.models_by_name.entries:
@@ -108,7 +108,7 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     print_table(headings, [_row(model, device.chip) for model in found], words=("NAME", ""))
     for model in found:
         if head := published_head(model.repository):
-            print(f"{model.short}: {program()} pull fetches {head} with it, which drafts for it")
+            print(f"{model.short}: `{program()} pull {model.short}` fetches {head} with it, which drafts for it")
     print(f"{program()} serve {found[0].short}    fetches and serves the first.    Table: {SOURCE}")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
             message = f"{number[1].split('/')[0]} {number[2]}: it must be a whole number"
         else:
             message = message.replace("the following arguments are required:", "missing:")
-        raise UsageError(f"{name}: {message} (see: {program()} help {name})")
+        raise UsageError(f"{name}: {message} (see: `{program()} help {name}`)")
 
 
 def read(words: Sequence[str]) -> ParsedCommand:
@@ -113,15 +114,15 @@ def _unknown(parser: _Parser, command: Command, options: argparse.Namespace, unk
         title = CLIENTS[options.client].title
         return (
             f"{command.name}: {word} is no {kind} of {command.name}; what is meant for {title} goes behind --: "
-            f"{program()} {command.name} {options.client} -- {' '.join(unknown)}"
+            f"{program()} {command.name} {options.client} -- {shlex.join(unknown)}"
         )
     near = _near(word.partition("=")[0], list(parser._option_string_actions)) if kind == "flag" else ""
-    return f"{command.name}: there is no {kind} {word}; {near}see: {program()} help {command.name}"
+    return f"{command.name}: there is no {kind} {word}; {near}see: `{program()} help {command.name}`"
 
 
 def _no_command(word: str, allowed: list[str]) -> str:
     near = _near(word, allowed).strip()
-    return f"There is no command {word!r}{'; ' if near else ''}{near} (all commands: {program()} help)"
+    return f"There is no command {word!r}{'; ' if near else ''}{near} (all commands: `{program()} help`)"
 
 
 def _near(word: str, allowed: list[str]) -> str:
@@ -147,7 +148,7 @@ def overview() -> str:
     lines = [
         f"start_llm {start_llm.__version__}: a local LLM server for coding agents. A turn costs what is new in it.",
         "",
-        f"usage: {program()} COMMAND [flags]        {program()} help COMMAND tells more of one",
+        f"usage: {program()} COMMAND [flags]        `{program()} help COMMAND` tells more of one",
     ]
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {c.name:{width}}{c.what}" for c in commands)] if group else []

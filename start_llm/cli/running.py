@@ -29,6 +29,7 @@ from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.family import chosen_family
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.prompt.clients import Clients, RuleError
+from start_llm.service.place import port_of_one
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
         settings = load_settings(home() / ".env", **typed.options.overrides)
         if (repository := full_name(settings.model_path)) != settings.model_path:
             settings = settings.model_copy(update={"model_path": repository})
+        if typed.command.joins:
+            port = port_of_one(settings, typed.options.overrides)
+            settings = settings.model_copy(update={"mlx_port": port})
         check(typed.command, settings, typed.options)
     except (SettingsError, PreflightError) as error:
         return _refuse(str(error), typed)

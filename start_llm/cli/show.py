@@ -36,7 +36,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     folder = _folder(settings, source)
     if folder is None:
         near = _similar(settings, asked)
-        print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
+        print(f"{asked} is not on this disk; `{program()} models` lists what is.{near}", file=sys.stderr)
         return 1
     probe = _probed(settings, folder)
     try:

@@ -58,7 +58,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     asked = "\n\n".join(part for part in (" ".join(options.words), piped.strip()) if part)
     if not asked and not sys.stdin.isatty():
-        print('chat: nothing was asked; for instance: git diff | start-llm chat "review this"', file=sys.stderr)
+        print(f'chat: nothing was asked; for instance: git diff | {program()} chat "review this"', file=sys.stderr)
         return ExitCode.BAD_SETTING
     try:
         images = [image_part(file) for file in options.image or ()]

@@ -96,7 +96,7 @@ def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:
     if endpoint.context <= client.first_prompt:
         say(
             f"launch: {client.title}'s first prompt has about {client.first_prompt:,} tokens, but {endpoint.model} is "
-            f"served with {endpoint.context:,}. Start a model with room for more ({program()} recommend), or raise "
+            f"served with {endpoint.context:,}. Start a model with room for more (`{program()} recommend`), or raise "
             "MAX_KV_SIZE if that is what limits it."
         )
 

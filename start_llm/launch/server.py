@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from start_llm.clients.agent import Endpoint
 from start_llm.core.limits import IDLE_MINUTES
 from start_llm.core.settings import Settings
-from start_llm.host.home import command as program
+from start_llm.host.hints import hint
 from start_llm.host.home import home
 from start_llm.host.ports import address, ask_json, free_port
 from start_llm.host.processes import wait_until
@@ -57,17 +57,16 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
             bring_up(settings.model_copy(update=changes), place, flags, say)
         except ServiceError as error:
             raise LaunchError(str(error)) from None
-        state = place.read() if place.is_running else None
-        told = urlsplit(state.proxy_url).port if state is not None and state.proxy_url else None
-        yield _connect(settings, flags, place.url, (told or settings.proxy_port) if via_proxy else None)
+        yield _connect(settings, flags, place, via_proxy=via_proxy)
 
 
 def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
     """The running server's endpoint, or what a server with these settings would be; starts nothing."""
-    url = address(settings.mlx_host, settings.mlx_port)
+    place = Place(settings)
+    url = place.url
     if settings.mlx_port and ask_json(f"{url}/health")[0] == 200:
-        return _connect(settings, {}, url, settings.proxy_port if via_proxy else None)
-    print(f"# No server answers at {url}; this is what one would be. Start it: {program()} start")
+        return _connect(settings, {}, place, via_proxy=via_proxy)
+    print(f"# No server answers at {url}; this is what one would be. Start it: {hint('start', settings.mlx_port)}")
     name, own = expected_model(settings.model_path)
     key = settings.api_key or "none"
     if via_proxy:
@@ -80,13 +79,16 @@ def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
     return _endpoint(settings, url, key, settings.served_model_name or name, context)
 
 
-def _connect(settings: Settings, flags: Mapping[str, str], server_url: str, proxy_port: int | None) -> Endpoint:
-    """Asks the server which models it serves; `proxy_port` is set to go through the proxy. Raises LaunchError."""
+def _connect(settings: Settings, flags: Mapping[str, str], place: Place, *, via_proxy: bool) -> Endpoint:
+    """Asks the server which models it serves. Raises LaunchError."""
+    server_url = place.url
     card, cards = _wanted_card(settings, flags, server_url)
     context = card.get("context_length") or settings.max_kv_size
     url, key = server_url, settings.api_key or "none"
-    if proxy_port is not None:
-        url = address(settings.mlx_host, proxy_port)
+    if via_proxy:
+        state = place.read() if place.is_running else None
+        told = None if state is None else state.proxy_url
+        url = told or address(settings.mlx_host, settings.proxy_port)
         if not wait_until(lambda: ask_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")
@@ -106,7 +108,8 @@ def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tupl
         raise LaunchError(f"{url}/v1/models answered {status}: {body}")
     wanted, context = full_name(flags.get("model_path")), flags.get("max_kv_size")
     card = next((card for card in cards if wanted in {None, card["id"], _served(card)[0]}), None)
-    other = f"Stop it first ({program()} stop), or start another beside it: --port {free_port()}."
+    stop, start = hint("stop", urlsplit(url).port), hint("start", free_port())
+    other = f"Stop it first (`{stop}`), or start another beside it: `{start}`."
     if card is None:
         raise LaunchError(f"The server at {url} serves {cards[0]['id']}, not {wanted}. {other}")
     served = card.get("context_length")

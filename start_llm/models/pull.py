@@ -32,6 +32,7 @@ from start_llm.core.errors import NotFound
 from start_llm.core.paths import expanded
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock
+from start_llm.host.home import command
 from start_llm.models.background import Progress
 from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
 from start_llm.models.checkpoint import is_path
@@ -51,7 +52,7 @@ _REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (GatedRepoError, "{0} is for those who have agreed to its terms; do so on its page, then `hf auth login`."),
     (RevisionNotFoundError, "{0} has no revision {1!r}."),
     (RepositoryNotFoundError, "The hub has no model {0}, or it is private; look at the spelling."),
-    (Exception, "{0} is not here, and no hub is in reach ({2}); `start-llm models` lists what can be served."),
+    (Exception, "{0} is not here, and no hub is in reach ({2}); `{3} models` lists what can be served."),
 )
 """What is said of an answer of the hub: of the repository, its revision, and the reason. The first that fits counts."""
 
@@ -151,7 +152,7 @@ def _listing(repository: str, revision: str) -> tuple[str, list[_File]]:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
     except (HFValidationError, HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
         sentence = next(sentence for kind, sentence in _REFUSALS if isinstance(error, kind))
-        raise PullError(sentence.format(repository, revision, _reason(error))) from error
+        raise PullError(sentence.format(repository, revision, _reason(error), command())) from error
     files = [_File(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "") for each in info.siblings or ()]
     needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
     _check_kind(repository, [file.name for file in files])

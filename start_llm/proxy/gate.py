@@ -90,7 +90,10 @@ class ProxyGate:
             if scheme.lower() == "bearer":
                 offered.append(token)
         if not any(hmac.compare_digest(key.strip().encode("latin-1"), self._key) for key in offered):
-            raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+            raise Unauthorized(
+                "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. This proxy's key is "
+                "LITELLM_MASTER_KEY, in the file .env of the server's folder; `status` says where that is."
+            )
 
 
 def _checked_origin(values: list[str]) -> str | None:

@@ -21,6 +21,7 @@ from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, load_settings
 from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
+from start_llm.host.hints import hint
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import ask, ask_json, free_port, model_cards
@@ -34,6 +35,7 @@ NOT_RUNNING = 3  # what init scripts say
 MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
+_NEXT = (("launch pi", "an agent in the folder of your project"), ("status", "how it does"), ("stop", "ends it"))
 _BEGIN = (
     ("recommend", "models for this machine"),
     ("start NAME", "fetch and serve one of them; without a name a small one, to look around"),
@@ -59,7 +61,9 @@ def main_start(settings: Settings, options: argparse.Namespace) -> int:
     proxy = f", proxy {state.proxy_url}" if state is not None and state.proxy_url else ""
     server = place.url if state is None else f"{state.model or 'a model'} at {place.url}{proxy}"
     print(f"{'ready' if begun else 'already running'}: {server}")
-    print(f"{program()} launch pi    an agent;    {program()} stop    ends the server")
+    print(f"page      {place.url}\nlog       {place.log}\nsettings  {home() / '.env'}")
+    for words, what in _NEXT:
+        print(f"{hint(words, place.port)}    {what}")
     return 0
 
 
@@ -83,7 +87,7 @@ def _stop(settings: Settings, port: int) -> int:
         print(error, file=sys.stderr)
         return 1
     others = running_ports(settings)
-    more = f" Running: port {', '.join(map(str, others))}; {program()} stop --port {others[0]}" if others else ""
+    more = f" Running: {'    '.join(hint('stop', other) for other in others)}" if others else ""
     print(f"No server of this user runs on port {port}.{more}")
     return 0
 
@@ -95,6 +99,7 @@ def main_restart(settings: Settings, options: argparse.Namespace) -> int:
     if code := _stop(settings, place.port):
         return code
     flags = {**(before.flags if before is not None else {}), **options.overrides}
+    flags["mlx_port"] = str(place.port)
     return main_start(load_settings(home() / ".env", **flags), argparse.Namespace(overrides=flags))
 
 
@@ -186,10 +191,13 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         yield f"restarts     {known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago"
     if known.get("background"):
         yield f"log          {known['log']}"
+    yield f"settings     {home() / '.env'}"
 
 
 def _ended_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
-    yield f"not running  port {place.port}; {program()} start"
+    yield f"not running  port {place.port}; {hint('start', place.port)}"
+    if others := [port for port in running_ports(place.settings) if port != place.port]:
+        yield f"running      {'    '.join(hint('status', port) for port in others)}"
     last = known.get("last_exit")
     if known["state"] == "gave up" and last:
         yield f"why          gave up after {known['restarts']} restarts: {how(last['code'])}"
@@ -212,14 +220,15 @@ def ago(moment: float) -> str:
 
 def main_begin(settings: Settings, options: argparse.Namespace) -> int:
     """What is running, or how to begin. Fetches and starts nothing."""
-    if running_ports(settings):
+    if ports := running_ports(settings):
         options.json = False
         main_ps(settings, options)
-        print(f"{program()} launch pi    an agent;    {program()} help    all commands")
+        print(f"{hint('launch pi', ports[0] if len(ports) > 1 else None)}    an agent")
+        print(f"{program()} help    all commands")
         return 0
-    print(f"No server runs. To begin (all commands: {program()} help):")
+    print(f"No server runs. To begin (all commands: `{program()} help`):")
     for words, what in _BEGIN:
-        print(f"  {program()} {words:12} {what}")
+        print(f"  {program()} {words:12}    {what}")
     return 0
 
 

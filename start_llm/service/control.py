@@ -16,7 +16,8 @@ import psutil
 
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
-from start_llm.host.home import command, home, made_home, module_command, python_path
+from start_llm.host.hints import hint
+from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.host.ports import ask_json, is_free, who_listens
 from start_llm.host.processes import POLL_SECONDS, running, wait_until
 from start_llm.service.place import Place, is_waiting
@@ -104,7 +105,7 @@ def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say) ->
         try:
             came = _answers_before(place, over)
         except KeyboardInterrupt:
-            say(f"the server goes on starting; {command()} stop --port {place.port} ends it")
+            say(f"the server goes on starting; `{hint('stop', place.port)}` ends it")
             raise
         follower.look()
         if not came:

@@ -13,11 +13,11 @@ import plistlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -72,6 +72,7 @@ class Place:
 
     def __init__(self, settings: Settings, port: int | None = None) -> None:
         """`port`: MLX_PORT by default."""
+        self.settings = settings
         self.port = settings.mlx_port if port is None else port
         self.host = settings.mlx_host
         self.url = address(self.host, self.port)
@@ -185,6 +186,15 @@ def running_ports(settings: Settings) -> list[int]:
             if name and is_locked(path):
                 found.append(int(name[1]))
     return sorted(found)
+
+
+def port_of_one(settings: Settings, flags: Mapping[str, Any]) -> int:
+    """MLX_PORT, or the port of the one server of this user that runs, if none runs on MLX_PORT and nobody has named a
+    port now (by a flag, or for this shell)."""
+    if "mlx_port" in flags or "MLX_PORT" in os.environ:
+        return settings.mlx_port
+    ports = {*running_ports(settings), *filter(None, [on_demand_port()])}
+    return ports.pop() if len(ports) == 1 else settings.mlx_port
 
 
 # --- units of systemd and launchd: one of them may hold a server's port for it ---

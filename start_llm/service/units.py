@@ -20,6 +20,7 @@ from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, setting_names
 from start_llm.files.atomic import write_atomic
 from start_llm.host.activation import LAUNCHD_SOCKET
+from start_llm.host.hints import hint
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.service.place import LABEL, agent_path, installed_on_demand, service_path, socket_path
 
@@ -63,7 +64,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return 0
     made_home()
     _write_files(unit)
-    return _tell(unit.load, "installed; `start-llm status` tells how it does")
+    return _tell(unit.load, f"installed; `{hint('status', settings.mlx_port)}` tells how it does")
 
 
 def _print_files(unit: ServiceUnit) -> None:

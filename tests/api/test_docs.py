@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 def test_docs_and_routes_agree() -> None:
     unused: Any = None
     status = Status(unused, unused, unused, unused)
-    page = Page(Settings(_env_file=None), status, Board(unused), unused)  # type: ignore[call-arg]
+    page = Page(Settings(_env_file=None), status, Board(unused), unused, "")  # type: ignore[call-arg]
     dialects, stored = Dialects(unused, unused, unused, unused), StoredResponses(unused)
     routes = build_routes(dialects, stored, page, status, Encodings(None, unused), AudioRoutes(None, unused))
     rows = [line.split("|")[1] for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]

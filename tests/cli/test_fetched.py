@@ -52,4 +52,6 @@ def test_a_head_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_recommend_names_the_heads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_recommend(load_settings(None), argparse.Namespace(memory=32)) == 0
-    assert f"qwen3.6-27b: start-llm pull fetches {HEAD} with it" in capsys.readouterr().out.replace("python3.12 ", "")
+    assert f"qwen3.6-27b: `start-llm pull qwen3.6-27b` fetches {HEAD} with it" in capsys.readouterr().out.replace(
+        "python3.12 ", ""
+    )

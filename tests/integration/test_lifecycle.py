@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import pytest
 from start_llm.__main__ import main
 from start_llm.host.ports import free_port, is_free
 from tests.integration.lifecycle import Machine
-from tests.integration.processes import WAIT
+from tests.integration.processes import ROOT, WAIT
 from tests.waiting import until
 
 Make = Callable[..., Machine]
@@ -110,6 +111,48 @@ def test_start_status_stop(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert code == 0 and said.endswith("stopped\n")
     assert machine.is_empty()
     assert run("status")[0] == 3 and run("stop")[0] == 0
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("program", ["start-llm", f"python3.12 {ROOT}/install_and_run.py"], ids=["installed", "clone"])
+def test_what_the_start_prints_works_in_another_shell_and_folder(make: Make, program: str) -> None:
+    """On a port that only this start's flag names; and without the port, since there is one server only."""
+    machine = make()
+    port = machine.port
+    del machine.environment["MLX_PORT"]
+    for name, command in (("start-llm", f"{sys.executable} -m start_llm"), ("python3.12", sys._base_executable)):
+        (machine.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (machine.folder / "bin" / name).chmod(0o755)
+    (machine.folder / "pi.done").touch()
+
+    def paste(line: str) -> str:
+        run = subprocess.run(
+            line,
+            shell=True,
+            cwd=machine.folder / "bin",
+            env=machine.environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+        )
+        assert run.returncode == 0, (line, run.stdout, run.stderr)
+        return run.stdout
+
+    said = paste(f"{program} start --port {port}")
+    typed = [line.partition("    ")[0] for line in said.splitlines() if line.startswith(program)]
+    assert typed == [f"{program} {words} --port {port}" for words in ("launch pi", "status", "stop")]
+    told = dict(line.split(maxsplit=1) for line in said.splitlines() if line.split()[0] in {"page", "log", "settings"})
+    assert httpx.get(told["page"]).headers["content-type"].startswith("text/html") and Path(told["log"]).is_file()
+    assert told["settings"] == str(machine.folder / "home" / ".env")
+    launched, status = paste(typed[0]), paste(typed[1])
+    assert "bin/pi" in launched and f":{port}" in status and told["settings"] in status
+    assert f":{port}" in paste(f"{program} status") and paste(f"{program} chat --json Say hello.")
+    assert paste(f"{program} launch pi --print").count(f":{port}") >= 1
+    try:
+        assert paste(f"{program} stop").endswith("stopped\n")
+    finally:
+        machine.environment["MLX_PORT"] = str(port)
+    assert machine.is_empty()
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_in_and_out_of_a_running_server(command: Command, server: Live) -> None:
 
     assert command(server, "pin", "oracle-plain")[0] == 0
     code, _, err = command(server, "load", "oracle-windowed")
-    assert code == 1 and "POOL_MEMORY_BYTES" in err and "models unload NAME makes room." in err
+    assert code == 1 and "POOL_MEMORY_BYTES" in err and "models unload NAME` makes room." in err
 
     code, out, _ = command(server, "pin", "oracle-hybrid", "--off", "--json")
     assert code == 0 and json.loads(out)["details"]["pinned"] is False
@@ -132,7 +132,7 @@ def test_a_name_that_is_none(command: Command, server: Live) -> None:
     code, _, err = command(server, "load", "oracle-hybird")
     assert code == 1 and "this server serves 'oracle-plain'" in err and "Did you mean oracle-hybrid" in err
     code, _, err = command(server, "load", "owner/something-else-7b")
-    assert code == 1 and err.endswith("pull owner/something-else-7b fetches it.\n")
+    assert code == 1 and err.endswith("pull owner/something-else-7b` fetches it.\n")
     code, _, err = command(server, "load")
     assert code == 2 and "NAME is missing" in err
     code, _, err = command(server, "load", "oracle-hybrid", "--off")

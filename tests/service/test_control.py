@@ -23,4 +23,4 @@ def test_who_interrupts_a_start_is_told_that_it_goes_on(tmp_path: Path, monkeypa
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         control.bring_up(settings, Place(settings), {}, said.append)
-    assert said[-1].startswith("the server goes on starting; ") and said[-1].endswith(" stop --port 1 ends it")
+    assert said[-1].startswith("the server goes on starting; ") and said[-1].endswith(" stop --port 1` ends it")

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -42,6 +43,7 @@ from start_llm.dashboard.history import History
 from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor, change_level, current_level
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
+from start_llm.host.hints import hint
 from start_llm.host.home import command
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, is_embedded, stored_models
 from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path, read_config
@@ -77,10 +79,10 @@ _SAFE = {
     "Cache-Control": "no-cache",
 }
 
-FIRST_COMMANDS = (
-    ("Ask the model in a terminal", "chat"),
-    ("Start a coding agent in the folder of your project", "launch pi"),
-    ("Find a larger model for this machine", "recommend"),
+FIRST_COMMANDS = (  # what one does, the command, and whether it is one for a server
+    ("Ask the model in a terminal", "chat", True),
+    ("Start a coding agent in the folder of your project", "launch pi", True),
+    ("Find a larger model for this machine", "recommend", False),
 )
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_CHARS = 200  # of a model's name
@@ -101,6 +103,7 @@ class Page:
 
     Args:
         cancel: ends the running request of an id; False: there is none.
+        own_url: of this server, among the nodes and in what the page says one can type.
     """
 
     def __init__(
@@ -109,11 +112,13 @@ class Page:
         status: Status,
         board: Board,
         cancel: Callable[[str], bool],
+        own_url: str,
     ) -> None:
         self._settings, self._board, self._cancel = settings, board, cancel
+        self._own_url = own_url
         self._status, self._service, self._metrics, self._owners = status, status.service, status.counts, status.owners
         self._redact = redactor(settings).text
-        self.own_url = ""  # of this server, among the nodes
+        port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)
         self.daily, self.history = Daily(), History(self._memory_used)
         self.log = LogTail(self._redact)
@@ -128,7 +133,7 @@ class Page:
             version=__version__,
             agents=tuple(CLIENTS.values()),
             first_commands=FIRST_COMMANDS,
-            program=command(),
+            typed=lambda words, of_server=True: hint(words, port if of_server else None),
             needs_key=settings.api_key is not None,
             style=Markup(_STYLE),
         )
@@ -237,9 +242,9 @@ class Page:
         """How the servers of NODES are, this one among them (`proxy.nodes.look_at`); none without NODES. Raises
         Unavailable."""
         settings = self._settings
-        nodes = nodes_of(settings, self.own_url) if settings.nodes else []
+        nodes = nodes_of(settings, self._own_url) if settings.nodes else []
         try:
-            own = self._status.node(ServerNode(self.own_url).name)
+            own = self._status.node(ServerNode(self._own_url).name)
             found = look_at(nodes, settings.nodes_ca_file, own)
         except OSError as error:
             raise Unavailable(f"NODES_CA_FILE cannot be read: {error}") from None
