@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from start_llm.chat.handle import ModelHandle, Models, loaded
+from start_llm.chat.search import SearchingStream
 from start_llm.chat.stream import ChatStream, RecentReports, WaitingStream
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import CacheReport, StoredTree
@@ -52,6 +53,11 @@ class ChatService:
         self.cache_report, self.background = self._reports.report, self._reports.background
 
     def chat(self, request: ChatRequest) -> EventStream:
+        if request.search is not None:
+            return SearchingStream(self._chat, request, request.search, self._reports.remember)
+        return self._chat(request)
+
+    def _chat(self, request: ChatRequest) -> EventStream:
         lease = self._models.open(request.model)
         poll = min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE
         stream = WaitingStream(lease, lambda: self._begin(lease.handle, request, poll), poll)

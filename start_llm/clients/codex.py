@@ -47,6 +47,7 @@ def catalogue(endpoint: Endpoint) -> str:
         "shell_type": "unified_exec",
         "apply_patch_tool_type": "freeform",
         "supports_parallel_tool_calls": True,
+        "supports_search_tool": True,  # schemas of MCP tools come when the model searches them
         "experimental_supported_tools": [],
         "input_modalities": ["text", "image"],  # what becomes of an image is the server's to say
     }
@@ -85,7 +86,7 @@ CODEX = AgentClient(
     install="npm install -g @openai/codex",
     plan=plan,
     node=">=16",
-    first_prompt=7_500,
+    first_prompt=5_000,
     user_config=UserConfig(
         folder=".codex",
         variable="CODEX_HOME",

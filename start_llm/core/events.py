@@ -136,6 +136,17 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Searched:
+    """The calls of a `ToolSearch` were answered: (call's id, names of the tools that were found, what is wrong).
+
+    The answer goes on behind it, unless calls of the client's own tools are left.
+    """
+
+    results: tuple[tuple[str, tuple[str, ...], str], ...]
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDone:
     """A choice is complete. `stop_sequence` is the client's stop string that ended it, if one did."""
 
@@ -173,6 +184,7 @@ Event = (
     | ToolCallStarted
     | ToolCallDelta
     | ToolCallFinished
+    | Searched
     | ChoiceDone
     | Done
     | Failed

@@ -75,6 +75,15 @@ def parse_inner(text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
+def object_in(arguments: str) -> dict[str, Any]:
+    """A call's arguments; what is no object stands in one, as it is."""
+    try:
+        given = parse_inner(arguments or "{}")
+    except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {"arguments": arguments}
+
+
 def too_much_to_read(text: str) -> bool:
     """Whether JSON text inside of a string is nested so deeply, or holds so many values, that it is not to be read.
 

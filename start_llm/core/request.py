@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -60,6 +60,19 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolSearch:
+    """Tools that this server runs within the request: with them the model finds those tools that it is not shown."""
+
+    fields: Mapping[str, Literal["query", "pattern"]]  # by name the argument: words, or a regular expression
+    tools: tuple[Tool, ...]  # all of the request in their order, these and deferred ones too
+
+
+def found_text(names: Iterable[str], problem: str = "") -> str:
+    """What the model reads as a search's result."""
+    return problem or "Tools now available: " + (", ".join(names) or "none")
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A validated request."""
 
@@ -69,6 +82,7 @@ class ChatRequest:
     messages: tuple[Message, ...] = ()  # the conversation; empty for ``completions``
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
+    search: ToolSearch | None = None  # `tools` are then those that need not be found, or were found
     parallel_tool_calls: bool = True
     response_format: ResponseFormat = ResponseFormat()
     sampling: Sampling = Sampling()

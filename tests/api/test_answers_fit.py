@@ -29,6 +29,7 @@ from start_llm.core.events import (
     FirstToken,
     Progress,
     ReasoningDelta,
+    Searched,
     Started,
     TextDelta,
     TokenLogprob,
@@ -148,6 +149,10 @@ def said(chance: random.Random, request: ChatRequest, choice: int) -> Iterator[E
         for piece in (arguments[:3], arguments[3:]):
             yield ToolCallDelta(index, piece, choice)
         yield ToolCallFinished(index, call_id, name, arguments, choice)
+    if request.search is not None and calls:
+        result = (call_id, *chance.choice([(("read",), ""), ((), ""), ((), "`query` must be a string.")]))
+        yield Searched((result,), choice)
+        yield TextDelta(chance.choice(TEXTS), choice)
     reason = "tool_calls" if calls else chance.choice(["stop", "length", "cancelled"])
     stop = chance.choice([None, request.stop[0]]) if request.stop and not calls else None
     yield ChoiceDone(reason, choice, stop)  # type: ignore[arg-type]
@@ -224,10 +229,14 @@ def completion(chance: random.Random) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", some(chance, fields) | {"prompt": chance.choice(["Hi", ["a", "b"], [1, 2], 5])}
 
 
+SEARCH = {"type": "tool_search_tool_bm25", "name": "tool_search_tool_bm25"}
+
+
 def message(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    tool = {"name": "read", "input_schema": SCHEMA}
     fields = {
         "stream": True,
-        "tools": [{"name": "read", "input_schema": SCHEMA}],
+        "tools": chance.choice([[tool], [SEARCH, tool | {"defer_loading": True}]]),
         "stop_sequences": ["END"],
         "thinking": chance.choice([{"type": "enabled", "budget_tokens": 100}, {"type": "disabled"}]),
     }
@@ -240,7 +249,13 @@ def response(chance: random.Random) -> tuple[str, dict[str, Any]]:
     function = {"type": "function", "name": "read", "parameters": SCHEMA}
     fields = {
         "stream": True,
-        "tools": [chance.choice([function, {"type": "custom", "name": "read"}, {"type": "web_search"}])],
+        "tools": chance.choice(
+            [
+                *([function], [{"type": "custom", "name": "read"}], [{"type": "web_search"}]),
+                [{"type": "tool_search"}, function | {"defer_loading": True}],
+                [{"type": "tool_search", "execution": "client"}, function],
+            ]
+        ),
         "reasoning": chance.choice([{"effort": "low"}, {"summary": "auto"}]),
         "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
         "store": chance.choice([True, False]),

@@ -23,14 +23,14 @@ OPENING = "<|im_start|>assistant\n"
 # Behind the answer before, whose last token ends it.
 CLOSING = "\n"
 _NOT_SHOWN = {"type", "role", "id", "cache_control", "tool_use_id", "tool_call_id", "call_id", "status"}
-_GENERATED = {"function_call", "custom_tool_call", "reasoning", "local_shell_call"}
+_GENERATED = {"function_call", "custom_tool_call", "reasoning", "local_shell_call", "tool_search_call"}
 # A user message with this is gone in the next request: it is new in every one.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 # Assistant messages that aider itself writes behind its own: nobody generated them.
 _MADE_UP = re.compile(r"Ok\.|Ok, (?:any changes I propose|I won't try and edit|I will use) .*")
 # Names of control tokens in what a client sends are letters to the model (`prompt.guard`).
 _CUTS = re.compile("(?<=<)(?=" + "|".join(re.escape(name[1:]) for name in (*SPECIAL, *MARKS)) + ")")
-_RESULTS = {"tool_result", "function_call_output", "custom_tool_call_output"}
+_RESULTS = {"tool_result", "function_call_output", "custom_tool_call_output", "tool_search_output"}
 
 
 def _texts(value: Any) -> Iterator[str]:

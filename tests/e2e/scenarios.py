@@ -207,13 +207,15 @@ def _codex_read(path: Path) -> str:
 
 
 def _codex_delegated(parts: dict[str, Any]) -> dict[str, Any]:
-    """The sub-agent works beside its parent, which waits for it by the id that it was told."""
+    """The sub-agent's tools are searched first. It works beside its parent, which waits for it by the id that it was
+    told.
+    """
     delegated = with_agent(parts, _codex_read, lambda prompt: call("multi_agent_v1__spawn_agent", message=prompt))
 
     def more(repo: Path) -> list[str]:
         spawn, answer = delegated["more"](repo)
         wait = call("multi_agent_v1__wait_agent", targets=["{after: agent_id}"], timeout_ms=60_000)
-        return [spawn, wait, answer]
+        return [call("tool_search", query="spawn_agent wait_agent"), spawn, wait, answer]
 
     return delegated | {"more": more}
 

@@ -38,28 +38,60 @@ for line in sys.stdin:
 """
 
 
-def test_schemas_of_mcp_tools_come_when_they_are_searched(world: World, tmp_path: Path) -> None:
-    if shutil.which("claude", path=os.pathsep.join(str(folder) for folder in search_path("claude"))) is None:
-        pytest.skip("Claude Code is not installed: python3.12 tests/e2e/install.py claude")
-    repo = world.repository("claude")
+FOUND = "mcp__many__archive_77"
+
+
+def claude(many: Path, folder: Path) -> list[str]:
+    servers = {"many": {"command": sys.executable, "args": [str(many)]}}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    options = ["--permission-mode", "bypassPermissions", "--strict-mcp-config", f"--mcp-config={folder / 'mcp.json'}"]
+    return [*options, "-p"]
+
+
+def codex(many: Path, folder: Path) -> list[str]:
+    given = {"command": json.dumps(sys.executable), "args": json.dumps([str(many)])}
+    options = [part for name, value in given.items() for part in ("-c", f"mcp_servers.many.{name}={value}")]
+    return ["exec", "--dangerously-bypass-approvals-and-sandbox", *options]
+
+
+# How it is run, the call by which it searches, and what turns that off.
+AGENTS = {
+    "claude": (
+        claude,
+        call("ToolSearch", query=f"select:{FOUND}", max_results=5),
+        ({"ENABLE_TOOL_SEARCH": "false"}, []),
+    ),
+    "codex": (codex, call("tool_search", query="archive_77"), ({}, ["-c", "model_catalog_json={whole}"])),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_schemas_of_mcp_tools_come_when_they_are_searched(name: str, world: World, tmp_path: Path) -> None:
+    if shutil.which(name, path=os.pathsep.join(str(folder) for folder in search_path(name))) is None:
+        pytest.skip(f"{name} is not installed: python3.12 tests/e2e/install.py {name}")
+    how, search, (variables, off) = AGENTS[name]
+    repo = world.repository(name)
     (tmp_path / "many.py").write_text(SERVER)
-    servers = {"many": {"command": sys.executable, "args": [str(tmp_path / "many.py")]}}
-    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    options = ["--permission-mode", "bypassPermissions", "--strict-mcp-config", f"--mcp-config={tmp_path / 'mcp.json'}"]
-    found = "mcp__many__archive_77"
-    texts = [call("ToolSearch", query=f"select:{found}", max_results=5), call(found, page=3), "It says larch."]
+    options = how(tmp_path / "many.py", tmp_path)
 
-    def first_prompt(texts: list[str], **more: str) -> tuple[int, list[dict[str, int]], str]:
+    def run(texts: list[str], extra: list[str], more: dict[str, str]) -> tuple[list[dict[str, int]], str]:
         around = replace(world, more={**world.more, "MCP_TIMEOUT": "60000", **more})
-        run = around.launch("claude", repo, [*options, "-p", f"Read page 3. {script(*texts)}"], "", 180)
-        assert run.code == 0, run.output[-3000:]
-        main = [entry for entry in run.served if entry["tools"]]
-        return main[0]["prompt"], main, json.dumps([entry["body"] for entry in run.sent])
+        done = around.launch(name, repo, [*options, *extra, f"Read page 3. {script(*texts)}"], "", 180)
+        assert done.code == 0, done.output[-3000:]
+        return [entry for entry in done.served if entry["tools"]], json.dumps([entry["body"] for entry in done.sent])
 
-    whole, _, _ = first_prompt(["Nothing."], ENABLE_TOOL_SEARCH="false")
-    short, turns, sent = first_prompt(texts)
-    print(f"\n107 MCP tools: first prompt {short:,} instead of {whole:,} tokens")
-    assert whole - short >= 25_000
+    turns, sent = run([search, call(FOUND, page=3), "It says larch."], [], {})
+    catalogue = world.folder / name / "cache" / "launch" / name / "catalog.json"
+    if catalogue.exists():
+        (tmp_path / "whole").write_text(
+            catalogue.read_text().replace('"supports_search_tool": true', '"supports_search_tool": false')
+        )
+    whole, _ = run(
+        ["Nothing."], [each.replace("{whole}", json.dumps(str(tmp_path / "whole"))) for each in off], variables
+    )
+    short, long = turns[0]["prompt"], whole[0]["prompt"]
+    print(f"\n{name}, 107 MCP tools: first prompt {short:,} instead of {long:,} tokens")
+    assert long - short >= 25_000
     assert "archive_77 page 3: larch" in sent, "the tool that was found was called, and it worked"
     assert len(turns) == 3
     for turn in turns[1:]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from start_llm.api.anthropic import context
-from start_llm.api.anthropic.tools import choice_of, tools_of
+from start_llm.api.anthropic.tools import choice_of, references, tools_of
 from start_llm.api.common import fields, parts
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
 from start_llm.api.common.request import request_of, stop_of
@@ -20,11 +20,11 @@ from start_llm.api.http import sse
 from start_llm.api.http.routes import Request
 from start_llm.core import events as ev
 from start_llm.core.errors import NotSupported, StartLLMError
-from start_llm.core.jsontext import parse_inner
+from start_llm.core.jsontext import object_in
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
 from start_llm.core.report import CacheReport
-from start_llm.core.request import ChatRequest, ResponseFormat
+from start_llm.core.request import ChatRequest, ResponseFormat, found_text
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -36,6 +36,7 @@ REFUSED = {
     "container": "this server runs no containers and no skills; leave it out.",
 }
 SILENT = frozenset({"fallback", "mcp_tool_listing"})  # these tell of the vendor's server, not of the conversation
+SERVER_CALL = "srvtoolu_"  # in front of the id of a call that the server runs, see `ToolSearch`
 CHANGED_TOOLS = {"tool_addition": "Tool now available", "tool_removal": "Tool no longer available"}
 
 
@@ -67,12 +68,14 @@ def read_messages(inbound: Request, settings: Settings, service: Service) -> Mes
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(MessagesBody, inbound.body)
     fields.refuse(data, REFUSED)
-    tools = tools_of(body.tools or [], [message.content for message in body.messages])
+    chosen = (body.tool_choice or {}).get("name")
+    tools, search = tools_of(body.tools or [], [message.content for message in body.messages], chosen)
     choice, parallel = choice_of(body.tool_choice, tools)
     request = request_of(
         *("messages", body, data, inbound, settings),
         messages=(*_system(body.system), *messages_of(body.messages)),
         tools=tools,
+        search=search,
         tool_choice=choice,
         parallel_tool_calls=parallel,
         response_format=_format(body),
@@ -178,17 +181,22 @@ def _result_elsewhere(block: dict[str, Any], path: str) -> Message:
     """What a tool of another server gave: its call stands in the same message."""
     content = block.get("content")
     blocks = content if isinstance(content, list) else []
-    if isinstance(content, str) or (blocks and all(isinstance(b, dict) and b.get("type") == "text" for b in blocks)):
+    if block["type"] == "tool_search_tool_result":
+        wrong = content.get("error_message") or content.get("error_code") if isinstance(content, dict) else None
+        text = found_text(references([content]), wrong if isinstance(wrong, str) else "")
+    elif isinstance(content, str) or (blocks and all(isinstance(b, dict) and b.get("type") == "text" for b in blocks)):
         text = parts.only_text(_blocks_content(content, f"{path}.content"))
     else:
         text = parts.as_text(content) if content else ""
-    return Message("tool", text or parts.NO_RESULT, tool_call_id=fields.string_in(block, "tool_use_id", path))
+    call_id = fields.string_in(block, "tool_use_id", path).removeprefix(SERVER_CALL)
+    return Message("tool", text or parts.NO_RESULT, tool_call_id=call_id)
 
 
 def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
     arguments = json.dumps(fields.optional_in(block, "input", dict, path) or {}, ensure_ascii=False)
     name, server = fields.string_in(block, "name", path), fields.optional_in(block, "server_name", str, path)
-    return ToolCall(fields.string_in(block, "id", path), f"{server}__{name}" if server else name, arguments)
+    call_id = fields.string_in(block, "id", path).removeprefix(SERVER_CALL)
+    return ToolCall(call_id, f"{server}__{name}" if server else name, arguments)
 
 
 # --- blocks ---
@@ -316,12 +324,14 @@ class MessagesExchange(Exchange):
         """A whole ``message``."""
         choice = result.choices[0]
         content: list[dict[str, Any]] = []
-        if choice.reasoning:
-            signature = thinking_signature(choice.reasoning)
-            content.append({"type": "thinking", "thinking": choice.reasoning, "signature": signature})
-        if choice.text:
-            content.append({"type": "text", "text": choice.text})
-        content.extend(_call_block(call) for call in choice.calls)
+        for said, searched in [*choice.earlier, (choice, ev.Searched(()))]:
+            if said.reasoning:
+                signature = thinking_signature(said.reasoning)
+                content.append({"type": "thinking", "thinking": said.reasoning, "signature": signature})
+            if said.text:
+                content.append({"type": "text", "text": said.text})
+            content += (self.call_block(call.id, call.name, object_in(call.arguments)) for call in said.calls)
+            content += _result_blocks(searched)
         return _message(self.request, content, usage_body(result.usage, result.report, self.scale())) | {
             "stop_reason": stop_reason(choice.finish_reason, choice.stop_sequence),
             "stop_sequence": choice.stop_sequence,
@@ -330,6 +340,12 @@ class MessagesExchange(Exchange):
 
     def writer(self) -> StreamWriter:
         return MessageWriter(self)
+
+    def call_block(self, call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """A call of the client's tool, or of one that this server runs."""
+        if self.request.search is not None and name in self.request.search.fields:
+            return {"type": "server_tool_use", "id": SERVER_CALL + call_id, "name": name, "input": given}
+        return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 
 
 def _message(request: ChatRequest, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -345,14 +361,16 @@ def _message(request: ChatRequest, content: list[dict[str, Any]], usage: dict[st
     }
 
 
-def _call_block(call: ToolCall) -> dict[str, Any]:
-    try:
-        given = parse_inner(call.arguments or "{}")
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        given = {"arguments": call.arguments}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+def _result_blocks(searched: ev.Searched) -> Iterator[dict[str, Any]]:
+    for call_id, names, wrong in searched.results:
+        content: dict[str, Any] = {
+            "type": "tool_search_tool_search_result",
+            "tool_references": [{"type": "tool_reference", "tool_name": name} for name in names],
+        }
+        if wrong:
+            kind = "tool_search_tool_result_error"
+            content = {"type": kind, "error_code": "invalid_tool_input", "error_message": wrong}
+        yield {"type": "tool_search_tool_result", "tool_use_id": SERVER_CALL + call_id, "content": content}
 
 
 class MessageWriter(StreamWriter):
@@ -399,13 +417,14 @@ class MessageWriter(StreamWriter):
             return head + self._delta({"type": "text_delta", "text": event.text})
         if isinstance(event, ev.ToolCallStarted):
             closed = self._close_block()
-            return closed + self._block(
-                "tool_use", {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-            )
+            return closed + self._block("tool_use", self._exchange.call_block(event.id, event.name, {}))
         if isinstance(event, ev.ToolCallDelta):
             return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
         if isinstance(event, ev.ToolCallFinished):
             return self._close_block()
+        if isinstance(event, ev.Searched):
+            whole = (self._block("tool_use", block) + self._close_block() for block in _result_blocks(event))
+            return self._close_block() + b"".join(whole)
         return b""
 
     def _start(self, report: CacheReport) -> bytes:

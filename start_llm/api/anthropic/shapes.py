@@ -21,13 +21,37 @@ class TextBlockShape(TypedDict):
 
 
 class ToolUseShape(TypedDict):
-    type: Literal["tool_use"]
+    type: Literal["tool_use", "server_tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
-ContentBlock = Annotated[ThinkingBlockShape | TextBlockShape | ToolUseShape, Field(discriminator="type")]
+class ToolReferenceShape(TypedDict):
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class FoundShape(TypedDict):
+    type: Literal["tool_search_tool_search_result"]
+    tool_references: list[ToolReferenceShape]
+
+
+class NotFoundShape(TypedDict):
+    type: Literal["tool_search_tool_result_error"]
+    error_code: Literal["invalid_tool_input"]
+    error_message: str
+
+
+class SearchResultShape(TypedDict):
+    type: Literal["tool_search_tool_result"]
+    tool_use_id: str
+    content: FoundShape | NotFoundShape
+
+
+ContentBlock = Annotated[
+    ThinkingBlockShape | TextBlockShape | ToolUseShape | SearchResultShape, Field(discriminator="type")
+]
 
 
 class StartUsageShape(TypedDict):

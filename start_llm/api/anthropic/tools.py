@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from start_llm.api.common import fields
-from start_llm.api.common.tools import check_unique, function_of
+from start_llm.api.common.tools import check_unique, function_of, search_tool
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.messages import Tool
-from start_llm.core.request import ToolChoice
-
-log = logging.getLogger(__name__)
+from start_llm.core.request import ToolChoice, ToolSearch
 
 CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
-def tools_of(items: list[Any], contents: list[Any]) -> tuple[Tool, ...]:
+def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple[tuple[Tool, ...], ToolSearch | None]:
     """The tools, without those that are deferred and were not found: no ``tool_reference`` in `contents` names them.
 
-    The client searches among these by a tool of its own. What it found is a tool that came later: it is told where the
-    conversation is by then. Where the vendor's server would search (``tool_search_tool_*``), no tool is deferred.
+    The client searches among these by a tool of its own, or this server does (``tool_search_tool_*``). What was found
+    is a tool that came later: it is told where the conversation is by then.
     """
-    hosted, tools, deferred = False, list[Tool](), set[str]()
-    found = set(_references(contents))
+    tools, deferred, searches = list[Tool](), set[str](), dict[str, Literal["query", "pattern"]]()
+    found = {*references(contents), fields.word(chosen)}
     for path, item in fields.items_of(items, "tools"):
         kind = fields.object_of(item, path).get("type")
         if isinstance(kind, str) and kind.startswith("tool_search_tool"):
-            log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
-            hosted = True
+            tools.append(Tool(fields.name_in(item, path)))
+            searches[tools[-1].name] = "pattern" if "regex" in kind else "query"
             continue
         if kind not in (None, "custom"):
             what = f"only the vendor's models know the schema of {fields.short(kind)}"
@@ -37,15 +34,21 @@ def tools_of(items: list[Any], contents: list[Any]) -> tuple[Tool, ...]:
         if not isinstance(item.get("input_schema"), dict):
             raise fields.bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
         tools.append(function_of(item, path, schema="input_schema"))
-        if fields.optional_in(item, "defer_loading", bool, path) and tools[-1].name not in found:
+        if fields.optional_in(item, "defer_loading", bool, path):
             deferred.add(tools[-1].name)
     check_unique(tools)
-    names = set() if hosted else deferred
-    return tuple(tool for tool in tools if tool.name not in names)
+    hidden = [tool for tool in tools if tool.name in deferred]
+    known = tuple(
+        search_tool(each.name, searches[each.name], hidden) if each.name in searches else each for each in tools
+    )
+    if not hidden:  # there is nothing to search
+        return tuple(tool for tool in known if tool.name not in searches), None
+    shown = tuple(tool for tool in known if tool.name not in deferred - found)
+    return shown, ToolSearch(searches, known) if searches else None
 
 
-def _references(contents: list[Any]) -> Iterator[str]:
-    """The names in ``tool_reference`` blocks of messages, and of results in messages."""
+def references(contents: list[Any]) -> Iterator[str]:
+    """The names in ``tool_reference`` blocks of messages, of results in messages, and of searches that were run."""
     outer = [block for content in contents for block in _blocks(content)]
     inner = [block for each in outer for block in _blocks(each.get("content"))]
     for block in (*outer, *inner):
@@ -54,6 +57,8 @@ def _references(contents: list[Any]) -> Iterator[str]:
 
 
 def _blocks(content: Any) -> list[dict[str, Any]]:
+    """Of a list, or of what a search found."""
+    content = content.get("tool_references") if isinstance(content, dict) else content
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 

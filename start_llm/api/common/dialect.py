@@ -170,6 +170,8 @@ class CollectedChoice:
     logprobs: list[ev.TokenLogprob] = field(default_factory=list)
     finish_reason: ev.FinishReason = "stop"
     stop_sequence: str | None = None
+    # what was said up to each search of this server's, and what was found; the rest stands behind that
+    earlier: list[tuple[CollectedChoice, ev.Searched]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -194,6 +196,11 @@ def collect(events: Iterable[ev.Event], n: int = 1) -> Collected | None:
             reasoning[event.choice].append(event.text)
         elif isinstance(event, ev.ToolCallFinished):
             choices[event.choice].calls.append(ToolCall(event.id, event.name, event.arguments))
+        elif isinstance(event, ev.Searched):
+            said, rest = choices[event.choice], CollectedChoice()
+            said.text, said.reasoning = "".join(text[event.choice]), "".join(reasoning[event.choice])
+            text[event.choice], reasoning[event.choice], choices[event.choice] = [], [], rest
+            rest.earlier, said.earlier = [*said.earlier, (said, event)], []
         elif isinstance(event, ev.ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
             choices[event.choice].stop_sequence = event.stop_sequence

@@ -43,6 +43,27 @@ def check_unique(tools: Sequence[Tool], path: str = "tools") -> tuple[Tool, ...]
     return tuple(tools)
 
 
+MOST_NAMES = 4_000
+"""Characters of names that a search tool tells."""
+
+
+def search_tool(name: str, field: str, hidden: Sequence[Tool], about: str = "") -> Tool:
+    """The tool with which a model finds the `hidden` ones; it tells their names by server (``server__tool``)."""
+    servers: dict[str, list[str]] = {}
+    for tool in hidden:
+        server, between, short_name = tool.name.rpartition("__")
+        servers.setdefault(server + between, []).append(short_name)
+    names = "; ".join(
+        f"{server}* ({', '.join(those)})" if server else ", ".join(those) for server, those in servers.items()
+    )
+    if len(names) > MOST_NAMES:
+        names = "; ".join(f"{server}* ({len(those)} tools)" for server, those in servers.items())[:MOST_NAMES]
+    how = "words for what is needed" if field == "query" else "a regular expression for names and descriptions"
+    text = f"{about or 'Finds tools. Those that it finds can be called after it.'} Tools that can be found: {names}"
+    properties = {field: {"type": "string", "description": how}, "limit": {"type": "integer"}}
+    return Tool(name, text, {"type": "object", "properties": properties, "required": [field]})
+
+
 def choose(choice: Any, tools: tuple[Tool, ...], path: str = "tool_choice") -> tuple[ToolChoice, tuple[Tool, ...]]:
     """The choice, and the tools that it leaves (``allowed_tools`` takes some away)."""
     if choice is None:

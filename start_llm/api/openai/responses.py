@@ -73,6 +73,7 @@ def read_responses(inbound: Request, settings: Settings, service: Service, store
         *("responses", body, data, inbound, settings),
         messages=messages,
         tools=tools.tools,
+        search=tools.search,
         tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=response_format_of((body.text or {}).get("format"), "text.format"),
@@ -126,11 +127,11 @@ def _previous(response_id: str | None, store: OwnResponses) -> list[Any]:
 
 
 def _tools(body: ResponsesBody, items: list[Any]) -> Toolbox:
-    found = list(fields.items_of(body.tools or [], "tools"))
+    brought: list[tuple[str, Any]] = []
     for path, item in fields.items_of(items, "input"):
         if isinstance(item, dict) and item.get("type") in BRINGS_TOOLS:
-            found += fields.items_of(item.get("tools") or [], f"{path}.tools", "a list of tools")
-    tools = toolbox(found, body.tool_choice)
+            brought += fields.items_of(item.get("tools") or [], f"{path}.tools", "a list of tools")
+    tools = toolbox([*fields.items_of(body.tools or [], "tools")], body.tool_choice, brought)
     if tools.notes:
         log.info("tools passed over: %s", ", ".join(tools.notes))
     return tools

@@ -18,6 +18,7 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SEALED
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import SEAL
+from start_llm.core.request import found_text
 
 CALLS = frozenset({"function_call", "custom_tool_call"})
 # A call whose result is an item of its own: the tool, and the fields that say what was asked.
@@ -167,8 +168,8 @@ def _output(kind: str, item: dict[str, Any], path: str) -> parts.PartContent:
     if kind == "computer_call_output" and isinstance(output, dict):
         return parts.PartContent(attachments=(parts.attachment_of(output | {"type": "input_image"}, f"{path}.output"),))
     if kind == "tool_search_output":
-        found = toolbox([*fields.items_of(item.get("tools"), f"{path}.tools", "a list of tools")], None)
-        return parts.PartContent("Tools now available: " + (", ".join(tool.name for tool in found.tools) or "none"))
+        found = toolbox((), None, [*fields.items_of(item.get("tools"), f"{path}.tools", "a list of tools")])
+        return parts.PartContent(found_text(tool.name for tool in found.tools))
     if kind in ("shell_call_output", "apply_patch_call_output", "program_output"):
         return parts.PartContent(
             "\n".join(parts.as_text(item[each]) for each in ("status", "output", "result") if item.get(each))

@@ -16,7 +16,7 @@ from start_llm.api.openai.responses_store import OwnResponses
 from start_llm.api.openai.responses_tools import InputText, Named, input_of
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError, Unavailable
-from start_llm.core.jsontext import parse_inner
+from start_llm.core.jsontext import object_in, parse_inner
 from start_llm.core.protocol import SEAL, responses_code
 from start_llm.core.report import CacheReport
 from start_llm.files.database import FileUnavailable
@@ -60,18 +60,25 @@ class ResponsesExchange(Exchange):
     def body(self, result: Collected) -> dict[str, Any]:
         choice = result.choices[0]
         output: list[Item] = []
-        if choice.reasoning:
-            output.append(self.text_item(self.thinking, new_id("rs"), choice.reasoning, []))
-        if choice.text:
-            output.append(self.text_item(MESSAGE, new_id("msg"), choice.text, self.logprobs(choice.logprobs)))
-        for call in choice.calls:
-            tool = self.origin(call.name)
-            written = input_of(call.arguments) if tool.custom else call.arguments
-            output.append(call_item(new_call_id(tool), call.id, tool, written, call_status(call.arguments)))
+        for said, searched in [*choice.earlier, (choice, ev.Searched(()))]:
+            if said.reasoning:
+                output.append(self.text_item(self.thinking, new_id("rs"), said.reasoning, []))
+            if said.text:
+                output.append(self.text_item(MESSAGE, new_id("msg"), said.text, self.logprobs(said.logprobs)))
+            for call in said.calls:
+                tool = self.origin(call.name)
+                written = input_of(call.arguments) if tool.custom else call.arguments
+                output.append(call_item(new_call_id(tool), call.id, tool, written, call_status(call.arguments)))
+            output += self.found_items(searched)
         return self.finish(output, choice.finish_reason, result.usage, result.report)
 
     def writer(self) -> StreamWriter:
         return ResponsesWriter(self)
+
+    def found_items(self, searched: ev.Searched) -> Iterator[Item]:
+        for call_id, names, _ in searched.results:
+            item = {"type": "tool_search_output", "id": new_id("tso"), "call_id": call_id, "execution": "server"}
+            yield item | {"status": "completed", "tools": [self.origin(name).listed() for name in names]}
 
     def logprobs(self, items: Sequence[ev.TokenLogprob]) -> list[dict[str, Any]]:
         return logprobs_body(items, self.token_text)
@@ -158,7 +165,7 @@ def item_of(kind: TextKind, item_id: str, status: str, parts: list[Item]) -> Ite
 
 
 def new_call_id(tool: Named) -> str:
-    return new_id("ctc" if tool.custom else "fc")
+    return new_id("ctc" if tool.custom else "tsc" if tool.search else "fc")
 
 
 def call_status(arguments: str) -> str:
@@ -172,6 +179,9 @@ def call_status(arguments: str) -> str:
 
 def call_item(item_id: str, call_id: str, tool: Named, written: str, status: str) -> Item:
     """A call as the client names its tool; `written` are the arguments, or a custom tool's text."""
+    if tool.search:
+        asked: Item = {"type": "tool_search_call", "id": item_id, "call_id": call_id, "execution": tool.search}
+        return asked | {"arguments": object_in(written) if written else {}, "status": status}
     item: Item = {"type": "function_call", "id": item_id, "call_id": call_id, "name": tool.name}
     if tool.namespace:
         item["namespace"] = tool.namespace
@@ -210,6 +220,9 @@ class ResponsesWriter(StreamWriter):
             return self._call_delta(event.arguments)
         if isinstance(event, ev.ToolCallFinished):
             return self._end_call(event)
+        if isinstance(event, ev.Searched):
+            items = self._exchange.found_items(event)
+            return self._end() + b"".join(self._added(None, item) + self._finished(item) for item in items)
         if isinstance(event, ev.ChoiceDone):
             self._reason = event.finish_reason
             return self._end()
@@ -283,6 +296,8 @@ class ResponsesWriter(StreamWriter):
         return head + self._added(None, call_item(self._id, event.id, self._tool, "", "in_progress"))
 
     def _call_delta(self, arguments: str) -> bytes:
+        if self._tool.search:
+            return b""
         if not self._tool.custom:
             return self._item_event("response.function_call_arguments.delta", delta=arguments)
         return self._input_delta(self._input.feed(arguments))
@@ -295,6 +310,8 @@ class ResponsesWriter(StreamWriter):
             head = self._input_delta(self._input.finish(event.arguments))
             written = self._input.text
             head += self._item_event("response.custom_tool_call_input.done", input=written)
+        elif self._tool.search:
+            written, head = event.arguments, b""
         else:
             written = event.arguments
             head = self._item_event("response.function_call_arguments.done", name=self._tool.name, arguments=written)

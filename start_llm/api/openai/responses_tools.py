@@ -8,22 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from start_llm.api.common.fields import bad, items_of, name_in, optional_in, short, string_in, within, word
-from start_llm.api.common.tools import choose, tool_of
+from start_llm.api.common.tools import choose, function_of, search_tool, tool_of
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import too_much_to_read
 from start_llm.core.limits import TOOLS
 from start_llm.core.messages import Tool
-from start_llm.core.request import ToolChoice
+from start_llm.core.request import ToolChoice, ToolSearch
 
-SEPARATOR = "__"
+SEPARATOR, SEARCH = "__", "tool_search"
 PASSED_OVER = frozenset(
     {
         "web_search", "web_search_preview", "file_search", "code_interpreter", "computer", "computer_use_preview",
-        "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search", "programmatic_tool_calling",
+        "image_generation", "local_shell", "shell", "mcp", "apply_patch", "programmatic_tool_calling",
     }
 )  # fmt: skip
 _DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")  # web_search_2025_08_26
@@ -54,6 +54,13 @@ class Named:
     name: str
     namespace: str | None = None
     custom: bool = False
+    search: str = ""  # who runs the ``tool_search``: ``client``, ``server``
+    item: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # as it was sent
+
+    def listed(self) -> dict[str, Any]:
+        """As a search's output has it."""
+        item = dict(self.item)
+        return {"type": "namespace", "name": self.namespace, "tools": [item]} if self.namespace else item
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +71,37 @@ class Toolbox:
     choice: ToolChoice
     notes: tuple[str, ...]
     named: Mapping[str, Named]
+    search: ToolSearch | None = None
 
     def origin(self, called: str) -> Named:
         """The client's tool that a call means; models also call by the plain name, where only one tool has it."""
         return self.named.get(called) or self.named.get(_full(called, None, self.named)) or Named(called)
 
 
-def toolbox(found: Sequence[tuple[str, Any]], choice: Any) -> Toolbox:
-    """From (path, tool) pairs and the body's ``tool_choice``. Raises BadRequest, NotSupported."""
+def toolbox(found: Sequence[tuple[str, Any]], choice: Any, brought: Sequence[tuple[str, Any]] = ()) -> Toolbox:
+    """From (path, tool) pairs and the body's ``tool_choice``. Raises BadRequest, NotSupported.
+
+    `brought`: by items of the conversation. Such a tool takes the place of one of its name, and is not deferred.
+    """
     reader = _Reader()
     for path, tool in found:
         reader.read(tool, path)
         within(TOOLS, len(reader.tools), "tools")
+    reader.brings = True
+    for path, tool in brought:
+        reader.read(tool, path)
+        within(TOOLS, len(reader.tools), "tools")
     flat_choice = _flat_choice(choice, reader.named)
-    picked, tools = choose(flat_choice, tuple(reader.tools))
-    return Toolbox(reader.introduced(tools), picked, tuple(reader.notes), reader.named)
+    picked, tools = choose(flat_choice, tuple(reader.tools.values()))
+    return reader.box(reader.introduced(tools), picked)
 
 
 class _Reader:
     def __init__(self) -> None:
-        self.tools: list[Tool] = []
+        self.brings = False
+        self.tools: dict[str, Tool] = {}
+        self.deferred: set[str] = set()
+        self.found: set[str] = set()
         self.named: dict[str, Named] = {}
         self.notes: list[str] = []
         self._about: dict[str, list[str]] = {}
@@ -92,6 +110,11 @@ class _Reader:
         kind = _kind(tool)
         if kind == "namespace":
             self._namespace(tool, path)
+        elif kind == SEARCH and SEARCH not in self.named:
+            run_by = "client" if tool.get("execution") == "client" else "server"
+            about = {name: tool.get(name) for name in ("description", "parameters")} if run_by == "client" else {}
+            self.tools[SEARCH] = function_of({"name": SEARCH} | about, path)
+            self.named[SEARCH] = Named(SEARCH, search=run_by)
         elif _DATED.sub("", kind) in PASSED_OVER:
             self._pass_over(tool, path)
         else:
@@ -112,15 +135,32 @@ class _Reader:
         custom = _kind(item) == "custom"
         tool = _custom(item, path) if custom else tool_of(item, path)
         flat = flat_name(tool.name, namespace)
-        if flat in self.named:
+        if flat in self.named and not self.brings:
             raise BadRequest(f"{path}: a second tool is named {short(flat)}.", param=path)
-        self.tools.append(replace(tool, name=flat))
-        self.named[flat] = Named(tool.name, namespace, custom)
+        self.tools[flat] = replace(tool, name=flat)
+        self.named[flat] = Named(tool.name, namespace, custom, item=item)
+        if self.brings:
+            self.found.add(flat)
+        elif optional_in(item, "defer_loading", bool, path):
+            self.deferred.add(flat)
 
     def _pass_over(self, tool: dict[str, Any], path: str) -> None:
         kind = tool.get("type")
         name = word(tool.get("name")) or word(tool.get("server_label")) or kind
         self.notes.append(f"{path} ({str(name)[:64]}, type {kind})")
+
+    def box(self, tools: tuple[Tool, ...], choice: ToolChoice) -> Toolbox:
+        """Of the tools that the choice leaves. Without a search nothing is hidden: it could not be found."""
+        run_by = self.named[SEARCH].search if any(tool.name == SEARCH for tool in tools) else ""
+        search = None
+        if run_by == "server":
+            listed = [tool for tool in tools if tool.name in self.deferred]
+            ours = (search_tool(SEARCH, "query", listed) if tool.name == SEARCH else tool for tool in tools)
+            tools = tuple(tool for tool in ours if listed or tool.name != SEARCH)
+            search = ToolSearch({SEARCH: "query"}, tools) if listed else None
+        hidden = self.deferred - self.found - {choice.name or ""} if run_by else frozenset[str]()
+        shown = tuple(tool for tool in tools if tool.name not in hidden)
+        return Toolbox(shown, choice, tuple(self.notes), self.named, search)
 
     def introduced(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
         """The tools, the first of each namespace with what its namespace says of all of them."""

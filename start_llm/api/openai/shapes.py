@@ -203,8 +203,32 @@ class OutputCustomCallShape(TypedDict):
     status: ItemStatus
 
 
+class OutputSearchShape(TypedDict):
+    type: Literal["tool_search_call"]
+    id: str
+    call_id: str
+    execution: Literal["server", "client"]
+    arguments: dict[str, Any]
+    status: ItemStatus
+
+
+class OutputFoundShape(TypedDict):
+    type: Literal["tool_search_output"]
+    id: str
+    call_id: str
+    execution: Literal["server"]
+    status: ItemStatus
+    tools: list[dict[str, Any]]
+
+
 OutputItem = Annotated[
-    OutputMessageShape | OutputReasoningShape | OutputCallShape | OutputCustomCallShape, Field(discriminator="type")
+    OutputMessageShape
+    | OutputReasoningShape
+    | OutputCallShape
+    | OutputCustomCallShape
+    | OutputSearchShape
+    | OutputFoundShape,
+    Field(discriminator="type"),
 ]
 
 

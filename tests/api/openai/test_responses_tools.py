@@ -175,3 +175,36 @@ def test_bad_tools_are_named(tools: list[Any], choice: Any, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         box(*tools, choice=choice)
     assert caught.value.param == param
+
+
+LATER = {"defer_loading": True}
+SEARCHED = namespace("git", function("log", "The history.") | LATER, function("push") | LATER, about="A repository.")
+
+
+def test_deferred_tools_are_found_by_a_search_of_this_server() -> None:
+    made = box(function("read"), SEARCHED, {"type": "tool_search"})
+    assert [tool.name for tool in made.tools] == ["read", "tool_search"] and made.search is not None
+    assert "git__* (log, push)" in made.tools[1].description
+    assert [tool.name for tool in made.search.tools] == ["read", "git__log", "git__push", "tool_search"]
+    assert made.origin("git__log").listed() == {"type": "namespace", "name": "git", "tools": [SEARCHED["tools"][0]]}
+    output = [("input[1].tools[0]", made.origin("git__log").listed())]
+    after = toolbox([("a", function("read")), ("b", SEARCHED), ("c", {"type": "tool_search"})], None, output)
+    assert [tool.name for tool in after.tools] == ["read", "git__log", "tool_search"], "found, in its place"
+    assert after.tools[2] == made.tools[1], "the search tells what it told before"
+
+
+def test_the_client_searches_by_itself() -> None:
+    tool = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": SCHEMA}
+    made = box(tool, function("read") | LATER)
+    assert made.tools == (Tool("tool_search", "Finds.", SCHEMA),) and made.search is None
+    assert made.origin("tool_search").search == "client"
+    twice = [("a", function("read") | LATER), ("b", function("read", "Newer."))]
+    after = toolbox([("tools[0]", tool)], None, twice)
+    assert after.tools[1:] == (Tool("read", "Newer.", SCHEMA),), "what it finds twice is one tool"
+
+
+def test_without_a_search_nothing_is_hidden() -> None:
+    assert [tool.name for tool in box(function("read") | LATER).tools] == ["read"]
+    assert [tool.name for tool in box(function("read"), {"type": "tool_search"}).tools] == ["read"]
+    chosen = box(function("read") | LATER, {"type": "tool_search"}, choice={"type": "function", "name": "read"})
+    assert [tool.name for tool in chosen.tools] == ["read", "tool_search"]
