@@ -39,6 +39,7 @@ from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import LISTEN_FD
 from start_llm.host.hints import hint
 from start_llm.host.home import command, home
+from start_llm.host.pressure import MemoryWatch, Pressure
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
@@ -127,6 +128,7 @@ class App:
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         for service in (self.pool, self.encoders, self.audio, *(() if self._events is None else (self._events,))):
             self._server.metrics.watch_figures(service.figures)
+        self._memory_watch = MemoryWatch(_memory_keeper(self.engine, self.pool, self._say))
         self.proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()
@@ -177,6 +179,8 @@ class App:
             raise Unavailable(detail or why) from error
         if self._waits:
             self._server.start()
+        if self._ranks.alone:  # all ranks must keep the same KV
+            self._memory_watch.start()
         self._welcome(card)
         settings = usable(self.settings, os.environ, self._say)
         if settings.proxy == "on":
@@ -216,6 +220,7 @@ class App:
         """
         if self._bars is not None:
             self._bars.close()
+        self._memory_watch.stop()
         self._ranks.leave()
         if self._keeper is not None:
             self._keeper.stop()
@@ -316,6 +321,18 @@ class App:
         self._say(f"page      {self.server_url}")
         first, *others = CLIENTS
         self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(others)})")
+
+
+def _memory_keeper(engine: EngineThread, pool: Pool, say: Callable[[str], None]) -> Callable[[Pressure, bool], None]:
+    """What is done while the machine is short of memory; its argument tells whether that has just changed."""
+
+    def keep(level: Pressure, changed: bool) -> None:
+        engine.press(level)
+        pool.press(level)
+        if changed:
+            say(f"memory    {engine.status().detail or 'The machine has enough again.'}")
+
+    return keep
 
 
 def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> Ranks:

@@ -30,7 +30,9 @@ LIVE_FIXTURES = frozenset({"browser", "macs", "ours", "page", "proxied", "proxy"
 """Fixtures that start a process; whoever asks for one is `live`."""
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})
 """Audit events of a new process (https://docs.python.org/3.12/library/audit_events.html)."""
-_LOOKS = frozenset({"cc", "file", "gcc", "g++", "ld", "ldconfig", "lsb_release", "objdump", "uname"})
+_LOOKS = frozenset(
+    {"cc", "fc-list", "file", "gcc", "g++", "ld", "ldconfig", "lsb_release", "objdump", "system_profiler", "uname"}
+)
 """Programs by which libraries look at the machine, once a process: whichever test is the first to use them."""
 
 

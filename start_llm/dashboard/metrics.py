@@ -45,6 +45,7 @@ GAUGES = {
     "models_weight_bytes": "Weights in memory; what models share counts once.",
     "models_memory_bytes": "Memory that weights and KV may take together; 0: nobody knows.",
     "kv_running_bytes": "KV of running requests.",
+    "memory_pressure": "How short of memory the machine is: 0 not, 1 short, 2 critically.",
     "proxy_up": "1 while the LiteLLM process lives.",
 }
 COUNTERS = {

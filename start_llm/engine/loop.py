@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import mlx.core as mx
+
 from start_llm.core.errors import Internal, StartLLMError, Unavailable
 from start_llm.core.events import Failed
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.guarded import KV_FIGURES
 from start_llm.engine.schedule.scheduler import Scheduler
+from start_llm.host.pressure import Pressure
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class LoadedModels:
         self._clock = clock
         self._models: dict[str, EngineModel] = {}  # replaced as a whole: other threads read it
         self._least_seconds = 0.0
+        self.pressure = Pressure.NORMAL
         self._unloaded_figures = Counter[str]()
 
     def __iter__(self) -> Iterator[EngineModel]:
@@ -87,8 +91,18 @@ class LoadedModels:
 
     @property
     def with_idle_prefill(self) -> EngineModel | None:
-        """One with work for an idle gap."""
+        """One with work for an idle gap; none while the machine is short of memory."""
+        if self.pressure is not Pressure.NORMAL:
+            return None
         return next((model for model in self if model.scheduler.idle_prefill.waiting), None)
+
+    def press(self, level: Pressure) -> None:
+        """How short of memory the machine is. What MLX keeps of freed buffers goes, too."""
+        self.pressure = level
+        for model in list(self)[:1]:  # the memory is shared by all
+            model.runtime.memory.press(level)
+        if level is not Pressure.NORMAL:
+            mx.clear_cache()
 
     def add(self, name: str, runtime: TextRuntime) -> None:
         self._models = {**self._models, name: EngineModel(runtime, runtime.scheduler, self._clock())}
@@ -150,6 +164,7 @@ class LoadedModels:
         total = self._unloaded_figures.copy()
         for model in self:
             total.update(model.scheduler.figures())
+        total["memory_pressure"] = self.pressure
         return total
 
     def close(self) -> None:
@@ -235,6 +250,13 @@ class Loop:
         return found
 
     # --- commands: what other threads send; model thread ------------------------
+
+    def press(self, level: Pressure) -> None:
+        """It comes so often while memory is short that the thread is never without a command: this is its idle time."""
+        _caught(lambda: self.models.press(level))
+        self.models.tidy(TIDY_SECONDS)
+        if self.status.state in {"ready", "busy"}:
+            self.set(self.status.state)
 
     def submit(self, work: Submit) -> None:
         error = _caught(lambda: self.scheduler(work.model).add(work))

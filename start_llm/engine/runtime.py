@@ -56,7 +56,7 @@ class TextRuntime:
         ranks: Ranks,
     ) -> None:
         self.loaded, self.store, self.drafts, self.grammars = loaded, store, drafts, grammars
-        self._memory, self._left = memory, left
+        self.memory, self._left = memory, left
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.learn(*self.runner.sample())
@@ -96,7 +96,7 @@ class TextRuntime:
     def close(self) -> None:
         """Frees everything at once; the model's last call on the model thread."""
         first = () if self.drafts is None else (self.drafts.close,)
-        for step in (*first, self.runner.close, self.store.close, self._memory.close, self._left, mx.synchronize):
+        for step in (*first, self.runner.close, self.store.close, self.memory.close, self._left, mx.synchronize):
             try:
                 step()
             except Exception:  # the thread's edge: what comes after it must be done all the same

@@ -26,12 +26,19 @@ from start_llm.engine.loop import SHUTTING_DOWN, Command, Loop
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.watchdog import InflightRequests, Watchdog
+from start_llm.host.pressure import Pressure
 
 log = logging.getLogger(__name__)
 
 UNWATCHED_SECONDS = 600.0  # without a watchdog: when the status calls the model wedged
 WEDGED_RETRY_SECONDS = 30.0
 CLOSE_SECONDS = 40.0  # what writing the last KV to disk may take at the end
+LONG_PROMPT = 4096  # new tokens: a prompt with more is refused while memory is critically short
+SHORT_RETRY_SECONDS = 10.0
+_SHORT = {
+    Pressure.WARNING: "Other programs need this machine's memory: stored KV is kept on disk only.",
+    Pressure.CRITICAL: "Other programs need nearly all of this machine's memory: long new prompts are refused.",
+}
 
 
 class EngineThread:
@@ -71,6 +78,7 @@ class EngineThread:
         beat, thread_id = lambda: self._loop.status.beat, lambda: self._thread.ident or 0
         self._watchdog = Watchdog(unwatched, beat, thread_id, wedged=self._wedged, hopeless=self._hopeless)
         self._idle_prefills = 0
+        self._pressure = Pressure.NORMAL
 
     # --- any thread -----------------------------------------------------------
 
@@ -85,12 +93,30 @@ class EngineThread:
         if self._lost or status.state in {"loading", "failed", "stopped"}:
             raise Unavailable(status.detail or f"The model is {status.state}.")
         self._refuse_wedged(status)
+        self._refuse_long(work)
         self._commands.put(partial(self._loop.submit, self._requests.add(work)))
 
     def _refuse_wedged(self, status: EngineStatus) -> None:
         """What waits for a thread that hangs would be too late, and take memory until then."""
         if status.state == "wedged" and self._watchdog_seconds:
             raise Unavailable(status.detail, retry_after=min(self._watchdog_seconds, WEDGED_RETRY_SECONDS))
+
+    def _refuse_long(self, work: Submit) -> None:
+        """While memory is critically short, what would need much of it. A conversation goes on."""
+        if self._pressure is not Pressure.CRITICAL or len(work.prompt.tokens) <= LONG_PROMPT:
+            return
+        new = len(work.prompt.tokens) - self.plan(work.prompt, work.model).reused
+        if new > LONG_PROMPT:
+            raise Unavailable(
+                f"{_SHORT[Pressure.CRITICAL]} This one has {new:,} tokens that are not stored; {LONG_PROMPT:,} are "
+                "taken now. Close another program, or try again.",
+                retry_after=SHORT_RETRY_SECONDS,
+            )
+
+    def press(self, level: Pressure) -> None:
+        """How short of memory the machine is; to be said again while it is short: memory is given back in steps."""
+        self._pressure = level
+        self._commands.put(partial(self._loop.press, level))
 
     def cancel(self, work_id: str) -> None:
         """Ends the work within one token or one prefill chunk; unknown ids are ignored."""
@@ -165,7 +191,7 @@ class EngineThread:
         if status.state in {"ready", "busy"}:  # now, not before the step that the model is in
             there = len(self._requests)  # without those whose final event is out
             running = min(self._loop.models.running, there)
-            status = replace(status, running=running, queued=there - running)
+            status = replace(status, running=running, queued=there - running, detail=_SHORT.get(self._pressure, ""))
         if since is None or status.state not in {"ready", "busy"}:
             return status
         return replace(status, state="wedged", detail=_not_moving(since), since=since)

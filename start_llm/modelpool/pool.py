@@ -18,6 +18,7 @@ from start_llm.core.service import ModelCard
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
+from start_llm.host.pressure import Pressure
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import ModelCards
 from start_llm.modelpool.loader import Loader
@@ -27,6 +28,8 @@ from start_llm.models.catalog import StoredModel
 
 UNLOAD_SECONDS = 60.0
 """What a client that has a model unloaded waits for at most."""
+UNUSED_SECONDS = 60.0
+"""A model that was not used for so long goes while memory is critically short."""
 
 
 class Pool:
@@ -62,6 +65,11 @@ class Pool:
             if handle is not None and entry.known.task is None:
                 handle.recorder.close()
                 handle.pipeline.close()
+
+    def press(self, level: Pressure) -> None:
+        """The machine is short of memory: where that is critical, models go that nobody has used for a while."""
+        if level is Pressure.CRITICAL:
+            self._registry.evict_idle(UNUSED_SECONDS, main_too=False)
 
     @property
     def main_runtime(self) -> TextRuntime | None:

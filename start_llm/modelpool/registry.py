@@ -322,11 +322,12 @@ class ModelRegistry:
             entry.move(event)
             self.load_queue.put(entry)
 
-    def evict_idle(self, seconds: float) -> None:
-        """Those that were not used for so long; 0: none."""
+    def evict_idle(self, seconds: float, *, main_too: bool = True) -> None:
+        """Those that were not used for so long; 0: none. `main_too`: also the one that the server was started with."""
         with self.lock:
             for key in outlived(self.residents(), time.monotonic(), seconds):
-                self.order(self._entries[key], "evicted")
+                if main_too or self._entries[key] is not self.default:
+                    self.order(self._entries[key], "evicted")
 
     def reclaim(self, need: int) -> bool:
         """Evicts idle models for `need` more bytes. False: there are not so many, and all stay."""

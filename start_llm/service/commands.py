@@ -134,6 +134,7 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         "running": running or bool(health),
         "managed": running,
         "state": health.get("state") or phase,
+        "detail": health.get("detail", ""),
         "requests": {"running": health.get("running", 0), "queued": health.get("queued", 0)},
         "log": str(place.log),
     }
@@ -184,6 +185,8 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
     requests = known["requests"]
     users = f", {known['users']} connected by launch" if known.get("users") else ""
     yield f"requests     {requests['running']} running, {requests['queued']} waiting{users}"
+    if known.get("detail"):
+        yield f"now          {known['detail']}"
     if known.get("memory_bytes"):
         yield f"memory       {known['memory_bytes'] / GIB:.1f} GiB"
     if known.get("restarts"):

@@ -367,3 +367,19 @@ def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> 
         server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
         until(lambda: states(server)["oracle-hybrid"] == "stored")
         assert states(server)["oracle-plain"] == "ready"
+
+
+def test_models_that_nobody_uses_go_while_memory_is_critically_short(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.modelpool.pool.UNUSED_SECONDS", 0.1)
+    with serve() as server:
+        server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+
+        def told(level: Pressure) -> bool:
+            server.app.pool.press(level)
+            return states(server)["oracle-hybrid"] == "stored"
+
+        assert not told(Pressure.WARNING)
+        until(lambda: told(Pressure.CRITICAL))
+        assert states(server)["oracle-plain"] == "ready", "the main model stays"

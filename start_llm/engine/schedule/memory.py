@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from start_llm.core.errors import OutOfMemory
 from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.host.pressure import Pressure
 from start_llm.models.device import GIB, default_cache_bytes, kv_bytes
 from start_llm.models.room import Weights, together
 
 LEAST_STORED = 64 * 2**20
+_KEPT_SHARE = {Pressure.WARNING: 0.8, Pressure.CRITICAL: 0.5}
+"""Of stored KV that stays in memory each time that the system is said to be short of it."""
 
 
 class SharedMemory:
@@ -35,6 +38,7 @@ class SharedMemory:
         self._weights: dict[str, Weights] = {}
         self.guards: list[MemoryGuard] = []
         self.running = self.weight_bytes = 0
+        self._pressed: int | None = None  # bytes of stored KV while other programs need the memory
 
     @property
     def total(self) -> int:
@@ -48,9 +52,18 @@ class SharedMemory:
 
     @property
     def most_stored(self) -> int:
+        if self._pressed is not None:
+            return self._pressed
         if self._most_stored is not None:
             return self._most_stored
         return default_cache_bytes(self._usable, self.weight_bytes)
+
+    def press(self, level: Pressure) -> None:
+        """The system is short of memory, still is, or is so no more: stored KV gives way, a part each time."""
+        stored = sum(guard.store.nbytes for guard in self.guards)
+        least = min(stored, LEAST_STORED)
+        self._pressed = None if level is Pressure.NORMAL else max(least, int(stored * _KEPT_SHARE[level]))
+        self.apply()
 
     def place(self, model: str, weights: Weights | None) -> None:
         """A model's weights take so much from now on; ``None``: they are gone."""
@@ -97,6 +110,10 @@ class MemoryGuard:
         shared.guards.append(self)
         if len(shared.guards) > 1:
             shared.apply()
+
+    def press(self, level: Pressure) -> None:
+        """See `SharedMemory.press`."""
+        self._shared.press(level)
 
     @property
     def held_bytes(self) -> int:

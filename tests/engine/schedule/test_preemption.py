@@ -19,8 +19,9 @@ from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule import preemption as pressure
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
+from start_llm.engine.schedule.memory import LEAST_STORED, MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.host.pressure import Pressure
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.device import GIB, STORED_SHARE
@@ -395,3 +396,19 @@ def test_weights_that_models_share_take_their_bytes_once() -> None:
     assert shared.total == alone.total - 5 * MIB, "the adapter's model still has them"
     shared.place("base+a", None)
     assert shared.total == alone.total + GIB
+
+
+def test_stored_kv_gives_way_in_steps_while_other_programs_need_the_memory() -> None:
+    shared = SharedMemory(8 * GIB, None, lambda need: False)
+    shared.place("one", Weights(GIB))
+    MemoryGuard(store := Held(GIB), shared)
+    before = store.budget
+    shared.press(Pressure.WARNING)
+    assert store.nbytes == int(0.8 * GIB)
+    shared.press(Pressure.CRITICAL)
+    assert store.nbytes == int(0.4 * GIB)
+    for _ in range(10):
+        shared.press(Pressure.CRITICAL)
+    assert store.nbytes == LEAST_STORED, "what helps nobody stays"
+    shared.press(Pressure.NORMAL)
+    assert store.budget == before > GIB
