@@ -149,9 +149,9 @@ def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
     clock = Clock()
     models = models_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
     work(models, 10)
-    assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 20}
+    assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 20, "memory_pressure": 0}
     assert models.remove("two") is not None and models.remove("two") is None
-    assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 10}
+    assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 10, "memory_pressure": 0}
     assert models.get("two") is None
 
 

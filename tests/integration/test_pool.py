@@ -16,6 +16,7 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.modelmap import PROXIED
+from start_llm.host.pressure import Pressure
 from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool.builder import ModelBuilder
@@ -369,9 +370,7 @@ def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> 
         assert states(server)["oracle-plain"] == "ready"
 
 
-def test_models_that_nobody_uses_go_while_memory_is_critically_short(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_models_go_while_memory_is_critically_short(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.modelpool.pool.UNUSED_SECONDS", 0.1)
     with serve() as server:
         server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")

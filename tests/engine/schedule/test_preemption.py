@@ -402,6 +402,7 @@ def test_stored_kv_gives_way_in_steps_while_other_programs_need_the_memory() -> 
     shared = SharedMemory(8 * GIB, None, lambda need: False)
     shared.place("one", Weights(GIB))
     MemoryGuard(store := Held(GIB), shared)
+    shared.apply()
     before = store.budget
     shared.press(Pressure.WARNING)
     assert store.nbytes == int(0.8 * GIB)
