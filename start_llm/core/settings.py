@@ -347,6 +347,10 @@ class Settings(BaseModel):
         """PINNED_MODELS."""
         return [name for name in self.pinned_models.split(",") if name]
 
+    def context_within(self, own: int | None) -> int:
+        """Most tokens of a request to a model whose own limit is `own`; ``None``: not known."""
+        return min(self.max_kv_size, own or self.max_kv_size)
+
     def context_scale_for(self, context: int) -> float:
         """CONTEXT_SCALE for a model with so much room; ``auto`` never makes counts smaller than they are."""
         if self.context_scale == "auto":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ _CALL_HEAD = 64  # tokens at an answer's beginning that tell whether it is a cal
 class TextRuntime:
     """A loaded model with its store, scheduler, drafts and grammars, as the loader makes it on the model thread.
 
-    `drafts`: ``None``: they are off, or this model cannot have them. `left`: called last, when the model is closed.
+    `drafts`: ``None``: they are off, or this model cannot have them. `made`: closes what it consists of.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class TextRuntime:
         memory: MemoryGuard,
         drafts: Drafts | None,
         grammars: Grammars,
-        left: Callable[[], None],
+        made: ExitStack,
         ranks: Ranks,
     ) -> None:
         self.loaded, self.store, self.drafts, self.grammars = loaded, store, drafts, grammars
-        self.memory, self._left = memory, left
+        self.memory = memory
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
+        made.callback(self.runner.close)
+        self._made = made
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.learn(*self.runner.sample())
         self.scheduler: Scheduler = ranks.scheduler(Scheduler)(
@@ -95,8 +98,7 @@ class TextRuntime:
 
     def close(self) -> None:
         """Frees everything at once; the model's last call on the model thread."""
-        first = () if self.drafts is None else (self.drafts.close,)
-        for step in (*first, self.runner.close, self.store.close, self.memory.close, self._left, mx.synchronize):
+        for step in (self._made.close, mx.synchronize):
             try:
                 step()
             except Exception:  # the thread's edge: what comes after it must be done all the same

@@ -75,8 +75,7 @@ def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
             raise LaunchError(
                 "The proxy has no key yet: start the server once, it makes one; or set LITELLM_MASTER_KEY."
             )
-    context = min(settings.max_kv_size, own or settings.max_kv_size)
-    return _endpoint(settings, url, key, settings.served_model_name or name, context)
+    return _endpoint(settings, url, key, settings.served_model_name or name, settings.context_within(own))
 
 
 def _connect(settings: Settings, flags: Mapping[str, str], place: Place, *, via_proxy: bool) -> Endpoint:

@@ -20,14 +20,15 @@ from start_llm.core.settings import Settings
 from start_llm.engine.checks import asker, checker, unchecked
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.drafting import KNOWN_COSTS, make_drafts
+from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
+from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
-from start_llm.engine.vision import LanguageAlone, VisionModel
+from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.host.home import command
 from start_llm.kvcache.disk.tier import DiskTier, Identify
@@ -36,7 +37,7 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.catalog import name_of
-from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of
+from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
@@ -104,8 +105,8 @@ class ModelBuilder:
         self.ranks = ranks or Ranks()
         self._settings, self._registry, self._say, self._progress = registry.settings, registry, say, progress
         self._device: Device
-        self.usable = 0  # bytes that all models may take; 0: nobody knows
-        self.shared = self._new_shared()  # what their weights and their KV take
+        # What the weights and the KV of all models take. How much they may take is known from `begin` on.
+        self.shared = SharedMemory(0, registry.settings.cache_memory_bytes, registry.reclaim)
         self._side: dict[str, Any] = {}
         self._wired = False
         self.stored_where = ""  # how much KV of the model that was loaded last may be on disk, and where, for people
@@ -117,11 +118,7 @@ class ModelBuilder:
         """Looks at the machine. Before the first load, on any thread. `reserved`: bytes that no model may have."""
         device, most = inspect_device(accelerator), self._settings.pool_memory_bytes
         self._device = device if most is None else replace(device, usable=min(most, device.usable or most))
-        self.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
-        self.shared = self._new_shared()
-
-    def _new_shared(self) -> SharedMemory:
-        return SharedMemory(self.usable, self._settings.cache_memory_bytes, self._registry.reclaim)
+        self.shared.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
 
     def read(self, settings: Settings, folder: Path, adapter: StoredAdapter | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Not the model thread. Raises NotFound, BadRequest, NotSupported."""
@@ -152,56 +149,63 @@ class ModelBuilder:
             listener: is told what its KV store gives up.
         """
         self._unwire()
-        shared = self._connect()
-        with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
+        self.shared.usable = self.ranks.connect(self.shared.usable)
+        made = ExitStack()  # closes all that is made here, the last one first: when the load fails, or with the runtime
+        try:
             made.callback(self._left, model)
-            shared.place(model, weights)
-            inputs = inputs or self._inputs()
-            loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
-            loaded = self._shaped(settings, loaded)
-            shared.place(model, loaded.weights)
-            loaded = yield from self._with_drafter(settings, loaded)
-            shared.place(model, loaded.weights)
-            check = checker(loaded) if self.ranks.alone else unchecked
-            loaded = yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say)
-            if not shared.guards:
-                self._wired = wire_weights(settings.wired_limit, self._device)
-            grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
-            drafts = None
-            if settings.drafts != "off":
-                drafts = yield from make_drafts(
-                    loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, self.ranks
-                )
-            made.callback(_close, drafts)
-            disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
-            made.callback(_close, disk)
-            store = yield from make_store(settings, loaded, shared.most_stored, self.ranks, disk, listener)
-            made.callback(store.close)
-            guard = MemoryGuard(store, shared)
-            made.callback(guard.close)
-            runtime = TextRuntime(
-                settings, loaded, store, guard, drafts, grammars, lambda: self._left(model), self.ranks
-            )
-            made.pop_all()
-            made.callback(runtime.close)
-            staying = self._registry.pinned_weights(model)
-            runtime.loaded = limit_context(loaded, guard.most_tokens(model, staying), self._say)
-            where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
-            self.stored_where = where if disk and disk.ready else "nothing on disk"
-            made.pop_all()
+            loaded = yield from self._load(settings, model, weights, inputs)
+            drafts, grammars = yield from self._decoding(settings, loaded, made)
+            store = yield from self._store(settings, loaded, listener, made)
+            memory = MemoryGuard(store, self.shared)
+            made.callback(memory.close)
+            runtime = TextRuntime(settings, loaded, store, memory, drafts, grammars, made, self.ranks)
+            most = memory.most_tokens(model, self._registry.pinned_weights(model))
+            runtime.loaded = limit_context(loaded, most, self._say)
+        except BaseException:
+            made.close()
+            raise
         self.ranks.loaded()
         return runtime
 
-    def _connect(self) -> SharedMemory:
-        """What there is of memory is the same for all ranks: what the one with the least has."""
-        usable = self.ranks.connect(self.usable)
-        if usable != self.usable:
-            self.usable = usable
-            self.shared = self._new_shared()
-        return self.shared
+    def _load(
+        self, settings: Settings, model: str, weights: Weights, inputs: LoadInputs | None
+    ) -> Generator[float, None, LoadedModel]:
+        """The model, with what drafts for it and what it is seen to be able to do. Its memory counts as it is known."""
+        self.shared.place(model, weights)
+        inputs = inputs or LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
+        loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
+        loaded = self._shaped(settings, loaded)
+        self.shared.place(model, loaded.weights)
+        loaded = yield from self._with_drafter(settings, loaded)
+        self.shared.place(model, loaded.weights)
+        check = checker(loaded) if self.ranks.alone else unchecked
+        return (yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say))
 
-    def _inputs(self) -> LoadInputs:
-        return LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
+    def _decoding(
+        self, settings: Settings, loaded: LoadedModel, made: ExitStack
+    ) -> Generator[float, None, tuple[Drafts | None, Grammars]]:
+        """What its tokens are drafted and constrained by."""
+        if not self.shared.guards:
+            self._wired = wire_weights(settings.wired_limit, self._device)
+        grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
+        if settings.drafts == "off":
+            return None, grammars
+        costs, key = self._costs, loaded.fingerprint
+        drafts = yield from make_drafts(loaded.model, loaded.make_cache, costs, key, self.ranks)
+        made.callback(_close, drafts)
+        return drafts, grammars
+
+    def _store(
+        self, settings: Settings, loaded: LoadedModel, listener: KVListener | None, made: ExitStack
+    ) -> Generator[float, None, GuardedStore]:
+        """Its KV in memory and on disk."""
+        disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
+        made.callback(_close, disk)
+        store = yield from make_store(settings, loaded, self.shared.most_stored, self.ranks, disk, listener)
+        made.callback(store.close)
+        where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
+        self.stored_where = where if disk and disk.ready else "nothing on disk"
+        return store
 
     def side_steps(
         self, model: str, weights: Weights, steps: Generator[float, None, Any]
@@ -235,17 +239,16 @@ class ModelBuilder:
             unwire()
 
     def _shaped(self, settings: Settings, loaded: LoadedModel) -> LoadedModel:
-        """A model of mlx-vlm in the shape of one of mlx-lm; without its vision part, if that cannot be done."""
+        """A vision model in the shape of a text model; as a text model, if that cannot be done."""
         if loaded.vision is None:
-            alone = library_of(loaded.capabilities.config) == "mlx-vlm"
-            return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
+            return loaded
         try:
             return replace(loaded, model=VisionModel(loaded.model, self._features(settings, loaded)))
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
             inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
-            return self._shaped(blind, load_model(blind, self._device, self._progress, self._say, inputs))
+            return load_model(blind, self._device, self._progress, self._say, inputs)
 
     def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
         """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""
@@ -277,8 +280,8 @@ class ModelBuilder:
         """Before its weights are read. Raises NotSupported with the end of a sentence."""
         if files.refused:
             raise NotSupported(f"{files.refused}; a small model can draft (DRAFT_MODEL)")
-        free = max(0, self.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
-        if self.usable and files.nbytes > free:
+        free = max(0, self.shared.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
+        if self.shared.usable and files.nbytes > free:
             sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
             raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
 

@@ -31,13 +31,13 @@ def card_of(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: 
     return ModelCard(
         handle.name,
         int(time.time()),
-        handle.context,
+        loaded.context,
         tools=traits.tools and not silent,
         reasoning=bool(handle.think_tokens) or (by_template and not silent),
         vision=handle.eyes is not None,
         images="shown" if handle.eyes is not None else settings.images_on_text_model,
         weight_bytes=loaded.weights.own if base else loaded.weight_bytes,
-        context_scale=settings.context_scale_for(handle.context),
+        context_scale=settings.context_scale_for(loaded.context),
         details=details,
     )
 
@@ -73,8 +73,8 @@ class ModelCards:
         )
 
     def _stored(self, known: KnownModel) -> ModelCard:
-        stored, most, adapter = known.stored, self._settings.max_kv_size, known.adapter
-        context = min(most, stored.context or most)
+        stored, adapter = known.stored, known.adapter
+        context = self._settings.context_within(stored.context)
         details: dict[str, Any] = {"source": known.source}
         if known.task is not None:
             context = 0

@@ -46,7 +46,6 @@ def make_handle(
     loaded, capabilities = runtime.loaded, runtime.loaded.capabilities
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
     tokenizer, wrapper = loaded.tokenizer, loaded.wrapper
-    context = min(settings.max_kv_size, capabilities.context)
     folder = settings.disk_dir  # the conversation tree lives and dies with the KV on disk
     encoder = HFTokenizer(tokenizer, eos_ids=loaded.eos)
     try:
@@ -56,7 +55,7 @@ def make_handle(
             settings=settings,
             clients=clients,
             store=TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3") if folder is not None else None,
-            context=context,
+            context=loaded.context,
             eyes=loaded.vision,
             traits=capabilities.traits,
         )
@@ -66,7 +65,7 @@ def make_handle(
     opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
     return ModelHandle(
         name=loaded.name,
-        context=context,
+        context=loaded.context,
         pipeline=pipeline,
         recorder=Recorder(pipeline, anchor if settings.reanchor == "on" else None, publish),
         style=style,

@@ -132,7 +132,7 @@ class Loader:
         """Keys of the models that have to go for it; ``None``: it waits for them to be idle. Raises OutOfMemory."""
         if entry.known.is_reserved or entry.is_starting:  # whether that one fits is seen when its files are found
             return []
-        limits = PoolLimits(self._builder.usable, self._settings.max_loaded_models)
+        limits = PoolLimits(self._builder.shared.usable, self._settings.max_loaded_models)
         with self._registry.lock:
             room, residents, running = self._registry.room, self._registry.residents(), self._builder.shared.running
             try:

@@ -172,6 +172,6 @@ class Pool:
         return prompts | {
             "models_loaded": len(loaded),
             "models_weight_bytes": shared.weight_bytes,
-            "models_memory_bytes": self._builder.usable,
+            "models_memory_bytes": shared.usable,
             "kv_running_bytes": shared.running,
         }

@@ -92,4 +92,5 @@ def limit_context(loaded: LoadedModel, most_tokens: int | None, say: Say) -> Loa
         return loaded
     practical = max(LEAST_CONTEXT, most_tokens // _ROUND * _ROUND)
     say(f"context   {practical:,} tokens of KV fit into memory; {loaded.name} could take {capabilities.context:,}")
-    return replace(loaded, capabilities=replace(capabilities, memory_context=practical))
+    limited = replace(capabilities, memory_context=practical)
+    return replace(loaded, capabilities=limited, context=min(loaded.context, practical))

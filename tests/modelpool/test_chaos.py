@@ -77,11 +77,10 @@ class Builder:
         made: all models that it has made, by name.
     """
 
-    usable = 0
     ranks = Ranks()
 
     def __init__(self) -> None:
-        self.shared = SimpleNamespace(running=0, weight_bytes=0)
+        self.shared = SimpleNamespace(running=0, weight_bytes=0, usable=0)
         self.made: list[tuple[str, FakeRuntime]] = []
         self.bases = BasesInMemory()
 

@@ -36,14 +36,14 @@ def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
 
 
 def make_loader(registry: ModelRegistry, status: EngineStatus | None = None) -> Loader:
-    builder = Mock(usable=0, **{"shared.running": 0})
+    builder = Mock(**{"shared.usable": 0, "shared.running": 0})
     engine = Mock(**{"status.return_value": status or EngineStatus("ready")})
     return Loader(registry, engine, builder, Mock(), Mock())
 
 
 def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
     registry = make_registry(folder, **settings)
-    builder = Mock(**{"shared.weight_bytes": weight_bytes, "shared.running": 2}, usable=20)
+    builder = Mock(**{"shared.weight_bytes": weight_bytes, "shared.running": 2, "shared.usable": 20})
     engine = Mock()
     return Pool(registry, engine, builder, Loader(registry, engine, builder, Mock(), say))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +22,15 @@ from start_llm.engine.checks import check_decoding
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.vision import LanguageAlone
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
 from tests.engine.fakes import FixedMemory
-from tests.models import vlm_types
 from tests.models.architectures import VOCAB, make
 
 ANSWER = 10
 STORED = 256 << 20
 PROMPT = tuple(5 + 7 * place % (VOCAB - 11) for place in range(40))
-LONG = tuple(5 + 7 * place % (VOCAB - 11) for place in range(300))
 BOUNDARIES = (8, 25)
 
 
@@ -66,7 +63,9 @@ class Engine:
         )
         store = at_once(make_store(settings, loaded, STORED, Ranks(), DiskTier(folder, name, STORED)))
         memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))
-        self._runtime = TextRuntime(settings, loaded, store, memory, None, None, lambda: None, Ranks())  # type: ignore[arg-type]
+        made = ExitStack()
+        made.callback(store.close)
+        self._runtime = TextRuntime(settings, loaded, store, memory, None, None, made, Ranks())  # type: ignore[arg-type]
         self._count = 0
 
     def say(self, *prompts: Sequence[int]) -> list[tuple[list[int], int]]:
@@ -99,37 +98,32 @@ def engine(name: str, model: Any, check: DecodingCheck, folder: Path) -> Iterato
 
 
 def truth(model: Any, prompt: Sequence[int]) -> list[int]:
-    """Upstream's own tokens: of mlx-lm's loop, or of a plain loop over a language model of mlx-vlm."""
-    if isinstance(model, LanguageAlone):
-        return vlm_types.truth(model.language_model, prompt, ANSWER)
     return [token for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=ANSWER)]
 
 
 def try_architecture(name: str) -> dict[str, Any]:
     """What came of each way, by its name: ``equal``, or what differs. ``refused``: it cannot be made here."""
-    only_there = name in vlm_types.CONFIGS
     try:
-        model = LanguageAlone(vlm_types.make(name).language_model) if only_there else make(name)
-        truth(model, PROMPT)
+        model = make(name)
+        expected = truth(model, PROMPT)
     except BaseException as error:  # noqa: BLE001 - one module ends the process when it is imported
         return {"name": name, "refused": f"{type(error).__name__}: {str(error)[:120]}"}
-    return {"name": name, **try_model(name, model, LONG if only_there else PROMPT)}
-
-
-def try_model(name: str, model: Any, prompt: Sequence[int]) -> dict[str, Any]:
-    """See `try_architecture`. `prompt`: longer than what sparse attention keeps, where the model has some."""
-    expected = truth(model, prompt)
     make_cache: Any = lambda: list(make_prompt_cache(model))  # noqa: E731
     check = at_once(check_decoding(model, make_cache, PROMPT)) or DecodingCheck()
-    result: dict[str, Any] = {"caches": _kinds(make_cache()), "batches": check.batches, "reuse": check.reuse}
-    turn = (*prompt, *expected, *range(5, 17))
-    fork = (*prompt[:25], *range(20, 41))
+    result: dict[str, Any] = {
+        "name": name,
+        "caches": _kinds(make_cache()),
+        "batches": check.batches,
+        "reuse": check.reuse,
+    }
+    turn = (*PROMPT, *expected, *range(5, 17))
+    fork = (*PROMPT[:25], *range(20, 41))
     with tempfile.TemporaryDirectory() as folder:
         with engine(name, model, check, Path(folder)) as served:
-            result["cold"] = _compared(model, served, prompt)
+            result["cold"] = _compared(model, served, PROMPT)
             result["reused"] = _compared(model, served, turn, least=not check.reuse)
             result["forked"] = _compared(model, served, fork, least=not check.reuse)
-            result["batch"] = _compared(model, served, prompt[5:17], prompt[3:], turn[7:])
+            result["batch"] = _compared(model, served, PROMPT[5:17], PROMPT[3:], turn[7:])
         last = (*turn, *truth(model, turn), *range(30, 42))
         with engine(name, model, check, Path(folder)) as served:
             result["restarted"] = _compared(model, served, last, least=not check.reuse)

@@ -34,7 +34,7 @@ class SharedMemory:
     """
 
     def __init__(self, usable: int, most_stored: int | None, reclaim: Callable[[int], bool]) -> None:
-        self._usable, self._most_stored, self.reclaim = usable, most_stored, reclaim
+        self.usable, self._most_stored, self.reclaim = usable, most_stored, reclaim
         self._weights: dict[str, Weights] = {}
         self.guards: list[MemoryGuard] = []
         self.running = self.weight_bytes = 0
@@ -43,12 +43,12 @@ class SharedMemory:
     @property
     def total(self) -> int:
         """Bytes that running and stored KV may take together; 0: no limit."""
-        return kv_bytes(self._usable, self.weight_bytes) if self._usable else 0
+        return kv_bytes(self.usable, self.weight_bytes) if self.usable else 0
 
     def total_alone(self, model: str, staying: Sequence[Weights]) -> int:
         """`total`, once all models but this one and those of the weights `staying` have gone."""
         weights = together([self._weights.get(model, Weights()), *staying])
-        return kv_bytes(self._usable, weights) if self._usable else 0
+        return kv_bytes(self.usable, weights) if self.usable else 0
 
     @property
     def most_stored(self) -> int:
@@ -56,7 +56,7 @@ class SharedMemory:
             return self._pressed
         if self._most_stored is not None:
             return self._most_stored
-        return default_cache_bytes(self._usable, self.weight_bytes)
+        return default_cache_bytes(self.usable, self.weight_bytes)
 
     def press(self, level: Pressure) -> None:
         """The system is short of memory, still is, or is so no more: stored KV gives way, a part each time."""
