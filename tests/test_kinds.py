@@ -55,7 +55,6 @@ def run(pytester: pytest.Pytester) -> pytest.Pytester:
     ("marks", "fixtures", "kind"),
     [
         (set(), set(), "quick"),
-        ({"smoke", "slow"}, set(), "slow"),
         ({"live"}, set(), "live"),
         (set(), {"proxy"}, "live"),
         ({"thorough"}, {"proxy"}, "live"),

@@ -166,5 +166,5 @@ def _answer(exchange: ChatExchange, result: Collected) -> ChatAnswer:
         finish_reason=choice.finish_reason,
         usage=result.usage,
         report=result.report,
-        message=exchange.body(result)["choices"][0]["message"],
+        message=dict(exchange.body(result)["choices"][0]["message"]),
     )

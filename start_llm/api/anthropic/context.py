@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from start_llm.api.anthropic import shapes
 from start_llm.api.common import fields
 from start_llm.clients.agent import CLEARED_RESULT
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, ToolCall
 
-TOOL_USES, THINKING, COMPACT = "clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"
+TOOL_USES: Final = "clear_tool_uses_20250919"
+THINKING: Final = "clear_thinking_20251015"
+COMPACT: Final = "compact_20260112"
 
 Count = Callable[[tuple[Message, ...]], int]
 
@@ -68,26 +71,32 @@ def _read[E: _ClearToolUses | _ClearThinking](kind: type[E], item: dict[str, Any
 
 def apply(
     messages: tuple[Message, ...], edits: Sequence[Edit], count: Count
-) -> tuple[tuple[Message, ...], list[dict[str, Any]]]:
+) -> tuple[tuple[Message, ...], list[shapes.AppliedEditShape]]:
     """The conversation as the model shall see it, and what the answer says of each edit that was made.
 
     Args:
         count: tokens of the prompt that these messages make, as the client is told them; asked only where it decides.
     """
-    applied: list[dict[str, Any]] = []
+    applied: list[shapes.AppliedEditShape] = []
     for edit in edits:
         if isinstance(edit, _ClearThinking):
-            places, kind, name, least = _thoughts(messages, edit), THINKING, "cleared_thinking_turns", None
+            places, least = _thoughts(messages, edit), None
         else:
-            places, kind, name, least = _results(messages, edit), TOOL_USES, "cleared_tool_uses", edit.clear_at_least
+            places, least = _results(messages, edit), edit.clear_at_least
         if not places or (isinstance(edit, _ClearToolUses) and not _begins(messages, edit, count)):
             continue
         cleared = _without(messages, set(places), edit)
         tokens = max(0, count(messages) - count(cleared))
         if least is None or tokens >= least.value:
             messages = cleared
-            applied.append({"type": kind, name: len(places), "cleared_input_tokens": tokens})
+            applied.append(_told(edit, len(places), tokens))
     return messages, applied
+
+
+def _told(edit: Edit, cleared: int, tokens: int) -> shapes.AppliedEditShape:
+    if isinstance(edit, _ClearThinking):
+        return {"type": THINKING, "cleared_thinking_turns": cleared, "cleared_input_tokens": tokens}
+    return {"type": TOOL_USES, "cleared_tool_uses": cleared, "cleared_input_tokens": tokens}
 
 
 def _begins(messages: Sequence[Message], edit: _ClearToolUses, count: Count) -> bool:

@@ -6,11 +6,11 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from start_llm.api.anthropic import context
+from start_llm.api.anthropic import context, shapes
 from start_llm.api.anthropic.tools import choice_of, references, tools_of
 from start_llm.api.common import fields, parts
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
@@ -24,7 +24,7 @@ from start_llm.core.jsontext import object_in
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
 from start_llm.core.report import CacheReport
-from start_llm.core.request import ChatRequest, ResponseFormat, found_text
+from start_llm.core.request import ResponseFormat, found_text
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -258,14 +258,20 @@ def _document(block: dict[str, Any], path: str) -> parts.PartContent:
 # --- the way out: the event sequence of the API, and the whole message ---
 
 
-def stop_reason(reason: ev.FinishReason, stop_sequence: str | None) -> str:
-    if stop_sequence is not None:
-        return "stop_sequence"
-    words = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "max_tokens"}
-    return words[reason]
+_STOPS: dict[ev.FinishReason, shapes.StopReason] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "cancelled": "max_tokens",
+}
 
 
-def input_usage(prompt: int, cached: int, scale: float) -> dict[str, int]:
+def stop_body(reason: ev.FinishReason, stop_sequence: str | None) -> shapes.StopShape:
+    stopped = _STOPS[reason] if stop_sequence is None else "stop_sequence"
+    return {"stop_reason": stopped, "stop_sequence": stop_sequence}
+
+
+def input_usage(prompt: int, cached: int, scale: float) -> shapes.InputUsageShape:
     """The three counts add up to the prompt. All that is computed is kept, so nothing is told apart as written."""
     total, read = scaled(prompt, scale), scaled(cached, scale)
     return {
@@ -279,9 +285,9 @@ def scaled(tokens: int, scale: float) -> int:
     return round(tokens * scale)
 
 
-def usage_body(usage: ev.Usage, report: CacheReport, scale: float) -> dict[str, Any]:
-    counts: dict[str, Any] = dict(input_usage(usage.prompt, usage.cached, scale))
-    return counts | {
+def usage_body(usage: ev.Usage, report: CacheReport, scale: float) -> shapes.MessageUsageShape:
+    return {
+        **input_usage(usage.prompt, usage.cached, scale),
         "output_tokens": scaled(usage.completion, scale),
         "output_tokens_details": {"thinking_tokens": scaled(usage.reasoning, scale)},
         "start_llm": report.as_dict(),
@@ -298,7 +304,7 @@ class MessagesExchange(Exchange):
     """
 
     edits: tuple[context.Edit, ...] = ()
-    applied: tuple[dict[str, Any], ...] | None = None
+    applied: tuple[shapes.AppliedEditShape, ...] | None = None
 
     def edited(self) -> MessagesExchange:
         """With the conversation as its model shall see it. Waits for the model where tokens must be counted."""
@@ -313,17 +319,16 @@ class MessagesExchange(Exchange):
         request = self.request if messages is None else replace(self.request, messages=messages)
         return scaled(self.service.count_tokens(request), self.scale())
 
-    def told_edits(self) -> dict[str, Any]:
+    def told_edits(self) -> shapes.ToldEditsShape:
         return {} if self.applied is None else {"context_management": {"applied_edits": list(self.applied)}}
 
     def scale(self) -> float:
         """What every count that the client is told is multiplied by; known once the model is loaded."""
         return self.service.context_scale(self.request.model)
 
-    def body(self, result: Collected) -> dict[str, Any]:
-        """A whole ``message``."""
+    def body(self, result: Collected) -> shapes.MessageShape:
         choice = result.choices[0]
-        content: list[dict[str, Any]] = []
+        content: list[shapes.ContentBlock] = []
         for said, searched in [*choice.earlier, (choice, ev.Searched(()))]:
             if said.reasoning:
                 signature = thinking_signature(said.reasoning)
@@ -332,44 +337,33 @@ class MessagesExchange(Exchange):
                 content.append({"type": "text", "text": said.text})
             content += (self.call_block(call.id, call.name, object_in(call.arguments)) for call in said.calls)
             content += _result_blocks(searched)
-        return _message(self.request, content, usage_body(result.usage, result.report, self.scale())) | {
-            "stop_reason": stop_reason(choice.finish_reason, choice.stop_sequence),
-            "stop_sequence": choice.stop_sequence,
-            **self.told_edits(),
-        }
+        stop = stop_body(choice.finish_reason, choice.stop_sequence)
+        usage = usage_body(result.usage, result.report, self.scale())
+        return {**self.head(content), **stop, "usage": usage, **self.told_edits()}
+
+    def head(self, content: list[shapes.ContentBlock]) -> shapes.MessageHeadShape:
+        model = self.request.model
+        return {"id": self.request.id, "type": "message", "role": "assistant", "model": model, "content": content}
 
     def writer(self) -> StreamWriter:
         return MessageWriter(self)
 
-    def call_block(self, call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    def call_block(self, call_id: str, name: str, given: dict[str, Any]) -> shapes.ToolUseShape:
         """A call of the client's tool, or of one that this server runs."""
         if self.request.search is not None and name in self.request.search.fields:
             return {"type": "server_tool_use", "id": SERVER_CALL + call_id, "name": name, "input": given}
         return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 
 
-def _message(request: ChatRequest, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": request.id,
-        "type": "message",
-        "role": "assistant",
-        "model": request.model,
-        "content": content,
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage,
-    }
-
-
-def _result_blocks(searched: ev.Searched) -> Iterator[dict[str, Any]]:
+def _result_blocks(searched: ev.Searched) -> Iterator[shapes.SearchResultShape]:
     for call_id, names, wrong in searched.results:
-        content: dict[str, Any] = {
+        content: shapes.FoundShape | shapes.NotFoundShape = {
             "type": "tool_search_tool_search_result",
             "tool_references": [{"type": "tool_reference", "tool_name": name} for name in names],
         }
         if wrong:
-            kind = "tool_search_tool_result_error"
-            content = {"type": kind, "error_code": "invalid_tool_input", "error_message": wrong}
+            code: Literal["invalid_tool_input"] = "invalid_tool_input"
+            content = {"type": "tool_search_tool_result_error", "error_code": code, "error_message": wrong}
         yield {"type": "tool_search_tool_result", "tool_use_id": SERVER_CALL + call_id, "content": content}
 
 
@@ -385,20 +379,17 @@ class MessageWriter(StreamWriter):
         self._index = -1
         self._open: str | None = None
         self._thinking: list[str] = []
-        self._stop: dict[str, Any] = {"stop_reason": "end_turn", "stop_sequence": None}
+        self._stop = stop_body("stop", None)
 
     def write(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.Started):
             return self._start(event.report)
         if isinstance(event, ev.Progress):
-            return sse.event("ping", {"type": "ping"}) if self._started else sse.ping(event.done, event.total)
+            return _event({"type": "ping"}) if self._started else sse.ping(event.done, event.total)
         if isinstance(event, ev.Done):
             return self._end(event)
         if isinstance(event, ev.ChoiceDone):
-            self._stop = {
-                "stop_reason": stop_reason(event.finish_reason, event.stop_sequence),
-                "stop_sequence": event.stop_sequence,
-            }
+            self._stop = stop_body(event.finish_reason, event.stop_sequence)
             return self._close_block()
         return self._content(event)
 
@@ -407,23 +398,23 @@ class MessageWriter(StreamWriter):
 
     def _content(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.ReasoningDelta):
-            head = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            head = self._block({"type": "thinking", "thinking": "", "signature": ""})
             self._thinking.append(event.text)
             return head + self._delta({"type": "thinking_delta", "thinking": event.text})
         if isinstance(event, ev.TextDelta):
             if not event.text:
                 return b""
-            head = self._block("text", {"type": "text", "text": ""})
+            head = self._block({"type": "text", "text": ""})
             return head + self._delta({"type": "text_delta", "text": event.text})
         if isinstance(event, ev.ToolCallStarted):
             closed = self._close_block()
-            return closed + self._block("tool_use", self._exchange.call_block(event.id, event.name, {}))
+            return closed + self._block(self._exchange.call_block(event.id, event.name, {}))
         if isinstance(event, ev.ToolCallDelta):
             return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
         if isinstance(event, ev.ToolCallFinished):
             return self._close_block()
         if isinstance(event, ev.Searched):
-            whole = (self._block("tool_use", block) + self._close_block() for block in _result_blocks(event))
+            whole = (self._block(block) + self._close_block() for block in _result_blocks(event))
             return self._close_block() + b"".join(whole)
         return b""
 
@@ -431,22 +422,27 @@ class MessageWriter(StreamWriter):
         if self._started:
             return b""
         self._started = True
-        usage = input_usage(report.prompt, report.reused, self._exchange.scale()) | {"output_tokens": 0}
-        message = _message(self._exchange.request, [], usage)
-        return sse.event("message_start", {"type": "message_start", "message": message})
+        usage = input_usage(report.prompt, report.reused, self._exchange.scale())
+        begun: shapes.BegunMessageShape = {
+            **self._exchange.head([]),
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**usage, "output_tokens": 0},
+        }
+        return _event({"type": "message_start", "message": begun})
 
-    def _block(self, kind: str, block: dict[str, Any]) -> bytes:
+    def _block(self, block: shapes.ContentBlock) -> bytes:
         """Opens a block of this kind unless one is open."""
-        if self._open == kind and kind != "tool_use":
+        kind = block["type"]
+        if self._open == kind and kind in ("thinking", "text"):
             return b""
         head = self._start(CacheReport()) + self._close_block()
         self._open = kind
         self._index += 1
-        start = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return head + sse.event("content_block_start", start)
+        return head + _event({"type": "content_block_start", "index": self._index, "content_block": block})
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return sse.event("content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta})
+    def _delta(self, delta: shapes.BlockDelta) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _close_block(self) -> bytes:
         if self._open is None:
@@ -457,11 +453,15 @@ class MessageWriter(StreamWriter):
             last = self._delta({"type": "signature_delta", "signature": signature})
             self._thinking = []
         self._open = None
-        return last + sse.event("content_block_stop", {"type": "content_block_stop", "index": self._index})
+        return last + _event({"type": "content_block_stop", "index": self._index})
 
     def _end(self, done: ev.Done) -> bytes:
         head = self._start(done.report) + self._close_block()
         usage = usage_body(done.usage, done.report, self._exchange.scale())
-        said = {"type": "message_delta", "delta": self._stop, "usage": usage, **self._exchange.told_edits()}
-        delta = sse.event("message_delta", said)
-        return head + delta + sse.event("message_stop", {"type": "message_stop"})
+        edits = self._exchange.told_edits()
+        delta = _event({"type": "message_delta", "delta": self._stop, "usage": usage, **edits})
+        return head + delta + _event({"type": "message_stop"})
+
+
+def _event(event: shapes.MessageEvent) -> bytes:
+    return sse.event(event["type"], event)

@@ -54,10 +54,13 @@ ContentBlock = Annotated[
 ]
 
 
-class StartUsageShape(TypedDict):
+class InputUsageShape(TypedDict):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
+
+
+class StartUsageShape(InputUsageShape):
     output_tokens: int
 
 
@@ -73,14 +76,17 @@ class MessageUsageShape(StartUsageShape):
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class _MessageShape(TypedDict):
+class StopShape(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageHeadShape(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
     content: list[ContentBlock]
-    stop_reason: StopReason | None
-    stop_sequence: str | None
 
 
 class AppliedEditShape(TypedDict):
@@ -94,12 +100,17 @@ class EditsShape(TypedDict):
     applied_edits: list[AppliedEditShape]
 
 
-class MessageShape(_MessageShape):
-    usage: MessageUsageShape
+class ToldEditsShape(TypedDict):
     context_management: NotRequired[EditsShape]
 
 
-class BegunMessageShape(_MessageShape):
+class MessageShape(MessageHeadShape, StopShape, ToldEditsShape):
+    usage: MessageUsageShape
+
+
+class BegunMessageShape(MessageHeadShape):
+    stop_reason: None
+    stop_sequence: None
     usage: StartUsageShape
 
 
@@ -134,12 +145,15 @@ class BlockInputShape(TypedDict):
     partial_json: str
 
 
+BlockDelta = Annotated[
+    BlockTextShape | BlockThinkingShape | BlockSignatureShape | BlockInputShape, Field(discriminator="type")
+]
+
+
 class BlockDeltaShape(TypedDict):
     type: Literal["content_block_delta"]
     index: int
-    delta: Annotated[
-        BlockTextShape | BlockThinkingShape | BlockSignatureShape | BlockInputShape, Field(discriminator="type")
-    ]
+    delta: BlockDelta
 
 
 class BlockStopShape(TypedDict):
@@ -147,16 +161,10 @@ class BlockStopShape(TypedDict):
     index: int
 
 
-class StopShape(TypedDict):
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDeltaShape(TypedDict):
+class MessageDeltaShape(ToldEditsShape):
     type: Literal["message_delta"]
     delta: StopShape
     usage: MessageUsageShape
-    context_management: NotRequired[EditsShape]
 
 
 class PlainEventShape(TypedDict):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import reduce
 from http import HTTPStatus
-from typing import Any
 
+from start_llm.api.common.shapes import ChosenLogprobShape, TokenLogprobShape
 from start_llm.api.http import sse
 from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply, WrongMethod
@@ -79,8 +79,8 @@ class Exchange(ABC):
         return Reply(sse.dumps(self.body(result)), headers={CACHE_HEADER: result.report.header()})
 
     @abstractmethod
-    def body(self, result: Collected) -> dict[str, Any]:
-        """The whole answer as JSON."""
+    def body(self, result: Collected) -> Mapping[str, object]:
+        """The whole answer, in the shape that the dialect publishes."""
 
     @abstractmethod
     def writer(self) -> StreamWriter: ...
@@ -133,15 +133,15 @@ class Task(EventStream):
         yield ev.Done(ev.Usage(prompt=self._tokens(), completion=0, cached=0), CacheReport())
 
 
-def logprobs_body(logprobs: Sequence[ev.TokenLogprob], token_text: TokenText) -> list[dict[str, Any]]:
+def logprobs_body(logprobs: Sequence[ev.TokenLogprob], token_text: TokenText) -> list[ChosenLogprobShape]:
     """Tokens with their probabilities, as OpenAI and Ollama write them."""
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> TokenLogprobShape:
         text = token_text(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
 
     return [
-        entry(item.token, item.logprob) | {"top_logprobs": [entry(token, value) for token, value in item.top]}
+        {**entry(item.token, item.logprob), "top_logprobs": [entry(token, value) for token, value in item.top]}
         for item in logprobs
     ]
 

@@ -1,12 +1,15 @@
-"""What answers hold in every dialect, for `/openapi.json`.
+"""What answers hold in every dialect. What a dialect's answers hold stands beside it.
 
-Shapes are what pydantic makes the schemas of answers of; nothing is validated by them while answering. A test holds
-fuzzed answers against them: fields that stand in a shape must be there, others may not.
+A shape is the type of what a writer returns, and `/openapi.json` is made of it. mypy holds the writers to it, and a
+test holds fuzzed answers to it. What is written from a dataclass has the shape of its fields.
 """
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_type_hints
+
+from start_llm.core.report import CacheReport, Miss
 
 
 class TokenLogprobShape(TypedDict):
@@ -19,40 +22,17 @@ class ChosenLogprobShape(TokenLogprobShape):
     top_logprobs: list[TokenLogprobShape]
 
 
-class MissShape(TypedDict):
-    """Why more was computed than was new."""
-
-    reason: str
-    token: int
-    expected: str
-    found: str
-    message: int | None
-    field: str | None
-    rule: str | None
-    detail: str
-    remedy: str
+def shape_of(name: str, written: type, optional: Collection[str] = (), **more: Any) -> Any:
+    """The shape of a dataclass that is written as JSON. `more`: new fields, others, or None for none."""
+    fields = get_type_hints(written) | more
+    whole = {field: NotRequired[kind] if field in optional else kind for field, kind in fields.items() if kind}
+    return TypedDict(name, whole)  # type: ignore[misc, operator]
 
 
-class CacheReportShape(TypedDict):
-    """What a request reused and computed, and why: tokens, or bytes and seconds where the name says so."""
-
-    prompt: int
-    reused: int
-    computed: int
-    new: int
-    joined: int
-    computed_idle: int
-    copied_bytes: int
-    generated: int
-    forwards: int
-    drafted: int
-    accepted: int
-    copied: int
-    headed: int
-    forced: int
-    seconds_queued: float
-    seconds_prefill: float
-    session: str
-    cut: NotRequired[str]
-    repeated: NotRequired[int]
-    miss: NotRequired[MissShape]
+REPORT: dict[str, Any] = {"miss": shape_of("MissShape", Miss, stored=None)}
+"""How a report is written (`CacheReport.as_dict`)."""
+UNTOLD = ("cut", "repeated", "miss")
+if TYPE_CHECKING:
+    CacheReportShape = dict[str, Any]
+else:
+    CacheReportShape = shape_of("CacheReportShape", CacheReport, UNTOLD, **REPORT)

@@ -17,6 +17,7 @@ from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
+from start_llm.api.media.shapes import HeardSecondsShape, TranscriptShape
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE, MODEL, SPOKEN_TEXT
@@ -126,13 +127,18 @@ def _number(text: str) -> float | str:
 def _transcript(found: Transcript, shape: Shape) -> Reply:
     if shape in _TEXTS:
         return Reply(_TEXTS[shape](found).encode("utf-8", "replace"), content_type=PLAIN)
-    body: dict[str, Any] = {"text": found.text.strip()}
+    used: HeardSecondsShape = {"type": "duration", "seconds": math.ceil(found.seconds)}
+    body: TranscriptShape = {"text": found.text.strip(), "usage": used}
     if shape == "verbose_json":
-        segments = [_shown(index, segment) for index, segment in enumerate(found.segments)]
-        seconds = round(found.seconds, 3)
-        body = {"task": "transcribe", "language": found.language, "duration": seconds, **body, "segments": segments}
-    used = {"type": "duration", "seconds": math.ceil(found.seconds)}
-    return Reply(sse.dumps({**body, "usage": used}))
+        body = {
+            "task": "transcribe",
+            "language": found.language,
+            "duration": round(found.seconds, 3),
+            "text": body["text"],
+            "segments": [_shown(index, segment) for index, segment in enumerate(found.segments)],
+            "usage": used,
+        }
+    return Reply(sse.dumps(body))
 
 
 def _shown(index: int, segment: TranscriptSegment) -> dict[str, Any]:

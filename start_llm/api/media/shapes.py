@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+
+from start_llm.api.common.shapes import shape_of
+from start_llm.core.media import TranscriptSegment
 
 
 class ReadTokensShape(TypedDict):
@@ -44,17 +47,10 @@ class RerankShape(TypedDict):
     meta: dict[str, Any]
 
 
-class HeardSegmentShape(TypedDict):
-    id: int
-    seek: int
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
+if TYPE_CHECKING:
+    HeardSegmentShape = dict[str, Any]
+else:
+    HeardSegmentShape = shape_of("HeardSegmentShape", TranscriptSegment, id=int)
 
 
 class HeardSecondsShape(TypedDict):

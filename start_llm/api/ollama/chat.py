@@ -13,7 +13,8 @@ from start_llm.api.common import fields
 from start_llm.api.common.request import model_of, request_of, stop_of
 from start_llm.api.common.tools import check_unique, tool_of
 from start_llm.api.http.routes import Reply, Request
-from start_llm.api.ollama.stream import OllamaChatAnswer, OllamaGenerateAnswer, line, loaded_body
+from start_llm.api.ollama import shapes
+from start_llm.api.ollama.stream import OllamaChatAnswer, OllamaGenerateAnswer, OllamaShape, head_of, line
 from start_llm.core.errors import NotSupported
 from start_llm.core.limits import LOOK_BACK
 from start_llm.core.messages import Attachment, Message, Role, ToolCall
@@ -98,7 +99,8 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> OllamaC
     body, data = fields.parse_body(OllamaChatBody, inbound.body)
     data = _known_fields(body, data)
     if not body.messages:
-        return _load(body, data, inbound, service, {"message": {"role": "assistant", "content": ""}})
+        name, rest = _load(body, data, inbound, service)
+        return _reply({**head_of(name), "message": {"role": "assistant", "content": ""}, **rest})
     tools = check_unique([tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")])
     given = _shared(body, data) | {"messages": messages_of(body.messages), "tools": tools}
     return OllamaChatAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
@@ -112,7 +114,9 @@ def read_generate(inbound: Request, settings: Settings, service: Service) -> Oll
             raise NotSupported(f"{name}: is not supported; send the conversation to /api/chat.", param=name)
     data = _known_fields(body, data)
     if not body.prompt and not body.images:
-        return _load(body, data, inbound, service, {"response": ""})
+        name, rest = _load(body, data, inbound, service)
+        said: shapes.OllamaSaidShape = {"response": ""}
+        return _reply({**head_of(name), **said, **rest})
     if body.raw:
         if body.images or body.system:
             raise NotSupported("raw: takes neither images nor a system text.", param="raw")
@@ -140,16 +144,19 @@ def _known_fields(body: OllamaBody, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(
-    body: OllamaBody, data: Mapping[str, Any], inbound: Request, service: Service, empty: dict[str, Any]
-) -> Reply:
-    """Ollama's way to load a model ahead, and to unload it: ``keep_alive`` of 0."""
+    body: OllamaBody, data: Mapping[str, Any], inbound: Request, service: Service
+) -> tuple[str, shapes.OllamaRestShape]:
+    """Ollama's way to load a model ahead, and to unload it: ``keep_alive`` of 0. Returns its name."""
     name = service.served_name(model_of(data))
     if body.unloads:
         inbound.visitor.check_sees_all()  # everybody's waiting depends on it
         service.unload_model(name)
     else:
         service.load_model(name)
-    answer = loaded_body(name, empty, "unload" if body.unloads else "load")
+    return name, {"done": True, "done_reason": "unload" if body.unloads else "load"}
+
+
+def _reply(answer: OllamaShape) -> Reply:
     return Reply(line(answer), content_type="application/json")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import start_llm
 from start_llm.api.common import fields
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Reply, Request
+from start_llm.api.ollama import shapes
 from start_llm.api.ollama.chat import named
 from start_llm.core.errors import NotFound
 from start_llm.core.service import ModelCard, Service
@@ -33,19 +33,16 @@ class OllamaModels:
     service: Service
 
     def version(self, inbound: Request) -> Reply:
-        return Reply(sse.dumps({"version": SPOKEN, "start_llm": start_llm.__version__}))
+        told: shapes.OllamaVersionShape = {"version": SPOKEN, "start_llm": start_llm.__version__}
+        return Reply(sse.dumps(told))
 
     def tags(self, inbound: Request) -> Reply:
-        return Reply(sse.dumps({"models": [_listed(card) for card in self._cards()]}))
+        told: shapes.OllamaTagsShape = {"models": [_listed(card) for card in self._cards()]}
+        return Reply(sse.dumps(told))
 
     def running(self, inbound: Request) -> Reply:
-        ready = [card for card in self._cards() if card.state == "ready"]
-        # it is not known when one goes: that depends on what is asked
-        beside = [
-            {"size_vram": card.weight_bytes, "context_length": card.context, "expires_at": FOR_EVER} for card in ready
-        ]
-        found = [_listed(card) | more for card, more in zip(ready, beside, strict=True)]
-        return Reply(sse.dumps({"models": found}))
+        told: shapes.OllamaPsShape = {"models": [_running(card) for card in self._cards() if card.state == "ready"]}
+        return Reply(sse.dumps(told))
 
     def show(self, inbound: Request) -> Reply:
         body, _ = fields.parse_body(ShowBody, inbound.body)
@@ -57,8 +54,13 @@ class OllamaModels:
         if card is None:
             raise NotFound(f"model {asked[:80]!r} not found; /api/tags lists them.", param="model")
         family = card.family
-        abilities = {"completion": True, "vision": card.vision, "tools": card.tools, "thinking": card.reasoning}
-        answer = {
+        abilities: dict[shapes.OllamaAbility, bool] = {
+            "completion": True,
+            "vision": card.vision,
+            "tools": card.tools,
+            "thinking": card.reasoning,
+        }
+        answer: shapes.OllamaShowShape = {
             "modelfile": f"FROM {card.id}",
             "parameters": "",
             "template": "",
@@ -74,7 +76,7 @@ class OllamaModels:
         return [card for card in self.service.models() if card.details.get("kind") != "audio"]
 
 
-def _listed(card: ModelCard) -> dict[str, Any]:
+def _listed(card: ModelCard) -> shapes.OllamaModelShape:
     return {
         "name": card.id,
         "model": card.id,
@@ -85,9 +87,21 @@ def _listed(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _details(card: ModelCard) -> dict[str, Any]:
-    known = {"format": "mlx", "family": card.family, "families": [card.family]}
-    return {"parent_model": card.details.get("base") or "", **known, "parameter_size": "", "quantization_level": ""}
+def _running(card: ModelCard) -> shapes.OllamaRunningShape:
+    """When it goes is not known: that depends on what is asked."""
+    size, context = card.weight_bytes, card.context
+    return {**_listed(card), "size_vram": size, "context_length": context, "expires_at": FOR_EVER}
+
+
+def _details(card: ModelCard) -> shapes.OllamaDetailsShape:
+    return {
+        "parent_model": card.details.get("base") or "",
+        "format": "mlx",
+        "family": card.family,
+        "families": [card.family],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
 
 
 def _moment(card: ModelCard) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, Required, TypedDict
 
 from start_llm.api.common.shapes import CacheReportShape, ChosenLogprobShape
 
@@ -25,30 +25,42 @@ class OllamaMessageShape(TypedDict):
     tool_calls: NotRequired[list[OllamaCallShape]]
 
 
-class _OllamaAnswerShape(TypedDict):
-    """What follows ``done_reason`` stands in the last line only. Durations are in nanoseconds."""
-
+class OllamaHeadShape(TypedDict):
     model: str
     created_at: str
-    done: bool
-    logprobs: NotRequired[list[ChosenLogprobShape]]
-    done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
-    total_duration: NotRequired[int]
-    load_duration: NotRequired[int]
-    prompt_eval_count: NotRequired[int]
-    prompt_eval_duration: NotRequired[int]
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
-    start_llm: NotRequired[CacheReportShape]
 
 
-class OllamaChatShape(_OllamaAnswerShape):
+class OllamaTimesShape(TypedDict, total=False):
+    """Durations are in nanoseconds."""
+
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int
+    eval_duration: int
+
+
+class OllamaRestShape(OllamaTimesShape, total=False):
+    """What an answer says beside its words; all but ``done`` and ``logprobs`` in its last line only."""
+
+    done: Required[bool]
+    logprobs: list[ChosenLogprobShape]
+    done_reason: Literal["stop", "length", "load", "unload"]
+    start_llm: CacheReportShape
+
+
+class OllamaChatShape(OllamaHeadShape, OllamaRestShape):
     message: OllamaMessageShape
 
 
-class OllamaGenerateShape(_OllamaAnswerShape):
+class OllamaSaidShape(TypedDict):
     response: str
     thinking: NotRequired[str]
+
+
+class OllamaGenerateShape(OllamaHeadShape, OllamaSaidShape, OllamaRestShape):
+    pass
 
 
 class OllamaVectorsShape(TypedDict):
@@ -91,6 +103,9 @@ class OllamaPsShape(TypedDict):
     models: list[OllamaRunningShape]
 
 
+OllamaAbility = Literal["completion", "vision", "tools", "thinking"]
+
+
 class OllamaShowShape(TypedDict):
     modelfile: str
     parameters: str
@@ -98,7 +113,7 @@ class OllamaShowShape(TypedDict):
     modified_at: str
     details: OllamaDetailsShape
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "vision", "tools", "thinking"]]
+    capabilities: list[OllamaAbility]
 
 
 class OllamaVersionShape(TypedDict):

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, collect, logprobs_body
+from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter, collect, logprobs_body
 from start_llm.api.http import sse
 from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply
+from start_llm.api.ollama import shapes
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
 from start_llm.core.jsontext import parse_inner
 from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import ollama_error
+from start_llm.core.report import CacheReport
 
+OllamaShape = shapes.OllamaChatShape | shapes.OllamaGenerateShape
 LINES = "application/x-ndjson"
 
 
@@ -32,9 +34,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def loaded_body(model: str, empty: dict[str, Any], reason: str) -> dict[str, Any]:
-    """The answer to a body that asks nothing."""
-    return {"model": model, "created_at": now(), **empty, "done": True, "done_reason": reason}
+def head_of(model: str) -> shapes.OllamaHeadShape:
+    return {"model": model, "created_at": now()}
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class AnswerTimes:
             self.note(event)
             yield event
 
-    def durations(self, usage: ev.Usage) -> dict[str, int]:
+    def durations(self, usage: ev.Usage) -> shapes.OllamaTimesShape:
         """Nanoseconds, and the counts that belong to them."""
         end = time.monotonic()
         began = self.began or self.planned or end
@@ -84,7 +85,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"arguments": found}
 
 
-def call_body(call: ToolCall, index: int) -> dict[str, Any]:
+def call_body(call: ToolCall, index: int) -> shapes.OllamaCallShape:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments_of(call)}}
 
 
@@ -94,51 +95,51 @@ class OllamaAnswer(Exchange):
 
     times: AnswerTimes = field(default_factory=lambda: AnswerTimes(time.monotonic()))
 
-    def head(self) -> dict[str, Any]:
-        return {"model": self.request.model, "created_at": now()}
-
     def reply(self, events: Iterable[ev.Event]) -> Reply | None:
         result = collect(self.times.watch(events))
         if result is None:
             return None
         return Reply(sse.dumps(self.body(result)), headers={CACHE_HEADER: result.report.header()})
 
-    def body(self, result: Collected) -> dict[str, Any]:
+    def body(self, result: Collected) -> OllamaShape:
         choice = result.choices[0]
-        said = self.part(choice.text, choice.reasoning, choice.calls)
-        end = self.end(choice.finish_reason, result.usage, result.report.as_dict())
-        return self.head() | said | self.logprobs(choice.logprobs) | end
+        return self.part(choice, self.end(choice, result.usage, result.report))
 
-    def end(self, reason: ev.FinishReason, usage: ev.Usage, report: dict[str, Any]) -> dict[str, Any]:
+    def end(self, said: CollectedChoice, usage: ev.Usage, report: CacheReport) -> shapes.OllamaRestShape:
         """``start_llm`` is our own field: the cache report."""
-        word = "length" if reason in {"length", "cancelled"} else "stop"
-        return {"done": True, "done_reason": word} | self.times.durations(usage) | {"start_llm": report}
+        word: Literal["stop", "length"] = "length" if said.finish_reason in {"length", "cancelled"} else "stop"
+        rest = self.rest(said, done=True)
+        return {**rest, "done_reason": word, **self.times.durations(usage), "start_llm": report.as_dict()}
 
-    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> dict[str, Any]:
-        """Nothing where none were asked for."""
-        return {"logprobs": logprobs_body(items, self.token_text)} if items else {}
+    def rest(self, said: CollectedChoice, *, done: bool = False) -> shapes.OllamaRestShape:
+        if said.logprobs:
+            return {"logprobs": logprobs_body(said.logprobs, self.token_text), "done": done}
+        return {"done": done}
 
     @abstractmethod
-    def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
-        """What was said, or a piece of it. `first`: the index of the first of `calls` among all."""
+    def part(self, said: CollectedChoice, rest: shapes.OllamaRestShape, first: int = 0) -> OllamaShape:
+        """What was said, or a piece of it. `first`: the index of its first call among all."""
 
     def writer(self) -> StreamWriter:
         return LineWriter(self)
 
 
 class OllamaChatAnswer(OllamaAnswer):
-    def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thinking:
-            message["thinking"] = thinking
-        if calls:
-            message["tool_calls"] = [call_body(call, first + number) for number, call in enumerate(calls)]
-        return {"message": message}
+    def part(self, said: CollectedChoice, rest: shapes.OllamaRestShape, first: int = 0) -> shapes.OllamaChatShape:
+        message: shapes.OllamaMessageShape = {"role": "assistant", "content": said.text}
+        if said.reasoning:
+            message["thinking"] = said.reasoning
+        if said.calls:
+            message["tool_calls"] = [call_body(call, first + number) for number, call in enumerate(said.calls)]
+        return {**head_of(self.request.model), "message": message, **rest}
 
 
 class OllamaGenerateAnswer(OllamaAnswer):
-    def part(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = (), first: int = 0) -> dict[str, Any]:
-        return {"response": text} | ({"thinking": thinking} if thinking else {})
+    def part(self, said: CollectedChoice, rest: shapes.OllamaRestShape, first: int = 0) -> shapes.OllamaGenerateShape:
+        response: shapes.OllamaSaidShape = {"response": said.text}
+        if said.reasoning:
+            response["thinking"] = said.reasoning
+        return {**head_of(self.request.model), **response, **rest}
 
 
 class LineWriter(StreamWriter):
@@ -148,28 +149,27 @@ class LineWriter(StreamWriter):
 
     def __init__(self, answer: OllamaAnswer) -> None:
         self._answer = answer
-        self._reason: ev.FinishReason = "stop"
+        self._last = CollectedChoice()
 
     def write(self, event: ev.Event) -> bytes:
         self._answer.times.note(event)
         if isinstance(event, ev.Done):
-            end = self._answer.end(self._reason, event.usage, event.report.as_dict())
-            return line(self._answer.head() | self._answer.part("") | end)
+            return line(self._answer.part(self._last, self._answer.end(self._last, event.usage, event.report)))
         if isinstance(event, ev.ChoiceDone):
-            self._reason = event.finish_reason
+            self._last.finish_reason = event.finish_reason
         elif isinstance(event, ev.TextDelta):
-            return self._piece(event.text, more=self._answer.logprobs(event.logprobs))
+            return self._piece(CollectedChoice(event.text, logprobs=list(event.logprobs)))
         elif isinstance(event, ev.ReasoningDelta):
-            return self._piece("", event.text)
+            return self._piece(CollectedChoice(reasoning=event.text))
         elif isinstance(event, ev.ToolCallFinished):
             call = ToolCall(event.id, event.name, event.arguments)
-            return line(self._answer.head() | self._answer.part("", "", [call], event.index) | {"done": False})
+            return self._piece(CollectedChoice(calls=[call]), event.index)
         elif isinstance(event, ev.Progress):
-            return self._piece("")
+            return self._piece(CollectedChoice())
         return b""
 
     def fail(self, error: StartLLMError) -> bytes:
         return line(ollama_error(error))
 
-    def _piece(self, text: str, thinking: str = "", more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-        return line({**self._answer.head(), **self._answer.part(text, thinking), **more, "done": False})
+    def _piece(self, said: CollectedChoice, first: int = 0) -> bytes:
+        return line(self._answer.part(said, self._answer.rest(said), first))

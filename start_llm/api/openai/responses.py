@@ -16,6 +16,7 @@ from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import user_of
 from start_llm.api.http.routes import Reply, Request
+from start_llm.api.openai import shapes
 from start_llm.api.openai.responses_items import BRINGS_TOOLS, conversation_of
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
 from start_llm.api.openai.responses_stream import REASONING, SUMMARY, ResponsesExchange, telling
@@ -139,7 +140,7 @@ def _tools(body: ResponsesBody, items: list[Any]) -> Toolbox:
 
 def _echo(
     body: ResponsesBody, data: Mapping[str, Any], tools: Sequence[str], items: Sequence[str], stored: bool
-) -> dict[str, Any]:
+) -> shapes.ResponseEchoShape:
     """The fields of a response that say what was asked. `tools`, `items`: what the model was not shown."""
     metadata = {name: value for name, value in (body.metadata or {}).items() if isinstance(value, str)}
     why = {
@@ -184,11 +185,12 @@ class StoredResponses:
             deleted = self._own(inbound).delete(response_id)
         if not deleted:
             raise _missing(response_id)
-        return Reply(sse.dumps({"id": response_id, "object": "response", "deleted": True}))
+        gone: shapes.DeletedResponseShape = {"id": response_id, "object": "response", "deleted": True}
+        return Reply(sse.dumps(gone))
 
     def input_items(self, inbound: Request) -> Reply:
-        items = self._find(inbound).items
-        return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
+        listed: shapes.InputItemsShape = {"object": "list", "data": self._find(inbound).items, "has_more": False}
+        return Reply(sse.dumps(listed))
 
     def _own(self, inbound: Request) -> OwnResponses:
         """Of the key, and of the user that ``?user=`` names."""

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class OwnResponses:
             return self
         return OwnResponses(self.store, hashlib.sha256(json.dumps([self.owner, user]).encode()).hexdigest())
 
-    def put(self, body: dict[str, Any], items: list[Any]) -> None:
+    def put(self, body: Mapping[str, Any], items: list[Any]) -> None:
         """Keeps `body` under its ``id``."""
         if not self.enabled:
             return

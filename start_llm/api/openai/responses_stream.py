@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, logprobs_body
+from start_llm.api.common.shapes import ChosenLogprobShape
 from start_llm.api.http import sse
+from start_llm.api.openai import shapes
 from start_llm.api.openai.responses_store import OwnResponses
 from start_llm.api.openai.responses_tools import InputText, Named, input_of
 from start_llm.core import events as ev
@@ -21,25 +23,22 @@ from start_llm.core.protocol import SEAL, responses_code
 from start_llm.core.report import CacheReport
 from start_llm.files.database import FileUnavailable
 
-Item = dict[str, Any]
+Logprobs = list[ChosenLogprobShape]
 
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """An item that holds text, as it is told: events of its text, events of its one part, the part's type and place."""
+    """An item that holds text, as it is told: events of its text, events of its one part, the part's place."""
 
     prefix: str
     text_event: str
     part_event: str
-    part_type: str
     index: str
 
 
-MESSAGE = TextKind("msg", "response.output_text", "response.content_part", "output_text", "content_index")
-REASONING = TextKind("rs", "response.reasoning_text", "response.content_part", "reasoning_text", "content_index")
-SUMMARY = TextKind(
-    "rs", "response.reasoning_summary_text", "response.reasoning_summary_part", "summary_text", "summary_index"
-)
+MESSAGE = TextKind("msg", "response.output_text", "response.content_part", "content_index")
+REASONING = TextKind("rs", "response.reasoning_text", "response.content_part", "content_index")
+SUMMARY = TextKind("rs", "response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index")
 """Reasoning, for a client that asked for a summary of it."""
 
 
@@ -47,7 +46,7 @@ SUMMARY = TextKind(
 class ResponsesExchange(Exchange):
     """A response that is being made."""
 
-    echo: dict[str, Any]  # the fields that repeat the request
+    echo: shapes.ResponseEchoShape
     items: list[Any]  # the whole input, that of earlier responses included
     thinking: TextKind  # how reasoning is shown, `REASONING` or `SUMMARY`; `sealed`: also as only this server reads it
     sealed: bool
@@ -57,9 +56,9 @@ class ResponsesExchange(Exchange):
     must_store: bool
     origin: Callable[[str], Named]  # the client's tool by the name that the model calls
 
-    def body(self, result: Collected) -> dict[str, Any]:
+    def body(self, result: Collected) -> shapes.ResponseShape:
         choice = result.choices[0]
-        output: list[Item] = []
+        output: list[shapes.OutputItem] = []
         for said, searched in [*choice.earlier, (choice, ev.Searched(()))]:
             if said.reasoning:
                 output.append(self.text_item(self.thinking, new_id("rs"), said.reasoning, []))
@@ -75,22 +74,30 @@ class ResponsesExchange(Exchange):
     def writer(self) -> StreamWriter:
         return ResponsesWriter(self)
 
-    def found_items(self, searched: ev.Searched) -> Iterator[Item]:
+    def found_items(self, searched: ev.Searched) -> Iterator[shapes.OutputFoundShape]:
         for call_id, names, _ in searched.results:
-            item = {"type": "tool_search_output", "id": new_id("tso"), "call_id": call_id, "execution": "server"}
-            yield item | {"status": "completed", "tools": [self.origin(name).listed() for name in names]}
+            yield {
+                "type": "tool_search_output",
+                "id": new_id("tso"),
+                "call_id": call_id,
+                "execution": "server",
+                "status": "completed",
+                "tools": [self.origin(name).listed() for name in names],
+            }
 
-    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> list[dict[str, Any]]:
+    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> Logprobs:
         return logprobs_body(items, self.token_text)
 
-    def text_item(self, kind: TextKind, item_id: str, text: str, logprobs: list[dict[str, Any]]) -> Item:
+    def text_item(self, kind: TextKind, item_id: str, text: str, logprobs: Logprobs) -> shapes.OutputItem:
         """A finished item."""
-        item = item_of(kind, item_id, "completed", [part_of(kind, text, logprobs)])
-        return item | {"encrypted_content": seal(text)} if self.sealed and kind is not MESSAGE else item
+        item = item_of(kind, item_id, "completed", text, logprobs)
+        if item["type"] == "reasoning" and self.sealed:
+            item["encrypted_content"] = seal(text)
+        return item
 
     def finish(
-        self, output: list[Item], reason: ev.FinishReason, usage: ev.Usage, report: CacheReport
-    ) -> dict[str, Any]:
+        self, output: list[shapes.OutputItem], reason: ev.FinishReason, usage: ev.Usage, report: CacheReport
+    ) -> shapes.ResponseShape:
         """The final object; kept if it is to be kept. Raises Unavailable if it has to be and cannot."""
         cut = reason in {"length", "cancelled"}
         body = self.response("incomplete" if cut else "completed", output)
@@ -106,7 +113,7 @@ class ResponsesExchange(Exchange):
                 body["store"] = False
         return body
 
-    def response(self, status: str, output: list[Item]) -> dict[str, Any]:
+    def response(self, status: shapes.ResponseStatus, output: list[shapes.OutputItem]) -> shapes.ResponseShape:
         return {
             "id": self.request.id,
             "object": "response",
@@ -117,7 +124,8 @@ class ResponsesExchange(Exchange):
             "model": self.request.model,
             "output": output,
             "usage": None,
-        } | self.echo
+            **self.echo,
+        }
 
 
 @contextmanager
@@ -133,7 +141,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def usage_body(usage: ev.Usage, report: CacheReport) -> dict[str, Any]:
+def usage_body(usage: ev.Usage, report: CacheReport) -> shapes.ResponseUsageShape:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -150,17 +158,27 @@ def seal(reasoning: str) -> str:
     return SEAL + base64.b64encode(packed).decode("ascii")
 
 
-def part_of(kind: TextKind, text: str, logprobs: list[dict[str, Any]]) -> Item:
-    part: Item = {"type": kind.part_type, "text": text}
-    return part | {"annotations": [], "logprobs": logprobs} if kind is MESSAGE else part
+def text_part(text: str, logprobs: Logprobs) -> shapes.OutputTextShape:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def item_of(kind: TextKind, item_id: str, status: str, parts: list[Item]) -> Item:
+def reasoning_part(kind: TextKind, text: str) -> shapes.ReasoningPartShape:
+    return {"type": "summary_text" if kind is SUMMARY else "reasoning_text", "text": text}
+
+
+def item_of(
+    kind: TextKind, item_id: str, status: shapes.ItemStatus, text: str | None = None, logprobs: Any = ()
+) -> shapes.OutputMessageShape | shapes.OutputReasoningShape:
+    """`text`: ``None``: there is no part yet."""
     if kind is MESSAGE:
-        return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
-    item: Item = {"type": "reasoning", "id": item_id, "summary": [], "status": status}
-    if parts:
-        item["summary" if kind is SUMMARY else "content"] = parts
+        content = [] if text is None else [text_part(text, logprobs)]
+        return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
+    parts = [] if text is None else [reasoning_part(kind, text)]
+    item: shapes.OutputReasoningShape = {"type": "reasoning", "id": item_id, "summary": [], "status": status}
+    if kind is SUMMARY:
+        item["summary"] = parts
+    elif parts:
+        item["content"] = parts
     return item
 
 
@@ -168,7 +186,7 @@ def new_call_id(tool: Named) -> str:
     return new_id("ctc" if tool.custom else "tsc" if tool.search else "fc")
 
 
-def call_status(arguments: str) -> str:
+def call_status(arguments: str) -> shapes.ItemStatus:
     """A call that a limit cut has arguments that do not end."""
     try:
         parse_inner(arguments)
@@ -177,17 +195,24 @@ def call_status(arguments: str) -> str:
     return "completed"
 
 
-def call_item(item_id: str, call_id: str, tool: Named, written: str, status: str) -> Item:
+def call_item(item_id: str, call_id: str, tool: Named, written: str, status: shapes.ItemStatus) -> shapes.OutputItem:
     """A call as the client names its tool; `written` are the arguments, or a custom tool's text."""
     if tool.search:
-        asked: Item = {"type": "tool_search_call", "id": item_id, "call_id": call_id, "execution": tool.search}
-        return asked | {"arguments": object_in(written) if written else {}, "status": status}
-    item: Item = {"type": "function_call", "id": item_id, "call_id": call_id, "name": tool.name}
+        given = object_in(written) if written else {}
+        return {
+            "type": "tool_search_call",
+            "id": item_id,
+            "call_id": call_id,
+            "execution": tool.search,
+            "arguments": given,
+            "status": status,
+        }
+    named: shapes.NamedCallShape = {"id": item_id, "call_id": call_id, "name": tool.name}
     if tool.namespace:
-        item["namespace"] = tool.namespace
+        named["namespace"] = tool.namespace
     if tool.custom:
-        return item | {"type": "custom_tool_call", "input": written, "status": status}
-    return item | {"arguments": written, "status": status}
+        return {"type": "custom_tool_call", **named, "input": written, "status": status}
+    return {"type": "function_call", **named, "arguments": written, "status": status}
 
 
 class ResponsesWriter(StreamWriter):
@@ -196,11 +221,11 @@ class ResponsesWriter(StreamWriter):
     def __init__(self, exchange: ResponsesExchange) -> None:
         self._exchange = exchange
         self._number = 0
-        self._output: list[Item] = []
+        self._output: list[shapes.OutputItem] = []
         self._open: TextKind | None = None
         self._id = ""
         self._text: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: Logprobs = []
         self._reason: ev.FinishReason = "stop"
         self._tool = Named("")
         self._input = InputText()
@@ -248,11 +273,12 @@ class ResponsesWriter(StreamWriter):
     def _item_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._id, output_index=len(self._output), **fields)
 
-    def _added(self, kind: TextKind | None, item: Item) -> bytes:
-        self._open, self._text, self._logprobs = kind, [], []
+    def _added(self, kind: TextKind | None, item: shapes.OutputItem) -> bytes:
+        self._open = kind
+        self._text, self._logprobs = [], []
         return self._event("response.output_item.added", output_index=len(self._output), item=item)
 
-    def _finished(self, item: Item) -> bytes:
+    def _finished(self, item: shapes.OutputItem) -> bytes:
         data = self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._open = None
@@ -260,20 +286,26 @@ class ResponsesWriter(StreamWriter):
 
     # --- items ---
 
-    def _text_delta(self, kind: TextKind, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+    def _text_delta(self, kind: TextKind, text: str, logprobs: Sequence[ChosenLogprobShape] = ()) -> bytes:
         """The next text of an item of this kind, which is opened unless it is open."""
         if kind is MESSAGE and not text:
             return b""
         head = b""
         if self._open is not kind:
             head, self._id = self._end(), new_id(kind.prefix)
-            head += self._added(kind, item_of(kind, self._id, "in_progress", []))
-            head += self._text_event(f"{kind.part_event}.added", part=part_of(kind, "", []))
+            head += self._added(kind, item_of(kind, self._id, "in_progress"))
+            head += self._part_event("added", "", [])
         self._text.append(text)
         self._logprobs += logprobs
         return head + self._text_event(f"{kind.text_event}.delta", logprobs, delta=text)
 
-    def _text_event(self, name: str, logprobs: Sequence[dict[str, Any]] | None = None, **fields: Any) -> bytes:
+    def _part_event(self, what: str, text: str, logprobs: Logprobs) -> bytes:
+        kind = self._open
+        assert kind is not None
+        part = text_part(text, logprobs) if kind is MESSAGE else reasoning_part(kind, text)
+        return self._text_event(f"{kind.part_event}.{what}", part=part)
+
+    def _text_event(self, name: str, logprobs: Sequence[ChosenLogprobShape] | None = None, **fields: Any) -> bytes:
         kind = self._open
         assert kind is not None
         if logprobs is not None and kind is MESSAGE:
@@ -286,7 +318,7 @@ class ResponsesWriter(StreamWriter):
         if kind is None:
             return b""
         head = self._text_event(f"{kind.text_event}.done", self._logprobs, text=text)
-        head += self._text_event(f"{kind.part_event}.done", part=part_of(kind, text, self._logprobs))
+        head += self._part_event("done", text, self._logprobs)
         return head + self._finished(self._exchange.text_item(kind, self._id, text, self._logprobs))
 
     def _begin_call(self, event: ev.ToolCallStarted) -> bytes:

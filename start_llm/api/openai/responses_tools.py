@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from start_llm.api.common.fields import bad, items_of, name_in, optional_in, short, string_in, within, word
 from start_llm.api.common.tools import choose, function_of, search_tool, tool_of
@@ -20,6 +20,7 @@ from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice, ToolSearch
 
 SEPARATOR, SEARCH = "__", "tool_search"
+RunBy = Literal["client", "server"]
 PASSED_OVER = frozenset(
     {
         "web_search", "web_search_preview", "file_search", "code_interpreter", "computer", "computer_use_preview",
@@ -54,7 +55,7 @@ class Named:
     name: str
     namespace: str | None = None
     custom: bool = False
-    search: str = ""  # who runs the ``tool_search``: ``client``, ``server``
+    search: RunBy | Literal[""] = ""  # who runs the ``tool_search``
     item: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # as it was sent
 
     def listed(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class _Reader:
         if kind == "namespace":
             self._namespace(tool, path)
         elif kind == SEARCH and SEARCH not in self.named:
-            run_by = "client" if tool.get("execution") == "client" else "server"
+            run_by: RunBy = "client" if tool.get("execution") == "client" else "server"
             about = {name: tool.get(name) for name in ("description", "parameters")} if run_by == "client" else {}
             self.tools[SEARCH] = function_of({"name": SEARCH} | about, path)
             self.named[SEARCH] = Named(SEARCH, search=run_by)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union
 
 from pydantic import Field
 
@@ -164,6 +164,7 @@ class ReasoningPartShape(TypedDict):
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputMessageShape(TypedDict):
@@ -183,22 +184,21 @@ class OutputReasoningShape(TypedDict):
     encrypted_content: NotRequired[str]
 
 
-class OutputCallShape(TypedDict):
-    type: Literal["function_call"]
+class NamedCallShape(TypedDict):
     id: str
     call_id: str
     name: str
     namespace: NotRequired[str]
+
+
+class OutputCallShape(NamedCallShape):
+    type: Literal["function_call"]
     arguments: str
     status: ItemStatus
 
 
-class OutputCustomCallShape(TypedDict):
+class OutputCustomCallShape(NamedCallShape):
     type: Literal["custom_tool_call"]
-    id: str
-    call_id: str
-    name: str
-    namespace: NotRequired[str]
     input: str
     status: ItemStatus
 
@@ -246,18 +246,9 @@ class ResponseReasoningShape(TypedDict):
     summary: Any
 
 
-class ResponseShape(TypedDict):
-    """What stands behind ``usage`` repeats the request."""
+class ResponseEchoShape(TypedDict):
+    """What repeats the request."""
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    error: ResponseErrorShape | None
-    incomplete_details: IncompleteShape | None
-    model: str
-    output: list[OutputItem]
-    usage: ResponseUsageShape | None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -274,107 +265,53 @@ class ResponseShape(TypedDict):
     user: str | None
 
 
-class ResponseStageShape(TypedDict):
-    type: Literal[
-        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
-    ]
-    sequence_number: int
-    response: ResponseShape
+class ResponseShape(ResponseEchoShape):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: ResponseStatus
+    error: ResponseErrorShape | None
+    incomplete_details: IncompleteShape | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsageShape | None
 
 
-class OutputItemEventShape(TypedDict):
-    type: Literal["response.output_item.added", "response.output_item.done"]
-    sequence_number: int
-    output_index: int
-    item: OutputItem
+_STAGE = {"response": ResponseShape}
+_ITEM = {"output_index": int, "item": OutputItem}
+_PLACE = {"item_id": str, "output_index": int}
+_TEXT = _PLACE | {"content_index": int}
+_LISTED = {"logprobs": list[ChosenLogprobShape]}
+_PART = _TEXT | {"part": OutputTextShape | ReasoningPartShape}
+_SUMMARY = _PLACE | {"summary_index": int}
+_SUMMARY_PART = _SUMMARY | {"part": ReasoningPartShape}
+_EVENTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("created", "in_progress", "completed", "incomplete", "failed"), _STAGE),
+    **dict.fromkeys(("output_item.added", "output_item.done"), _ITEM),
+    **dict.fromkeys(("content_part.added", "content_part.done"), _PART),
+    **dict.fromkeys(("reasoning_summary_part.added", "reasoning_summary_part.done"), _SUMMARY_PART),
+    "output_text.delta": _TEXT | {"delta": str} | _LISTED,
+    "output_text.done": _TEXT | {"text": str} | _LISTED,
+    "reasoning_text.delta": _TEXT | {"delta": str},
+    "reasoning_text.done": _TEXT | {"text": str},
+    "reasoning_summary_text.delta": _SUMMARY | {"delta": str},
+    "reasoning_summary_text.done": _SUMMARY | {"text": str},
+    "function_call_arguments.delta": _PLACE | {"delta": str},
+    "function_call_arguments.done": _PLACE | {"name": str, "arguments": str},
+    "custom_tool_call_input.delta": _PLACE | {"delta": str},
+    "custom_tool_call_input.done": _PLACE | {"input": str},
+}
+"""The fields of each event of a stream, beside its type and number. All types begin with ``response.``."""
 
 
-class _PartEventShape(TypedDict):
-    sequence_number: int
-    item_id: str
-    output_index: int
+def _event(kind: str, fields: dict[str, Any]) -> Any:
+    name = kind.title().replace(".", "").replace("_", "")
+    whole = {"type": Literal[f"response.{kind}"], "sequence_number": int} | fields  # type: ignore[valid-type]
+    return TypedDict(f"Response{name}Shape", whole)  # type: ignore[misc, operator]
 
 
-class ContentPartEventShape(_PartEventShape):
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    content_index: int
-    part: OutputTextShape | ReasoningPartShape
-
-
-class SummaryPartEventShape(_PartEventShape):
-    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
-    summary_index: int
-    part: ReasoningPartShape
-
-
-class OutputTextDeltaShape(_PartEventShape):
-    type: Literal["response.output_text.delta"]
-    content_index: int
-    delta: str
-    logprobs: list[ChosenLogprobShape]
-
-
-class OutputTextDoneShape(_PartEventShape):
-    type: Literal["response.output_text.done"]
-    content_index: int
-    text: str
-    logprobs: list[ChosenLogprobShape]
-
-
-class ReasoningDeltaShape(_PartEventShape):
-    type: Literal["response.reasoning_text.delta"]
-    content_index: int
-    delta: str
-
-
-class ReasoningDoneShape(_PartEventShape):
-    type: Literal["response.reasoning_text.done"]
-    content_index: int
-    text: str
-
-
-class SummaryDeltaShape(_PartEventShape):
-    type: Literal["response.reasoning_summary_text.delta"]
-    summary_index: int
-    delta: str
-
-
-class SummaryDoneShape(_PartEventShape):
-    type: Literal["response.reasoning_summary_text.done"]
-    summary_index: int
-    text: str
-
-
-class CallDeltaShape(_PartEventShape):
-    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
-    delta: str
-
-
-class CallDoneShape(_PartEventShape):
-    type: Literal["response.function_call_arguments.done"]
-    name: str
-    arguments: str
-
-
-class CustomCallDoneShape(_PartEventShape):
-    type: Literal["response.custom_tool_call_input.done"]
-    input: str
-
-
-ResponseEvent = Annotated[
-    ResponseStageShape
-    | OutputItemEventShape
-    | ContentPartEventShape
-    | SummaryPartEventShape
-    | OutputTextDeltaShape
-    | OutputTextDoneShape
-    | ReasoningDeltaShape
-    | ReasoningDoneShape
-    | SummaryDeltaShape
-    | SummaryDoneShape
-    | CallDeltaShape
-    | CallDoneShape
-    | CustomCallDoneShape,
+ResponseEvent: Any = Annotated[
+    Union[tuple(_event(kind, fields) for kind, fields in _EVENTS.items())],  # noqa: UP007 - made of a table
     Field(discriminator="type"),
 ]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter, TokenText, logprobs_body
 from start_llm.api.http import sse
+from start_llm.api.openai import shapes
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
 from start_llm.core.messages import ToolCall
@@ -17,14 +18,18 @@ from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 
 Prompt = str | tuple[int, ...]
+Finish = shapes.Finish
+Delta = shapes.ChatDeltaShape
+Piece = shapes.ChatCallPieceShape
+TextLogprobs = shapes.TextLogprobsShape
 
 
-def finish_word(reason: ev.FinishReason) -> str:
+def finish_word(reason: ev.FinishReason) -> Finish:
     """OpenAI's word; an answer that was cut off by the watchdog ends like one that was too long."""
     return "length" if reason == "cancelled" else reason
 
 
-def usage_body(usage: ev.Usage, report: CacheReport) -> dict[str, Any]:
+def usage_body(usage: ev.Usage, report: CacheReport) -> shapes.ChatUsageShape:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -35,7 +40,7 @@ def usage_body(usage: ev.Usage, report: CacheReport) -> dict[str, Any]:
     }
 
 
-def call_body(call: ToolCall) -> dict[str, Any]:
+def call_body(call: ToolCall) -> shapes.ChatCallShape:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
@@ -46,32 +51,34 @@ class OpenAIExchange(Exchange):
     include_usage: bool
     created: int
 
-    def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """An object of this kind, without its usage."""
-        model = self.request.model
-        return {"id": self.request.id, "object": kind, "created": self.created, "model": model, "choices": choices}
-
 
 class ChatExchange(OpenAIExchange):
     """A chat completion that is being answered."""
 
-    def body(self, result: Collected) -> dict[str, Any]:
-        choices = [self._choice(index, choice) for index, choice in enumerate(result.choices)]
-        usage = usage_body(result.usage, result.report)
-        return self.head("chat.completion", choices) | {"usage": usage, "system_fingerprint": None}
+    def body(self, result: Collected) -> shapes.ChatCompletionShape:
+        return {
+            "id": self.request.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.request.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(result.choices)],
+            "usage": usage_body(result.usage, result.report),
+            "system_fingerprint": None,
+        }
 
-    def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    def _choice(self, index: int, choice: CollectedChoice) -> shapes.ChatChoiceShape:
+        message: shapes.ChatMessageShape = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [call_body(call) for call in choice.calls]
-        logprobs = None
-        if self.request.logprobs is not None:
-            logprobs = {"content": logprobs_body(choice.logprobs, self.token_text), "refusal": None}
+        logprobs = None if self.request.logprobs is None else self.logprobs(choice.logprobs)
         finish = finish_word(choice.finish_reason)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> shapes.ChatLogprobsShape:
+        return {"content": logprobs_body(items, self.token_text), "refusal": None}
 
     def writer(self) -> StreamWriter:
         return ChatWriter(self)
@@ -80,18 +87,14 @@ class ChatExchange(OpenAIExchange):
 class ChunkWriter(StreamWriter):
     """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
-    kind: str
-
     def __init__(self, exchange: OpenAIExchange) -> None:
-        self._exchange = exchange
+        self._includes_usage = exchange.include_usage
 
     def write(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.Progress):
             return sse.ping(event.done, event.total)
         if isinstance(event, ev.Done):
-            usage = {"usage": usage_body(event.usage, event.report)}
-            chunk = self._exchange.head(self.kind, []) | usage
-            return (sse.data(chunk) if self._exchange.include_usage else b"") + sse.DONE
+            return (self._usage(usage_body(event.usage, event.report)) if self._includes_usage else b"") + sse.DONE
         return self._piece(event)
 
     def fail(self, error: StartLLMError) -> bytes:
@@ -101,14 +104,17 @@ class ChunkWriter(StreamWriter):
     def _piece(self, event: ev.Event) -> bytes:
         """A piece of the answer; ``b""`` where the dialect says nothing."""
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return sse.data(self._exchange.head(self.kind, [choice]))
+    @abstractmethod
+    def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
+        """The chunk with the usage, which has no choices."""
 
 
 class ChatWriter(ChunkWriter):
     """One chunk per event."""
 
-    kind = "chat.completion.chunk"
+    def __init__(self, exchange: ChatExchange) -> None:
+        super().__init__(exchange)
+        self._exchange = exchange
 
     def open(self) -> bytes:
         choices = range(self._exchange.request.n)
@@ -120,22 +126,34 @@ class ChatWriter(ChunkWriter):
         if isinstance(event, ev.ReasoningDelta):
             return self._delta(event.choice, {"reasoning_content": event.text})
         if isinstance(event, ev.ToolCallStarted):
-            call = {"index": event.index} | call_body(ToolCall(event.id, event.name, ""))
-            return self._delta(event.choice, {"tool_calls": [call]})
+            name: shapes.CalledFunctionPieceShape = {"name": event.name, "arguments": ""}
+            head: shapes.ChatCallPieceShape = {
+                "index": event.index,
+                "id": event.id,
+                "type": "function",
+                "function": name,
+            }
+            return self._delta(event.choice, {"tool_calls": [head]})
         if isinstance(event, ev.ToolCallDelta):
-            piece = {"index": event.index, "function": {"arguments": event.arguments}}
+            piece: Piece = {"index": event.index, "function": {"arguments": event.arguments}}
             return self._delta(event.choice, {"tool_calls": [piece]})
         if isinstance(event, ev.ChoiceDone):
             return self._delta(event.choice, {}, finish=finish_word(event.finish_reason))
         return b""
 
     def _delta(
-        self, index: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: Sequence[ev.TokenLogprob] = ()
+        self, index: int, delta: Delta, *, finish: Finish | None = None, logprobs: Sequence[ev.TokenLogprob] = ()
     ) -> bytes:
-        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        if logprobs:
-            choice["logprobs"] = {"content": logprobs_body(logprobs, self._exchange.token_text), "refusal": None}
-        return self._chunk(choice)
+        told = self._exchange.logprobs(logprobs) if logprobs else None
+        return sse.data(self._chunk([{"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}]))
+
+    def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
+        return sse.data({**self._chunk([]), "usage": usage})
+
+    def _chunk(self, choices: list[shapes.ChatChunkChoiceShape]) -> shapes.ChatChunkShape:
+        asked, created = self._exchange.request, self._exchange.created
+        kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+        return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
 
 
 # --- completions ---
@@ -160,21 +178,27 @@ class CompletionExchange(OpenAIExchange):
     def echo_of(self, choice: int) -> str:
         return self.echo[choice // self.request.n]
 
-    def body(self, result: Collected) -> dict[str, Any]:
-        choices = []
-        for index, choice in enumerate(result.choices):
-            text, echo = choice.text, self.echo_of(index)
-            logprobs = None
-            if self.request.logprobs is not None:
-                logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
-            choices.append(_text_choice(index, echo + text, logprobs, finish_word(choice.finish_reason)))
-        return self.head("text_completion", choices) | {"usage": usage_body(result.usage, result.report)}
+    def body(self, result: Collected) -> shapes.TextCompletionShape:
+        choices = [self._choice(index, choice) for index, choice in enumerate(result.choices)]
+        return {**self.completion(choices), "usage": usage_body(result.usage, result.report)}
+
+    def _choice(self, index: int, choice: CollectedChoice) -> shapes.TextChoiceShape:
+        echo, logprobs = self.echo_of(index), None
+        if self.request.logprobs is not None:
+            logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
+        finish = finish_word(choice.finish_reason)
+        return {"index": index, "text": echo + choice.text, "logprobs": logprobs, "finish_reason": finish}
+
+    def completion(self, choices: list[shapes.TextChoiceShape]) -> shapes.TextCompletionShape:
+        kind: Literal["text_completion"] = "text_completion"
+        asked, created = self.request, self.created
+        return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
 
     def writer(self) -> StreamWriter:
         return CompletionWriter(self)
 
 
-def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
+def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> TextLogprobs:
     """The four parallel lists of ``/v1/completions``; `offset` is where the first token's text begins (characters)."""
     tokens = [token_text(item.token) if item.text is None else item.text for item in items]
     offsets = []
@@ -189,16 +213,10 @@ def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, off
     }
 
 
-def _text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-
-
 class CompletionWriter(ChunkWriter):
-    kind = "text_completion"
-    _exchange: CompletionExchange
-
     def __init__(self, exchange: CompletionExchange) -> None:
         super().__init__(exchange)
+        self._exchange = exchange
         self._choices = range(exchange.request.n * len(exchange.prompts))
         self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
 
@@ -217,5 +235,9 @@ class CompletionWriter(ChunkWriter):
             return self._text(event.choice, "", finish=finish_word(event.finish_reason))
         return b""
 
-    def _text(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
-        return self._chunk(_text_choice(index, text, logprobs, finish))
+    def _text(self, index: int, text: str, logprobs: TextLogprobs | None = None, finish: Finish | None = None) -> bytes:
+        choice: shapes.TextChoiceShape = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return sse.data(self._exchange.completion([choice]))
+
+    def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
+        return sse.data({**self._exchange.completion([]), "usage": usage})

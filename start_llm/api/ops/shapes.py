@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from start_llm.api.common.shapes import CacheReportShape
+from start_llm.api.common.shapes import REPORT, UNTOLD, shape_of
+from start_llm.core.report import CacheReport
+from start_llm.core.service import Health
 
 
 class ModelAbilitiesShape(TypedDict):
@@ -42,7 +44,6 @@ class ModelShape(TypedDict):
     created_at: str
     context_length: int
     max_model_len: int
-    meta: dict[Literal["n_ctx"], int]
     max_input_tokens: int
     max_tokens: int
     lifecycle: Literal["active"]
@@ -60,6 +61,9 @@ class ModelsShape(TypedDict):
     last_id: str | None
 
 
+StudioAbility = Literal["tool_use", "vision"]
+
+
 class StudioModelShape(TypedDict):
     """``type`` of a model that speaks or hears is ``llm``, too: LM Studio knows three."""
 
@@ -73,7 +77,7 @@ class StudioModelShape(TypedDict):
     state: Literal["loaded", "loading", "not-loaded"]
     max_context_length: int
     loaded_context_length: NotRequired[int]
-    capabilities: list[Literal["tool_use", "vision"]]
+    capabilities: list[StudioAbility]
 
 
 class StudioModelsShape(TypedDict):
@@ -96,17 +100,8 @@ class SlotShape(TypedDict):
     is_processing: bool
 
 
-class HealthShape(TypedDict):
-    """``capabilities``: those of the main model; empty until it is loaded."""
-
-    status: Literal["ok", "unavailable"]
-    ok: bool
-    state: str
-    running: int
-    queued: int
-    detail: str
-    since: str | None
-    capabilities: dict[str, Any]
+HealthShape = shape_of("HealthShape", Health, status=Literal["ok", "unavailable"])
+"""``capabilities``: those of the main model; empty until it is loaded."""
 
 
 class LoadShape(TypedDict):
@@ -126,13 +121,8 @@ class LoadsShape(TypedDict):
     loads: list[LoadShape]
 
 
-class ExplainedShape(CacheReportShape):
-    running: int
-    queued: int
-
-
-class RequestReportShape(CacheReportShape):
-    id: str
+ExplainedShape = shape_of("ExplainedShape", CacheReport, UNTOLD, **REPORT, running=int, queued=int)
+RequestReportShape = shape_of("RequestReportShape", CacheReport, UNTOLD, **REPORT, id=str)
 
 
 class RecentRequestsShape(TypedDict):

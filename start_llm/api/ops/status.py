@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from start_llm import __version__
 from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
+from start_llm.api.ops import shapes
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import ModelCard, Service
@@ -40,7 +41,7 @@ class Status:
 
     def health(self, inbound: Request) -> Reply:
         health = self.service.health()
-        body = {"status": "ok" if health.ok else "unavailable"} | asdict(health)
+        body: dict[str, Any] = {"status": "ok" if health.ok else "unavailable"} | asdict(health)  # a `HealthShape`
         return Reply(sse.dumps(body), 200 if health.ok else 503, headers={"Cache-Control": "no-store"})
 
     def node(self, name: str) -> NodeStatus:
@@ -55,7 +56,7 @@ class Status:
         """How busy the server is, in the fields of SGLang's route of this name, as far as they are measured here."""
         health, figures = self.service.health(), self.counts.figures()
         usage, tokens = kv_usage(figures), int(figures.get("kv_tokens", 0))
-        load = {
+        load: shapes.LoadShape = {
             "dp_rank": 0,
             "num_running_reqs": health.running,
             "num_waiting_reqs": health.queued,
@@ -65,13 +66,13 @@ class Status:
             "token_usage": round(usage, 4),
             "cache_hit_rate": round(self.counts.hit_rate(), 4),
         }
-        now = datetime.now(UTC).isoformat()
-        return Reply(sse.dumps({"timestamp": now, "version": __version__, "loads": [load]}))
+        told: shapes.LoadsShape = {"timestamp": datetime.now(UTC).isoformat(), "version": __version__, "loads": [load]}
+        return Reply(sse.dumps(told))
 
     def models(self, inbound: Request) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
         cards = self._cards()
-        body = {
+        body: shapes.ModelsShape = {
             "object": "list",
             "data": [model_body(card) for card in cards],
             "has_more": False,
@@ -81,20 +82,23 @@ class Status:
         return Reply(sse.dumps(body))
 
     def model(self, inbound: Request) -> Reply:
-        return Reply(sse.dumps(model_body(self._asked(inbound)) | {"id": inbound.params[0]}))
+        told: shapes.ModelShape = {**model_body(self._asked(inbound)), "id": inbound.params[0]}
+        return Reply(sse.dumps(told))
 
     def studio_models(self, inbound: Request) -> Reply:
         """What LM Studio's clients (Zed) list."""
         cards = [card for card in self._cards() if card.details.get("kind") != "audio"]
-        return Reply(sse.dumps({"object": "list", "data": [studio_body(card) for card in cards]}))
+        told: shapes.StudioModelsShape = {"object": "list", "data": [studio_body(card) for card in cards]}
+        return Reply(sse.dumps(told))
 
     def studio_model(self, inbound: Request) -> Reply:
-        return Reply(sse.dumps(studio_body(self._asked(inbound)) | {"id": inbound.params[0]}))
+        told: shapes.StudioModelShape = {**studio_body(self._asked(inbound)), "id": inbound.params[0]}
+        return Reply(sse.dumps(told))
 
     def props(self, inbound: Request) -> Reply:
         """The main model, in the fields of llama.cpp's route of this name that clients read."""
         card = self._main()
-        body = {
+        body: shapes.PropsShape = {
             "default_generation_settings": {"n_ctx": card.context},
             "total_slots": self.most_running,
             "model_alias": card.id,
@@ -107,7 +111,9 @@ class Status:
     def slots(self, inbound: Request) -> Reply:
         """A slot for each request that can run at the same time. Whose request runs is not told."""
         running, context = self.service.health().running, self._main().context
-        told = [{"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)]
+        told: list[shapes.SlotShape] = [
+            {"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)
+        ]
         return Reply(sse.dumps(told))
 
     def _main(self) -> ModelCard:
@@ -157,7 +163,8 @@ class Status:
         visitor = inbound.visitor
         visitor.check_sees_own()
         recent = [entry for entry in self.request_log.recent() if self.owners.may_see(visitor, entry["id"])]
-        return Reply(sse.dumps({"requests": recent}))
+        told: shapes.RecentRequestsShape = {"requests": recent}
+        return Reply(sse.dumps(told))
 
     # --- loading ---
 
@@ -188,9 +195,11 @@ class Status:
         return name
 
 
-def model_body(card: ModelCard) -> dict[str, Any]:
+def model_body(card: ModelCard) -> shapes.ModelShape:
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     where = {name: getattr(card, name) for name in ("state", "pinned", "weight_bytes", "kv_bytes", "context_scale")}
+    able: Any = card.capabilities
+    details: Any = card.details | where | ({"problem": card.problem} if card.problem else {})
     return {
         "id": card.id,
         "object": "model",
@@ -201,21 +210,21 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "created_at": created,
         "context_length": card.context,
         "max_model_len": card.context,
-        "meta": {"n_ctx": card.context},  # where llama.cpp's clients look (Crush)
         # Anthropic's clients compare these with counts that are told in their own scale.
         "max_input_tokens": round(card.context * card.context_scale),
         "max_tokens": round(card.context * card.context_scale),
         "lifecycle": "active",
-        "capabilities": card.capabilities,
-        "details": card.details | where | ({"problem": card.problem} if card.problem else {}),
+        "capabilities": able,
+        "details": details,
     }
 
 
-def studio_body(card: ModelCard) -> dict[str, Any]:
+def studio_body(card: ModelCard) -> shapes.StudioModelShape:
     """As LM Studio's REST API v0 tells a model."""
     embeds = card.details.get("kind") == "embedding"
-    states = {"ready": "loaded", "loading": "loading"}
-    return {
+    states: dict[str, Literal["loaded", "loading"]] = {"ready": "loaded", "loading": "loading"}
+    able: dict[shapes.StudioAbility, bool] = {"tool_use": card.tools, "vision": card.vision}
+    told: shapes.StudioModelShape = {
         "id": card.id,
         "object": "model",
         "type": "embeddings" if embeds else "vlm" if card.vision else "llm",
@@ -225,8 +234,8 @@ def studio_body(card: ModelCard) -> dict[str, Any]:
         "quantization": "",
         "state": states.get(card.state, "not-loaded"),
         "max_context_length": card.context,
-        **({"loaded_context_length": card.context} if card.state == "ready" else {}),
-        "capabilities": [
-            name for name, able in {"tool_use": card.tools, "vision": card.vision}.items() if able and not embeds
-        ],
+        "capabilities": [name for name, can in able.items() if can and not embeds],
     }
+    if card.state == "ready":
+        told["loaded_context_length"] = card.context
+    return told
