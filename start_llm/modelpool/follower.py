@@ -34,7 +34,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     log_as_lines(settings.log_level)
     address, _, listening = options.leader.rpartition(":")
     key = bytes.fromhex(sys.stdin.readline())
-    channel = Channel(Client((address, int(listening)), authkey=key))
+    channel = Channel(Client((address, int(listening)), authkey=key), key)
     usable = inspect_device(accelerator).usable
     port = free_port(options.address)
     channel.send([{"rank": options.rank, "port": port, "usable": usable, "versions": versions()}])

@@ -92,27 +92,29 @@ class LeaderGroup(RankGroup):
         """Channels with what each rank said of itself. Raises Unavailable."""
         found: dict[int, tuple[Channel, dict[str, Any]]] = {}
         given_up, until = threading.Event(), time.monotonic() + START_SECONDS
-        callers = threading.BoundedSemaphore(MOST_CALLERS)
+        callers: list[socket.socket] = []
 
         def welcome(caller: socket.socket) -> None:  # a thread for each: one that is silent holds nobody up
             try:
-                channel = _authenticated(caller, key)
+                try:
+                    channel = _authenticated(caller, key)
+                finally:
+                    with suppress(ValueError):
+                        callers.remove(caller)
                 hello = channel.receive()[0]
                 found[int(hello["rank"])] = (channel, hello)
             except (AuthenticationError, EOFError, OSError, ValueError, LookupError, TypeError):
                 log.info("somebody who is no rank has connected", exc_info=True)
-            finally:
-                callers.release()
 
         def accept() -> None:
             server.settimeout(LOOK_SECONDS)
             while not given_up.is_set():
                 with suppress(OSError):
                     caller, _ = server.accept()
-                    if callers.acquire(blocking=False):
-                        threading.Thread(target=welcome, args=(caller,), name="rank-caller", daemon=True).start()
-                    else:
-                        caller.close()
+                    callers.append(caller)
+                    threading.Thread(target=welcome, args=(caller,), name="rank-caller", daemon=True).start()
+                    if len(callers) > MOST_CALLERS:  # who is silent for longest goes: the next one may be a rank
+                        callers.pop(0).shutdown(socket.SHUT_RDWR)
 
         threading.Thread(target=accept, name="ranks", daemon=True).start()
         while len(found) < self.size - 1:
@@ -212,9 +214,10 @@ def _authenticated(caller: socket.socket, key: bytes) -> Channel:
     connection = Connection(os.dup(caller.fileno()))
     deliver_challenge(connection, key)
     answer_challenge(connection, key)
+    channel = Channel(connection, key, leads=True)
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     caller.close()
-    return Channel(connection)
+    return channel
 
 
 def _start(rank: int, host: RankHost, leader: str, key: bytes) -> subprocess.Popen[bytes]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Client, Listener
 from queue import SimpleQueue
 from typing import Any
@@ -35,8 +36,9 @@ def group(lost: SimpleQueue[str]) -> LeaderGroup:
 def other(group: LeaderGroup) -> Iterator[Channel]:
     """The other end of a channel that rank 0 watches."""
     with Listener(("127.0.0.1", 0)) as listener:
-        there = Channel(Client(listener.address))
-        here = Channel(listener.accept())
+        client = Client(listener.address)
+        here = Channel(listener.accept(), KEY, leads=True)
+        there = Channel(client, KEY)
     watching = threading.Thread(target=group._watch, args=(1, here), daemon=True)
     watching.start()
     yield there
@@ -55,7 +57,7 @@ def test_a_strangers_connection_does_not_hold_up_the_ranks(group: LeaderGroup, s
         stranger.sendall(sent)
 
         def connect() -> None:
-            Channel(Client(server.getsockname(), authkey=KEY)).send([{"rank": 1}])
+            Channel(Client(server.getsockname(), authkey=KEY), KEY).send([{"rank": 1}])
 
         threading.Thread(target=connect, daemon=True).start()
         ((channel, hello),) = group._accept(server, KEY)
@@ -65,9 +67,59 @@ def test_a_strangers_connection_does_not_hold_up_the_ranks(group: LeaderGroup, s
     channel.close()
 
 
+def test_many_who_are_silent_keep_no_rank_out(group: LeaderGroup) -> None:
+    with ExitStack() as held, socket.create_server(("127.0.0.1", 0), backlog=200) as server:
+        for _ in range(100):
+            held.enter_context(socket.create_connection(server.getsockname()))
+
+        def connect() -> None:
+            Channel(Client(server.getsockname(), authkey=KEY), KEY).send([{"rank": 1}])
+
+        threading.Thread(target=connect, daemon=True).start()
+        ((channel, hello),) = group._accept(server, KEY)
+    assert hello == {"rank": 1}
+    channel.close()
+
+
+BEGIN = [1, "begin", [], "token", 10, {"model_path": "ours", "trust_remote_code": True}]
+# What somebody in between does to two messages on their way.
+RELAYS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "rewrites a word": lambda sent: [sent[0].replace(b"ours", b"mine"), sent[1]],
+    "leaves one out": lambda sent: sent[1:],
+    "sends one again": lambda sent: [sent[0], sent[0]],
+    "changes the order": lambda sent: sent[::-1],
+    "makes one up": lambda sent: [bytes(32) + sent[0][32:]],
+    "sends nothing of a message": lambda sent: [b""],
+}
+
+
+@pytest.mark.parametrize("relay", RELAYS)
+def test_who_stands_between_two_ranks_changes_nothing(relay: str) -> None:
+    with Listener(("127.0.0.1", 0)) as listener:
+        ends = [(Client(listener.address), listener.accept()) for _ in range(2)]
+    (rank, to_rank), (from_leader, leads) = ends
+    leading = Channel(leads, KEY, leads=True)
+    to_rank.send_bytes(from_leader.recv_bytes())
+    follower = Channel(rank, KEY)
+    for message in (BEGIN, [2, "value", 5]):
+        leading.send(message)
+    sent = [from_leader.recv_bytes() for _ in range(2)]
+    for data in RELAYS[relay](sent):
+        to_rank.send_bytes(data)
+    with pytest.raises(ValueError, match="not what the other rank has sent"):
+        assert follower.receive() == BEGIN  # of those that repeat, or come too late, the first one may be right
+        follower.receive()
+    leads.send_bytes(sent[0])  # back to who has sent it
+    from_leader.send_bytes(sent[0])
+    with pytest.raises(ValueError, match="not what the other rank has sent"):
+        leading.receive()
+    for connection in (rank, to_rank, from_leader, leads):
+        connection.close()
+
+
 @pytest.mark.parametrize("line", [b"no JSON", b"{}", b"[]", b"\xff", b'["failed"]'])
 def test_a_line_that_is_no_message_is_told(other: Channel, lost: SimpleQueue[str], line: bytes) -> None:
-    other._connection.send_bytes(line)
+    other._send(line)
     assert lost.get(timeout=60).startswith("What rank 1 on there has sent is no message: ")
 
 

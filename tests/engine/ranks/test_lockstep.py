@@ -74,8 +74,9 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     with Listener(("127.0.0.1", 0), authkey=KEY) as listener:
         found: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=lambda: found.put(listener.accept()), daemon=True).start()
-        there = Channel(Client(listener.address, authkey=KEY))
-        here = Channel(found.get(timeout=60))
+        client = Client(listener.address, authkey=KEY)
+        here = Channel(found.get(timeout=60), KEY, leads=True)
+        there = Channel(client, KEY)
     yield here, there
     for thread in threading.enumerate():
         if thread.name == "rank-log":  # a follower whose log ends before it has read "stop" ends the process
