@@ -33,7 +33,10 @@ from start_llm.prompt.view import View, as_sent, going_on
 # Characters of a message that may have a conversation in it, turns that it is compared with, characters of a line that
 # tells, and how many such lines tell it: of each message of these turns the longest line is looked for.
 _FLATTENED = 1000, 16, 16, 3
-_ANSWER_SHARE = 8  # an answer gets at least this part of the context before text is shown that the client did not send
+# An answer gets at least this part of the context, but not more tokens than that, before text is shown that the client
+# did not send; of less room such text takes this part. A summary is asked for when the context is nearly full, and
+# computing all of it again takes minutes.
+_ANSWER_SHARE, _ANSWER_TOKENS = 8, 8192
 
 
 class Composer:
@@ -103,13 +106,17 @@ class Composer:
                 return prepared
         prepared, miss = self._going_on(query)
         if prepared is not None:
-            answer = self._context // _ANSWER_SHARE
+            answer = min(self._context // _ANSWER_SHARE, _ANSWER_TOKENS)
             room = self._context - min(answer, request.max_tokens or answer)
             if prepared.view.difference is Difference.NONE or self._fits(prepared, room):
                 return prepared
             miss = Miss("policy", 0, detail="with what its client left out, the prompt would not fit the context")
         view = as_sent(sent, self._tree.arrange(request.owner, request.tools))
-        return self._prepared(sent, view, miss=miss)
+        plain = self._prepared(sent, view, miss=miss)
+        left = self._context - len(plain.rendering.tokens)
+        if prepared is not None and left > 0 and self._fits(prepared, self._context - left + left // _ANSWER_SHARE):
+            return prepared  # hardly any room is left for an answer as it is
+        return plain
 
     def _as_known(self, query: MatchQuery) -> MatchQuery:
         """The request as read by the rules of the client whose conversation it goes on with, where its system text,

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
-from jinja2.runtime import LoopContext
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import chat_template_utils
 
 from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.prompt.guard import CUT
@@ -68,10 +66,6 @@ class HFTemplate:
                 kwargs = {**self._stopped(clock, tools), **kwargs}
             elif self._override is not None:
                 kwargs["chat_template"] = self._override
-            own = getattr(self._tokenizer, "chat_template", None)  # None for a template that is code
-            written = kwargs.get("chat_template") or (own and self._tokenizer.get_chat_template(None, tools))
-            if written:
-                read_items_first(str(written))
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
             )
@@ -180,35 +174,3 @@ class HFTokenizer:
         written = [token for token in tokens if token < FIRST_IMAGE_ID]
         text = self._tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
-
-
-# --- quick templates. The one place that reaches into transformers' compiled ones; `test_jinja` fails when they change.
-# ``message.role`` of a dict is looked up as a Python attribute first, which fails with an exception, then as an item.
-# A long conversation does that thousands of times in every turn: nearly half of what its template costs.
-
-_DICT_HAS = frozenset(dir(dict))
-_OF_LOOPS = frozenset(["first", "index", "index0", "last", "length", "revindex", "revindex0"])
-
-
-def read_items_first(chat_template: str) -> None:
-    """From now on this template reads a dict's items without trying its attributes; what it prints stays the same.
-
-    Items need none of the sandbox's checks: they are plain data, as a loop's numbers are. The names that a dict has
-    itself go the old way.
-    """
-    compiled: Callable[[str], Any] | None = getattr(chat_template_utils, "_compile_jinja_template", None)
-    if compiled is None:
-        return  # templates are only slower
-    environment = compiled(chat_template).environment  # kept by transformers, one for each text
-    if "getattr" in vars(environment):
-        return
-    slow, undefined = environment.getattr, environment.undefined
-
-    def quick(value: Any, name: str) -> Any:
-        if type(value) is dict and name not in _DICT_HAS:
-            return value[name] if name in value else undefined(obj=value, name=name)
-        if name in _OF_LOOPS and type(value) is LoopContext:
-            return getattr(value, name)
-        return slow(value, name)
-
-    environment.getattr = quick

@@ -19,6 +19,7 @@ from tests.prompt.belongs_clients import KINDS
 from tests.prompt.belongs_conversation import Words, imported
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_reference import DEFECTS, AsSent, Noting
+from tests.prompt.belongs_roles import ROLE_DEFECTS
 from tests.prompt.belongs_story import ECHOES, Group, Step, Story, stories
 from tests.prompt.belongs_world import Broken, World, real, tell
 from tests.prompt.client import stripped
@@ -120,7 +121,7 @@ def test_an_honest_server_has_all_the_properties(server: type[AsSent]) -> None:
     assert server is AsSent or figures["notes"] >= 5
 
 
-@pytest.mark.parametrize(("server", "letter"), DEFECTS.items())
+@pytest.mark.parametrize(("server", "letter"), (DEFECTS | ROLE_DEFECTS).items())
 @pytest.mark.thorough
 def test_a_defect_is_found(server: type[AsSent], letter: str) -> None:
     names = [name for name, _ in EVENTS]

@@ -9,8 +9,21 @@ import pytest
 
 from start_llm.core.messages import Message, Tool
 from start_llm.core.report import CacheReport
-from start_llm.prompt.pipeline import Prepared
-from tests.prompt.client import BASH, CLAUDE, EDIT, READ, RULES, Client, numbered, pipeline, request, say, system_text
+from start_llm.prompt.pipeline import Pipeline, Prepared
+from tests.prompt.client import (
+    BASH,
+    CLAUDE,
+    EDIT,
+    READ,
+    RULES,
+    Client,
+    numbered,
+    pipeline,
+    request,
+    say,
+    settings,
+    system_text,
+)
 from tests.prompt.models import TEMPLATES, model
 
 MAIN = system_text("You are a coding agent.")
@@ -192,3 +205,39 @@ def test_a_reminder_ends_with_its_tag_though_words_follow_it_on_the_same_line() 
     prepared = client.ask(Message("user", "More"))
     assert goes_on(prepared, spoken)
     assert "\n".join(prepared.notes).count("Today is Monday.") == 2
+
+
+def test_a_summary_that_is_asked_for_when_the_context_is_nearly_full_goes_on() -> None:
+    """Tools that stay shown take room from the answer, but computing everything again would take minutes."""
+    tools = tuple(Tool(f"tool_{n}", RULES[:2000], {"type": "object"}) for n in range(6))
+    client, _ = talk(turns=1)
+    history = [*client.messages[:3], replace(client.messages[3], content=RULES * 30), ASK]
+    template, tokenizer = model("chatml")
+    whole = 0
+    for left, goes in ((0, True), (8192 + 16, True), (8192 - 16, False)):
+        pipe = Pipeline(template, tokenizer, settings=settings(), context=whole + left if left else 0)
+        first = pipe.prepare(request(history[:2], tools), thinking=True)
+        pipe.record(first, history[2], tokenizer.encode("Step<|im_end|>"))
+        prepared = pipe.prepare(request(history), thinking=True)
+        assert (prepared.view.base is not None) is goes
+        assert goes or (prepared.miss is not None and "would not fit" in prepared.miss.detail)
+        whole = whole or len(prepared.prompt.tokens)
+    assert whole // 8 > 8192
+
+
+@pytest.mark.parametrize(("short", "goes"), [(600, True), (60, False)])
+def test_a_note_takes_little_of_the_room_that_is_left(short: int, goes: bool) -> None:
+    """In a context of 5,000 tokens an answer would have 625: here a request leaves fewer, whatever is shown."""
+    template, tokenizer = model("chatml")
+    history = talk(turns=1)[0].messages
+    later = [replace(MAIN, content=f"{MAIN.content}\nIt is late."), *history[1:], ASK]
+    plain = len(
+        Client("chatml", pipeline("chatml"), thinking=False).pipe.prepare(request(later), thinking=True).prompt.tokens
+    )
+    pipe = Pipeline(template, tokenizer, settings=settings(), context=plain + short)
+    first = pipe.prepare(request(history[:2]), thinking=True)
+    pipe.record(first, history[2], tokenizer.encode("Step<|im_end|>"))
+    prepared = pipe.prepare(request(later), thinking=True)
+    assert (prepared.view.base is not None) is goes
+    assert goes or (prepared.miss is not None and "would not fit" in prepared.miss.detail)
+    assert short < (plain + short) // 8

@@ -1,0 +1,176 @@
+"""A long conversation is asked for a summary, by another role, or in one message: what is computed, seen and called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integration.live import TOOLS, Live
+from tests.oracle.oracle import script
+from tests.unique import unique
+
+Json = dict[str, Any]
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
+RULES = " ".join(f"Rule {n} of the house." for n in range(60))
+POINTS = " ".join(f"Say what is known of point {n}." for n in range(60))
+SUMMARISER = "You write summaries. Begin with the word RAPPORT."
+NO_CALLS = "No tool can be called now: answer with text."
+LENGTHS = [16_000, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64_000, 175_000))]  # of 196,608
+KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.thorough)]
+
+
+@dataclass
+class Talk:
+    """A conversation with one call of a tool, whose result makes it `length` tokens long."""
+
+    server: Live
+    messages: list[Json]
+    tools: list[Json]
+
+    @classmethod
+    def held(cls, server: Live, length: int) -> Talk:
+        name = unique()
+        system = {"role": "system", "content": f"You are the agent {name}.\n{RULES}"}
+        talk = cls(server, [system, {"role": "user", "content": f"Go. {script(CALL, f'Read {name}.')}"}], TOOLS)
+        (call,) = talk.turn()["message"]["tool_calls"]
+        text = " ".join(f"{number} {name[:6]}" for number in range(length // 4))
+        part = server.chat([{"role": "user", "content": text[:4000]}], max_tokens=1)["report"]["prompt"]
+        text = text[: 4000 * length // part]
+        talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        talk.turn()
+        return talk
+
+    def turn(self, *new: Json) -> Json:
+        self.messages += new
+        answer = self.ask(self.messages, self.tools)
+        self.messages.append({name: value for name, value in answer["message"].items() if value})
+        return answer
+
+    def ask(self, messages: list[Json], tools: list[Json], **more: Any) -> Json:
+        """The answer, with what its prompt really cost under ``computed``, and what was foretold under ``told``."""
+        body = {**({"tools": tools} if tools else {}), **more}
+        told = self.server.post("/v1/cache/explain", json={"model": "default", "messages": messages, **body}).json()
+        before = self.server.passes()
+        answer = self.server.chat(messages, **body)
+        computed = self.server.prompt_work(answer["report"]["prompt"], before)
+        return {**answer, "computed": computed, "told": told}
+
+    def shown(self, answer: Json) -> str:
+        tokens = list(self.server.prompt_of(answer))
+        return str(self.server.app.on_model_thread(lambda _, wrapper: wrapper.decode(tokens)))
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def asked(talk: Talk, form: str) -> tuple[list[Json], list[Json]]:
+    """The messages and tools of a request for a summary."""
+    system, *history = talk.messages
+    ask = user(f"Summarize. {POINTS} {script(CALL)}")
+    other = {"role": "system", "content": SUMMARISER}
+    return {
+        "as the conversation": ([system, *history, ask], talk.tools),
+        "no tools": ([system, *history, ask], []),
+        "some tools": ([system, *history, ask], talk.tools[:1]),
+        "another system text": ([other, *history, ask], talk.tools),
+        "another system text, no tools": ([other, *history, ask], []),
+        "no system text, no tools": ([*history, ask], []),
+    }[form]
+
+
+FORMS = ("no tools", "another system text", "another system text, no tools", "some tools", "no system text, no tools")
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(1200)
+def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(
+    servers: Callable[..., Live], kind: str, length: int
+) -> None:
+    talk = Talk.held(servers(kind), length)
+    for form in ("as the conversation", *FORMS):
+        messages, tools = asked(talk, form)
+        answer = talk.ask(messages, tools)
+        report, shown = answer["report"], talk.shown(answer)
+        assert answer["computed"] <= 1.05 * report["new"] + 16, (
+            form,
+            answer["computed"],
+            report.get("miss"),
+            answer["told"],
+        )
+        assert report["new"] < 1200 and (kind == "hybrid" or "miss" not in report), (form, report)
+        # All of it was known beforehand.
+        assert {name: answer["told"][name] for name in ("prompt", "new")} == {
+            name: report[name] for name in ("prompt", "new")
+        }
+        assert abs(answer["told"]["computed"] - answer["computed"]) <= 1, form
+        # The model sees all that was sent, what holds now last.
+        places = [shown.rfind(message["content"]) for message in messages if message.get("content")]
+        assert min(places) >= 0
+        end = shown[places[-2] :]
+        if messages[0]["content"] == SUMMARISER:
+            assert end.index("no longer holds") < end.index(SUMMARISER) < end.index("Summarize.")
+        if not tools:
+            # It would call a tool now: nothing that is no call begins so.
+            assert NO_CALLS in end and not answer["message"].get("tool_calls")
+            assert "<tool_call>" not in str(answer["message"].get("content"))
+    later = talk.turn(user("And now?"))
+    assert later["computed"] <= 1.05 * later["report"]["new"] + 32, (later["computed"], later["report"])
+    assert SUMMARISER not in talk.shown(later) and NO_CALLS not in talk.shown(later)
+    summed_up = [talk.messages[0], user("Another one began this. Its summary: it went well."), *talk.messages[-2:]]
+    behind = talk.ask([*summed_up, user("Go on.")], talk.tools)
+    assert behind["computed"] <= 1.05 * behind["report"]["new"] + 32, (behind["computed"], behind["report"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plan_build_plan_two_helpers_and_a_retry(servers: Callable[..., Live], kind: str) -> None:
+    talk = Talk.held(servers(kind), 4000)
+    head = talk.messages[0]
+    for number in range(4):
+        role = head if number % 2 else {"role": "system", "content": "You plan. You change nothing."}
+        talk.messages[0], talk.tools = role, TOOLS if number % 2 else TOOLS[:1]
+        answer = talk.turn(user(f"Turn {number}. {POINTS}"))
+        assert answer["computed"] <= 1.05 * answer["report"]["new"] + 16, (number, answer["computed"], answer["report"])
+    talk.messages[0], talk.tools = head, TOOLS
+    for name in ("Anna", "Bert", "Anna"):  # the last one is a retry
+        messages = [{"role": "system", "content": f"You are {name}."}, *talk.messages[1:], user(f"Help. {POINTS}")]
+        answer = talk.ask(messages, TOOLS[:1])
+        assert answer["computed"] <= 1.05 * answer["report"]["new"] + 16
+        assert ("You are Anna." in talk.shown(answer)) == (name == "Anna")
+    assert answer["report"]["new"] == 0 and answer["computed"] <= 16
+    main = talk.turn(user(f"Go on. {POINTS}"))
+    assert main["computed"] <= 1.05 * main["report"]["new"] + 16
+    assert not any(f"You are {name}." in talk.shown(main) for name in ("Anna", "Bert"))
+
+
+def test_what_is_shown_as_sent_is_told(servers: Callable[..., Live]) -> None:
+    talk = Talk.held(servers("plain"), 2000)
+    history = talk.messages[1:]
+    long = {"role": "system", "content": f"You plan. {RULES} {RULES}"}
+    written = "\n".join(f"[{one['role']}]: {one.get('content')}" for one in history)
+    asks = {
+        "longer than a tenth": [long, *history, user("Sum it up.")],
+        "a conversation in one message": [long, user(f"{written}\nSum it up.")],
+    }
+    for why, messages in asks.items():
+        answer = talk.ask(messages, [])
+        for report in (answer["told"], answer["report"]):
+            assert why in report["miss"]["detail"]
+        assert long["content"] in talk.shown(answer)[: len(long["content"]) + 100]
+        assert answer["computed"] > 1000
+
+
+def test_more_than_five_roles_are_told_and_shown_as_sent(servers: Callable[..., Live]) -> None:
+    talk = Talk.held(servers("plain"), 4000)
+    for number in range(7):
+        talk.messages[0] = {"role": "system", "content": f"You have role {number}."}
+        answer = talk.turn(user(f"Turn {number}"))
+        if number < 5:
+            assert answer["computed"] <= 1.05 * answer["report"]["new"] + 16
+    miss = answer["told"]["miss"]
+    assert "5 times already" in miss["detail"] and answer["report"]["miss"]["detail"] == miss["detail"]
+    assert talk.shown(answer).count("You have role 6.") == 1
