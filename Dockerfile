@@ -14,7 +14,7 @@ WORKDIR /src
 COPY pyproject.toml MANIFEST.in requirements.txt constraints.txt README.md LICENSE ./
 COPY start_llm start_llm
 # The requirements ask for mlx[cpu]. Both back ends are files of the same names, so the other one takes its place.
-RUN pip install --no-cache-dir . -c constraints.txt \
+RUN pip install --no-cache-dir ".[vision]" -c constraints.txt \
     && if [ "$MLX" != cpu ]; then \
         version=$(pip show mlx | sed -n 's/^Version: //p') \
         && pip uninstall -y mlx-cpu \

@@ -138,10 +138,17 @@ def fingerprint(folder: Path, *, dev: bool) -> dict[str, object]:
         "machine": platform.machine(),
         "folder": str(folder),
         "requirements": digest("requirements.txt", "constraints.txt"),
+        "extras": list(extras()),
     }
     if dev:
         marks["requirements-dev"] = digest("requirements-dev.txt", "constraints.txt")
     return marks
+
+
+def extras() -> tuple[str, ...]:
+    """Pins of the extras that a clone has from the start: the proxy, and what reads images."""
+    pins: tuple[str, ...] = importlib.import_module("start_llm.core.extras").OF_A_CLONE  # standard library only
+    return pins
 
 
 def digest(*names: str) -> str:
@@ -188,7 +195,7 @@ def install(folder: Path, *, dev: bool) -> None:
             run([str(python), "-m", "pip", "install", "--disable-pip-version-check", UV])
     lists = ["requirements.txt", *(["requirements-dev.txt"] if dev or "requirements-dev" in stamp else [])]
     say(f"installing {' and '.join(lists)}")
-    wanted = [part for name in lists for part in ("-r", str(ROOT / name))]
+    wanted = [*extras(), *(part for name in lists for part in ("-r", str(ROOT / name)))]
     run_uv([uv, "pip", "install", "--python", str(python), *wanted, "-c", str(ROOT / "constraints.txt")])
     # Makes the package importable from any folder without PYTHONPATH, which children would inherit.
     (site_packages(folder) / "start_llm.pth").write_text(f"{ROOT}\n")

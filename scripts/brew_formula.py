@@ -52,7 +52,7 @@ def formula(archive: Path, url: str) -> str:
         "URL": url,
         "SHA256": hashlib.sha256(archive.read_bytes()).hexdigest(),
         "LICENSE": project["license"],
-        "PYTHON": project["requires-python"].strip("=.*"),
+        "PYTHON": project["requires-python"].partition(",")[0].strip(">="),
         "PINS": "\n".join(f"    {pin}" for pin in pins(constraints)),
     }
     return re.sub(r"@([A-Z0-9]+)@", lambda found: values[found[1]], TEMPLATE.read_text("utf-8"))

@@ -22,6 +22,7 @@ from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
 from start_llm.clients import CLIENTS
 from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
+from start_llm.core.extras import check_installed
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import SECRETS, Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
@@ -49,7 +50,6 @@ from start_llm.models.background import Progress
 from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
-from start_llm.models.stepwise import check_installed
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME, usable
 from start_llm.proxy.keeper import ProxyKeeper

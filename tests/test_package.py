@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from start_llm.core.extras import EXTRAS
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
@@ -37,6 +39,8 @@ def test_an_extra_is_tested_in_the_version_that_it_installs() -> None:
     for pins in PROJECT["project"]["optional-dependencies"].values():
         assert pins
         assert set(pins) <= set(tested)
+    known = {extra.name: list(extra.pins) for extra in EXTRAS.values()}
+    assert known == PROJECT["project"]["optional-dependencies"]
 
 
 @pytest.mark.smoke

@@ -19,6 +19,7 @@ from start_llm.audio.samples import LIBRARY, RATE, encode, look_at, samples_of
 from start_llm.chat.handle import WAIT_SECONDS, Lease, still_loading
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.events import Progress
+from start_llm.core.extras import check_installed
 from start_llm.core.limits import RECORDED
 from start_llm.core.media import AudioTask, Computation, Hints, Sound, SoundForm, Transcript
 from start_llm.core.settings import Settings
@@ -26,7 +27,6 @@ from start_llm.embeddings.checkpoint import whole_encoder
 from start_llm.engine.thread import EngineThread
 from start_llm.models.checkpoint import SETTINGS, architectures_of, read_config, task_of
 from start_llm.models.pull import find_folder
-from start_llm.models.stepwise import check_installed
 
 STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""

@@ -344,12 +344,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Look around": (
         Command(
             "demo",
-            "start both on free ports, run a short agent conversation, print what each turn cost",
+            "run a short agent conversation with a server of its own, print what each turn cost",
             "start_llm.cli.demo:main",
             SERVER,
             (("demo", "with the embedded model"),),
             in_home=True,
-            begins=lambda options: "demo: starting a server and its proxy on free ports ...",
+            begins=lambda options: "demo: starting a server on a free port ...",
         ),
         Command(
             "doctor",

@@ -1,26 +1,25 @@
-"""A three-turn agent conversation through proxy and server, and what each turn cost. Starts and stops both itself."""
+"""A three-turn agent conversation with a server of its own, through the proxy if there is one; what each turn cost."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import openai
-from openai.lib.streaming.chat import ChatCompletionStreamState
 from rich.console import Console
 from rich.table import Table
 
 from start_llm.app import App
+from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
 from start_llm.dashboard.terminal import log_as_lines, make_console
+from start_llm.launch.chat import Answer, ChatError, ask
 
 MAX_TOKENS = 48
 PROXY_SECONDS = 120.0
-REQUEST_SECONDS = 600.0
 ENOUGH = 0.95  # of what a turn resends must be reused
 
 SYSTEM = (
@@ -58,7 +57,6 @@ class DemoTurn:
     resent: int = 0
     generated: int = 0
     first_token: float = 0.0
-    message: dict[str, Any] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -69,20 +67,20 @@ class DemoTurn:
 def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """0 if both later turns reused what they resent; else 1, with the reason on standard error."""
     # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
-    changes = {"mlx_port": 0, "proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS}
-    settings = settings.model_copy(update=changes | {"kv_disk_dir": "off"})
+    changes = {"mlx_port": 0, "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS, "kv_disk_dir": "off"}
+    settings = settings.model_copy(update=changes)
     log_as_lines(settings.log_level)
     console = Console(highlight=False)
     app = App(settings, console=make_console(stderr=settings.log_json))
     try:
         app.start()
-        proxy = app.proxy
-        if proxy is None or not proxy.wait_ready(PROXY_SECONDS):
+        if (proxy := app.proxy) is not None and not proxy.wait_ready(PROXY_SECONDS):
             print(f"The proxy did not get ready in {PROXY_SECONDS:.0f} s; see logs/proxy.log.", file=sys.stderr)
             return 1
-        with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=proxy.master_key, timeout=REQUEST_SECONDS) as client:
-            turns = converse(client, client.models.list().data[0].id)
-    except (StartLLMError, openai.OpenAIError) as error:
+        url, key = (app.url, settings.api_key or "none") if proxy is None else (proxy.url, proxy.master_key)
+        card = app.service.models()[0]
+        turns = converse(Endpoint(url=url, key=key, model=card.id, context=card.context, answer=MAX_TOKENS))
+    except (StartLLMError, ChatError) as error:
         print(f"The demo failed: {error}", file=sys.stderr)
         return 1
     finally:
@@ -94,57 +92,32 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     return 1 if poor else 0
 
 
-def converse(client: openai.OpenAI, model: str) -> list[DemoTurn]:
+def converse(endpoint: Endpoint) -> list[DemoTurn]:
     """Runs the conversation. Each turn resends the whole history, the way agents do."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     turns: list[DemoTurn] = []
     for text in TURNS:
         messages.append({"role": "user", "content": text})
-        turn = ask(client, model, messages)
+        turn, answer = DemoTurn(), Answer()
+        started = time.perf_counter()
+        # the tools are part of the prompt, as an agent's are; a small model would call them for no reason
+        for _ in ask(endpoint, messages, answer, temperature=0, tools=TOOLS, tool_choice="none"):
+            turn.first_token = turn.first_token or time.perf_counter() - started
+        count(turn, answer.usage)
         if turns:
             turn.resent = turns[-1].prompt + turns[-1].generated
         turns.append(turn)
-        messages.append(turn.message)
-        # A small model asks for odd things; every call gets an answer, so that the history stays well-formed.
-        for call in turn.message.get("tool_calls", ()):
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "port = 8765"})
+        thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+        messages.append({"role": "assistant", "content": answer.text, **thought})
     return turns
 
 
-def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> DemoTurn:
-    """One streamed request; the time to the first token is taken at this end."""
-    started, turn, answer = time.perf_counter(), DemoTurn(), ChatCompletionStreamState()
-    body: Any = {"messages": messages, "tools": TOOLS}
-    stream = client.chat.completions.create(
-        model=model,
-        max_tokens=MAX_TOKENS,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        **body,
-    )
-    for chunk in stream:
-        answer.handle_chunk(chunk)
-        has_content = any(any(choice.delta.model_dump(exclude={"role"}).values()) for choice in chunk.choices)
-        if has_content and not turn.first_token:
-            turn.first_token = time.perf_counter() - started
-    whole = answer.current_completion_snapshot
-    if whole.usage is not None:
-        count(turn, whole.usage)
-    sent_back = {"content", "reasoning_content", "tool_calls"}
-    message = whole.choices[0].message.model_dump(include=sent_back, exclude_none=True)
-    for call in message.get("tool_calls", ()):
-        del call["index"]  # of the stream's pieces
-    turn.message = {"role": "assistant", "content": "", **message}
-    return turn
-
-
-def count(turn: DemoTurn, usage: Any) -> None:
+def count(turn: DemoTurn, usage: dict[str, Any]) -> None:
     """Takes the server's own report where the proxy lets it through, else OpenAI's `cached_tokens`."""
-    details = usage.prompt_tokens_details
-    report = (usage.model_extra or {}).get("start_llm") or {}
-    turn.prompt, turn.generated = usage.prompt_tokens, usage.completion_tokens
-    turn.reused = report.get("reused", (details.cached_tokens or 0) if details is not None else 0)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    report = usage.get("start_llm") or {}
+    turn.prompt, turn.generated = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    turn.reused = report.get("reused", cached)
     turn.computed = report.get("computed", turn.prompt - turn.reused)
 
 

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from start_llm.cli.hosts import check_hosts
+from start_llm.core.extras import EXTRAS, is_installed, missing
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
@@ -104,9 +105,10 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
 
 def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     """All findings, in the order they are printed."""
-    right = sys.version_info[:2] == (3, 12)
+    right = sys.version_info[:2] in {(3, 12), (3, 13)}
     yield Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
     yield check_packages(REQUIREMENTS)
+    yield from check_extras(settings)
     if probe.accelerator is None:
         yield Finding("back end", "bad", f"MLX does not work: {probe.error}")
     else:
@@ -171,8 +173,18 @@ def check_packages(requirements: Path) -> Finding:
             wrong.append(f"{requirement.name} {found} is not {requirement.specifier}")
     if wrong:
         return Finding("packages", "bad", f"{'; '.join(wrong)}. Delete .venv and run install_and_run.py again.")
-    main = [text for text in right if re.match(r"(mlx|mlx-lm|mlx-vlm|litellm|transformers) ", text)]
+    main = [text for text in right if re.match(r"(mlx|mlx-lm|transformers) ", text)]
     return Finding("packages", "ok", f"{len(right)} as pinned: {', '.join(main)}")
+
+
+def check_extras(settings: Settings) -> Iterator[Finding]:
+    """Which are here; and the command for those that the settings want."""
+    here = [extra.name for library, extra in EXTRAS.items() if is_installed(library)]
+    yield Finding(
+        "extras", "ok", f"{', '.join(here) or 'none'} (of {', '.join(each.name for each in EXTRAS.values())})"
+    )
+    if settings.proxy == "on" and not is_installed("litellm"):
+        yield Finding("extras", "note", f"{missing('litellm')}; PROXY=off does without")
 
 
 def _pinned(requirements: Path) -> Iterator[Requirement]:

@@ -19,6 +19,7 @@ import numpy as np
 from start_llm.chat.handle import Lease, loaded
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.events import Progress
+from start_llm.core.extras import check_installed
 from start_llm.core.limits import EMBEDDED_TOKENS
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
@@ -27,7 +28,6 @@ from start_llm.embeddings.checkpoint import EncoderFiles, read_encoder, whole_en
 from start_llm.embeddings.compute import LIBRARY, Encoder
 from start_llm.engine.thread import EngineThread
 from start_llm.models.pull import find_folder
-from start_llm.models.stepwise import check_installed
 
 CHARACTERS = 64
 """A text that has more of them for each token that it may have is not counted."""

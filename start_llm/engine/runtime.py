@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from start_llm.core.extras import check_installed
 from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
@@ -115,6 +116,7 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None,
     """Raises NotSupported if KV is to be quantised and this model cannot."""
     quantisation = None
     if settings.kv_bits is not None:
+        check_installed("mlx_vlm")
         from start_llm.engine.decode.quantised import Quantisation  # noqa: PLC0415 - takes 2 s, few need it
 
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, QUANTISED_FROM)

@@ -51,7 +51,8 @@ void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, co
 
 def bridge(prefix: Path) -> str | None:
     """What to preload for the Python in `prefix`: our bridge, which is made, the system's OpenBLAS, or nothing."""
-    library = prefix / "lib" / "python3.12" / "site-packages" / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
+    packages = prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    library = packages / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
     if (made := _compiled(prefix, library)) is not None and works(prefix, made):
         return made
     system = ctypes.util.find_library("openblas")

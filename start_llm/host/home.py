@@ -6,10 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from start_llm.core.extras import SOURCES
 from start_llm.core.paths import expanded
 
-SOURCES = Path(__file__).resolve().parents[2]
-"""The folder that this package is imported from: a clone, or site-packages."""
 COMMAND_VARIABLE = "START_LLM_COMMAND"
 ANEW_VARIABLE = "START_LLM_BLAS_TRIED"
 """Set in a process that `host/blas` has started anew: it has said its first line already."""

@@ -138,11 +138,11 @@ def _answer(talk: Conversation, asked: str) -> None:
     talk.messages.append({"role": "assistant", "content": answer.text})
 
 
-def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator[tuple[str, bool]]:
+def ask(endpoint: Endpoint, messages: list[Message], answer: Answer, **more: Any) -> Iterator[tuple[str, bool]]:
     """Fills `answer` as the server streams it; gives each piece of text, without what a terminal would obey, and
     whether it is reasoning.
 
-    Leaving early ends the work behind it. Raises ChatError.
+    `more`: fields of the body. Leaving early ends the work behind it. Raises ChatError.
     """
     body = {
         "model": endpoint.model,
@@ -150,6 +150,7 @@ def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": endpoint.answer,
+        **more,
     }
     headers = {"Authorization": f"Bearer {endpoint.key}", "User-Agent": f"chat/{start_llm.__version__}"}
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)

@@ -17,6 +17,7 @@ from start_llm.audio import speech, transcription
 from start_llm.audio.samples import LIBRARY
 from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import NotFound, NotSupported, StartLLMError, Unavailable
+from start_llm.core.extras import check_installed
 from start_llm.embeddings import compute
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
@@ -29,7 +30,6 @@ from start_llm.modelpool.resolve import SideTask
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.loader import LoadInputs
 from start_llm.models.room import Weights
-from start_llm.models.stepwise import check_installed
 from start_llm.prompt.clients import Clients
 
 log = logging.getLogger(__name__)

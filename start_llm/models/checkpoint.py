@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from start_llm.core.extras import is_installed, missing
 from start_llm.core.media import AudioTask
 from start_llm.core.paths import expanded
 
@@ -197,6 +198,8 @@ def _check_architecture(source: str, config: dict[str, Any]) -> None:
     known = architectures()
     if known and isinstance(config.get("vision_config"), dict):
         known |= architectures("mlx_vlm")
+    if known and kind not in known and isinstance(config.get("vision_config"), dict) and not is_installed("mlx_vlm"):
+        raise _wrong(source, f"mlx-lm does not know its architecture {kind!r}. mlx-vlm may: {missing('mlx_vlm')}")
     if known and kind not in known:
         what = f"mlx-lm does not know its architecture {kind!r}; choose another model"
         raise _wrong(source, f"{what}, or update mlx-lm once it has it.")

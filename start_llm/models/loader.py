@@ -16,6 +16,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
 
 from start_llm.core.errors import NotSupported, Unavailable
+from start_llm.core.extras import is_installed, missing
 from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
@@ -309,13 +310,16 @@ def _load_vision(
     settings: Settings, found: _Checkpoint, given: LoadInputs, say: Say
 ) -> tuple[Any, Any, VisionProcessor] | None:
     """As `load_vision`; ``None`` if the model has no vision part, or is to be served as a text model."""
-    if settings.vision == "off" or not has_vision(found.capabilities.config):
+    config = found.capabilities.config
+    if settings.vision != "off" and isinstance(config.get("vision_config"), dict) and not is_installed("mlx_vlm"):
+        say(f"vision    off: {missing('mlx_vlm')}; the model reads text only")
+    if settings.vision == "off" or not has_vision(config):
         return None
     if settings.kv_bits is not None:
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
         return None
     try:
-        return load_vision(found.folder, found.capabilities.config, given.tokenizer)
+        return load_vision(found.folder, config, given.tokenizer)
     except NotSupported as error:
         say(f"vision    off: {error.message}; the model reads text only")
         return None

@@ -6,7 +6,6 @@ Arrays belong to the model thread.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -19,26 +18,6 @@ from start_llm.models.checkpoint import LIBRARY_ERRORS
 
 LOAD_BYTES = 64 << 20
 """Weights that are read in one step."""
-_EXTRAS = {
-    "mlx_audio": ("Speech is", "audio"),
-    "mlx_embeddings": ("Embeddings are", "embeddings"),
-    "opentelemetry.sdk": ("Sending traces (OTEL_EXPORTER_OTLP_ENDPOINT) is", "otel"),
-    "zmq": ("Publishing KV events (KV_EVENTS) is", "fleet"),
-}
-"""How a sentence about a library begins, and the extra that brings it."""
-
-
-def is_installed(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
-
-
-def check_installed(library: str) -> None:
-    """Raises NotSupported, which says how the extra is installed."""
-    if not is_installed(library):
-        what, extra = _EXTRAS[library]
-        where = "In the folder of the clone (uv tool install takes the same words)"
-        why = f"{what} an extra that is not installed. {where}: pip install '.[{extra}]' -c constraints.txt"
-        raise NotSupported(why, code="extra_not_installed")
 
 
 @contextmanager

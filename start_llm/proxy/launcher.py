@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from start_llm.core.extras import is_installed, missing
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
@@ -90,11 +91,14 @@ class LiteLLMProxy:
         A free port that was picked once is kept: clients know it.
 
         Raises:
-            ProxyError: the port is taken by something that is no leftover proxy of ours, or a file cannot be written.
+            ProxyError: LiteLLM is not installed, the port is taken by something that is no leftover proxy of ours, or a
+                file cannot be written.
         """
         with self._lock:
             if self.alive():
                 return
+            if not is_installed("litellm"):
+                raise ProxyError(missing("litellm"))
             host = self._settings.mlx_host
             if self._port:
                 self._clear_port(host, self._port)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.models.stepwise import is_installed
+from start_llm.core.extras import is_installed
 from tests.audio.tiny import build_whisper
 from tests.audio.voice import build_voice
 

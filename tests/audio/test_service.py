@@ -192,11 +192,11 @@ def test_a_model_of_another_architecture_is_refused(service: Callable[..., Audio
 
 
 def test_not_installed(service: Callable[..., AudioService], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.models.stepwise.is_installed", lambda library: False)
+    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
     audio = service(transcription_model="somebody/something")
     audio.prepare(lambda step, part: None)
     assert len(audio.problems) == 1
-    with pytest.raises(NotSupported, match=r"pip install '\.\[audio\]'") as refused:
+    with pytest.raises(NotSupported, match=r"uv pip install .* mlx-audio==") as refused:
         audio.named("known", "transcription")
     assert refused.value.code == "extra_not_installed"
 

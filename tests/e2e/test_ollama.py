@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from start_llm.models.stepwise import is_installed
+from start_llm.core.extras import is_installed
 from tests.e2e.install import clients_folder
 from tests.embeddings.tiny import build_encoder
 from tests.integration.live import Live, live

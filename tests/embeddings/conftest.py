@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.extras import is_installed
 from start_llm.core.settings import Settings
 from start_llm.core.work import EngineStatus
 from start_llm.embeddings.service import EncoderService
@@ -15,7 +16,6 @@ from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
-from start_llm.models.stepwise import is_installed
 from start_llm.prompt.clients import Clients
 from tests.embeddings.tiny import build_encoder
 

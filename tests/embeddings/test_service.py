@@ -176,21 +176,21 @@ def ignoring_the_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
 def test_without_the_library_the_answer_is_the_command(
     service: Service, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.models.stepwise.is_installed", lambda library: False)
+    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
     for encoders in (service(), service(encoder_path)):
         assert encoders.cards() == ()
-        with pytest.raises(NotSupported, match=r"pip install '\.\[embeddings\]'"):
+        with pytest.raises(NotSupported, match=r"uv pip install .* mlx-embeddings=="):
             encoders.named("default")
 
 
 def test_without_a_model_the_answer_is_the_setting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.models.stepwise.is_installed", lambda library: True)
+    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: True)
     with pytest.raises(NotSupported, match="set EMBEDDING_MODEL"):
         service().named("default")
 
 
 def test_who_asks_in_vain_for_embeddings_is_not_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.models.stepwise.is_installed", lambda library: False)
+    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
     encoders = service("some/model")
     for _ in range(3):
         with pytest.raises(NotSupported) as caught:
@@ -230,7 +230,7 @@ def spoil(path: Path, what: str) -> None:
 def test_what_is_wrong_with_a_checkpoint_is_said(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str
 ) -> None:
-    monkeypatch.setattr("start_llm.models.stepwise.is_installed", lambda library: True)
+    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: True)
     path = build_encoder(tmp_path / "broken")
     spoil(path, what)
     encoders = service(path)

@@ -21,7 +21,7 @@ from start_llm.api import table
 from start_llm.api.http import routes
 from start_llm.api.openai.chat import read_chat
 from start_llm.core.errors import Internal
-from start_llm.models.stepwise import is_installed
+from start_llm.core.extras import is_installed
 from tests.embeddings.tiny import build_encoder
 from tests.fuzz.judge import MOST_SECONDS, check
 from tests.fuzz.requests import BODIES, OFTEN, PATHS, SELDOM, SOMETIMES, Request, request

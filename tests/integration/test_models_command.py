@@ -144,7 +144,7 @@ def test_without_a_server(command: Command) -> None:
     assert code == 0 and out.splitlines()[0].split() == ["NAME", "SIZE", "CONTEXT", "CAN"]
     assert all(model is None for model in (entry["server"] for entry in json.loads(command(None, "--json")[1])))
     code, _, err = command(None, "load", "oracle-plain")
-    assert code == 3 and "No server answers on port" in err and "start oracle-plain starts one" in err
+    assert code == 3 and "No server answers on port" in err and "start oracle-plain --port" in err
     code, _, err = command(None, "unload", "oracle-plain")
     assert code == 3 and err.endswith("Nothing is loaded there.\n")
 

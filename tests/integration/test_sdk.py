@@ -14,7 +14,7 @@ import pytest
 
 from start_llm.api.media.audio import SOUNDS
 from start_llm.audio.samples import look_at
-from start_llm.models.stepwise import is_installed
+from start_llm.core.extras import is_installed
 from tests.audio.tiny import build_whisper, tone, wav
 from tests.audio.voice import build_voice
 from tests.embeddings.reference import Reference

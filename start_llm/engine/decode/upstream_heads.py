@@ -21,6 +21,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from start_llm.core.errors import NotSupported
+from start_llm.core.extras import check_installed
 from start_llm.engine.decode.row import Cache
 from start_llm.models.checkpoint import read_config
 from start_llm.models.stepwise import read_weights
@@ -61,6 +62,7 @@ def load_head(folder: Path, language: Any) -> Generator[float, None, Any]:
     `language`: the language model that it drafts for.
     """
     config = read_config(folder)
+    check_installed("mlx_vlm")
     drafters = import_module("mlx_vlm.speculative.drafters")
     splitter = drafters.get_mtp_splitter(source_config=config)
     kind = config.get("model_type") if splitter is None else splitter.output_model_type
