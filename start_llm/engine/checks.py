@@ -21,6 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.settings import Settings
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.row import Cache, RowState
+from start_llm.kvcache.kinds import kind_of, leaves
 from start_llm.kvcache.layers import LayerKit
 from start_llm.models.capabilities import DecodingCheck
 from start_llm.models.loader import LoadedModel
@@ -128,7 +129,8 @@ def check_decoding(
 
 
 def _check(model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]) -> Generator[float, None, DecodingCheck]:
-    longest = min(MOST_LENGTH, max(LENGTHS[1], _dense_tokens(model) + LENGTHS[1]))
+    groups = map(_group_tokens, leaves(make_cache()))
+    longest = min(MOST_LENGTH, LENGTHS[1] + max((_dense_tokens(model), *groups)))
     text = list(islice(cycle(tokens), longest + STEPS))
     rows = []
     for length in dict.fromkeys((LENGTHS[0], longest - LENGTHS[0], longest)):
@@ -145,10 +147,10 @@ def _check(model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]) -
         return (yield from _difference_in_batch(model, rows)), noise
 
     def reuse() -> Generator[float, None, tuple[float, float]]:
-        row, kit = rows[0], LayerKit(make_cache)
-        held = row.length - 1
-        slices, checkpoint = kit.slice(row.cache, 0, held), kit.checkpoint(row.cache)
-        restored, _ = kit.build([slices], checkpoint, held)
+        row, kit = rows[-1], LayerKit(make_cache)
+        held, middle = row.length - 1, row.length // 2 | 1  # not where a group of tokens ends
+        runs = [kit.slice(row.cache, 0, middle), kit.slice(row.cache, middle, held)]
+        restored, _ = kit.build(runs, kit.checkpoint(row.cache), held)
         found = yield from _predictions(model, restored, row.tokens[held:])
         return max(map(_difference, found, row.expected)), 0.0
 
@@ -164,6 +166,13 @@ def _dense_tokens(model: Any) -> int:
         topk = getattr(module, "index_topk", None)
         dense.append(topk if isinstance(topk, int) else 0)
     return max(dense)
+
+
+def _group_tokens(layer: Any) -> int:
+    """How long a text has to be for a pool to have rows; 0: the layer has none."""
+    kind = kind_of(layer)
+    rate = kind.rate(layer) if kind.columns else 0
+    return 2 * rate if rate > 1 else 0
 
 
 def _reason(steps: Generator[float, None, tuple[float, float]]) -> Generator[float, None, str]:

@@ -26,6 +26,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.schedule.steps import DECODE_SHARE
 from start_llm.kvcache.events import KVListener
+from start_llm.kvcache.kinds import undescribed
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
@@ -166,6 +167,8 @@ def make_store(
 ) -> Generator[float, None, GuardedStore]:
     """The tree of what is on disk is built in the background: it holds no arrays yet."""
     kit = LayerKit(loaded.make_cache)
+    if names := undescribed(loaded.make_cache()):
+        log.warning("cache layers that nobody described are stored whole at each checkpoint: %s", ", ".join(names))
     config = StoreConfig(
         budget_bytes=budget_bytes,
         ttl_seconds=settings.prompt_cache_ttl_seconds,

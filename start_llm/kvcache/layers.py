@@ -1,35 +1,32 @@
-"""What a model's cache layers are, and how their KV is cut, copied and rebuilt.
+"""How the KV of a model's cache layers is cut, copied and rebuilt.
 
-The only file of this room that knows MLX and mlx-lm's cache classes. Two kinds of layer:
-
-- *cut*: `KVCache` and `QuantizedKVCache` hold one row a token, so a slice of any run of tokens can
-  be stored and joined again;
-- *state*: `ArraysCache`, `RotatingKVCache`, `ChunkedKVCache` and classes unknown here hold what the
-  whole history left behind: they are stored whole, as a checkpoint at one place.
-
-A layer whose `transient` is true is not stored: it is empty after a restore. `CacheList` is looked through. Uses of
-mlx-lm's internals: `RotatingKVCache._idx` and `_temporal_order`.
+The only file of this room that computes with MLX. What each class of layers holds stands in `kinds`: columns, of which
+any run of tokens can be stored and joined again, and a small state, of which checkpoints hold copies. A layer whose
+`transient` is true is not stored: it is empty after a restore. `CacheList` is looked through. Uses of upstream's
+internals: `RotatingKVCache._idx` and `_temporal_order`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
+from start_llm.kvcache.kinds import Kind, kind_of, leaves, with_leaves
 from start_llm.kvcache.types import Checkpoint, Form, Slices, StoredRows, Unstorable, Window, WindowPiece
 
-_NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
 _ROOM_SHARE = 32  # a row that grows gets room for this part of its length
 _LEAST_ROOM = 128  # and for at least so many tokens
 _AT_ONCE = 16  # while rows grow, at most this part of them is there twice, or one array
+
+Buffers = tuple[tuple[Any, ...], Form]
+"""The arrays of a layer's columns, and how they hold its rows."""
 
 
 class LayerKit:
@@ -41,18 +38,20 @@ class LayerKit:
     Attributes:
         new: `make_cache`.
         cuttable: every layer can be cut at any token.
-        cut_places: where the layers that can be cut stand among all layers.
     """
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
         self.new = make_cache
-        empty = list(leaves(make_cache()))
-        self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in empty)
-        self._is_state = tuple(
-            not cut and not getattr(leaf, "transient", False) for cut, leaf in zip(self._is_cut, empty, strict=True)
+        empty = make_cache()
+        self._kinds = tuple(map(kind_of, leaves(empty)))
+        self._keeps = tuple(
+            bool(kind.state) and not getattr(leaf, "transient", False)
+            for kind, leaf in zip(self._kinds, leaves(empty), strict=True)
         )
-        self.cuttable = not any(self._is_state)
-        self.cut_places = tuple(place for place, cut in enumerate(self._is_cut) if cut)
+        self._entries = tuple(place for place, entry in enumerate(empty) for _ in leaves([entry]))
+        # Layers beside others in a list that do not count all tokens: the model makes them again of those (glm5_next).
+        self._remade = set[int]()
+        self.cuttable = not any(self._keeps)
 
     def free_buffers(self) -> None:
         """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
@@ -61,19 +60,16 @@ class LayerKit:
     # --- from a live cache --------------------------------------------------
 
     def slice(self, cache: Sequence[Any], start: int, stop: int) -> Slices:
-        """Copies the rows of tokens [start, stop) of every cut layer. Raises Unstorable: a layer is of another class
-        than at first, or holds another number of tokens."""
-        arrays, forms = [], []
-        for leaf in self._leaves_of(cache, cut=True):
-            rows, form = _rows(leaf, stop)
-            arrays.append(tuple(mx.contiguous(a[..., start:stop, :]) for a in rows))
-            forms.append(form)
-        return _slices(arrays, forms, stop - start)
+        """Copies the rows of tokens [start, stop) of every layer. Raises Unstorable: a layer is of another class than
+        at first, or holds another number of tokens."""
+        found = self._rows(cache, stop)
+        arrays = [tuple(mx.contiguous(a[..., form.rows(start, stop), :]) for a in rows) for rows, form in found]
+        return _slices(arrays, [form for _, form in found], start, stop)
 
     def checkpoint(self, cache: Sequence[Any], before: Checkpoint | None = None) -> Checkpoint:
-        """Copies the state of every state layer. Rows of windows are shared with `before`, a checkpoint of a shorter
-        prefix of the same tokens. Raises Unstorable: a layer has no state that could be copied."""
-        kept = self._leaves_of(cache, cut=False)
+        """Copies the state of every layer that has one. Rows of windows are shared with `before`, a checkpoint of a
+        shorter prefix of the same tokens. Raises Unstorable: a layer has no state that could be copied."""
+        kept = [leaf for leaf, keeps in zip(self._leaves(cache), self._keeps, strict=True) if keeps]
         earlier = before.states if before is not None else (None,) * len(kept)
         states = tuple(
             _window(leaf, old) if _is_windowed(leaf) else _copy_state(_state(leaf))
@@ -87,9 +83,12 @@ class LayerKit:
     # --- stored pieces ------------------------------------------------------
 
     def part(self, rows: StoredRows, start: int, stop: int) -> Slices:
-        """The rows [start, stop) of a segment's, with their own buffers."""
-        arrays = [tuple(mx.contiguous(a[..., start:stop, :]) for a in layer) for layer in rows.arrays]
-        return _slices(arrays, rows.forms, stop - start)
+        """The rows of the tokens [start, stop) of a segment's, counted from its first, with their own buffers."""
+        first, arrays = rows.start, []
+        for layer, form in zip(rows.arrays, rows.forms, strict=True):
+            before, wanted = form.rows(0, first).stop, form.rows(first + start, first + stop)
+            arrays.append(tuple(mx.contiguous(a[..., wanted.start - before : wanted.stop - before, :]) for a in layer))
+        return _slices(arrays, rows.forms, first + start, first + stop)
 
     def parts(self, rows: Sequence[StoredRows], free: Callable[[int], None]) -> list[Slices]:
         """Each of these with buffers of its own; one array of one layer is copied at a time. `free`: see `build`."""
@@ -106,15 +105,27 @@ class LayerKit:
                 eval_and_free([copied[column] for copied in made])
             for copy, copied in zip(copies, made, strict=True):
                 copy.append(tuple(copied))
-        return [_slices(copy, forms, one.length) for one, copy in zip(rows, copies, strict=True)]
+        return [_slices(c, forms, one.start, one.start + one.length) for one, c in zip(rows, copies, strict=True)]
 
     def check_joins(self, before: StoredRows, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain and quantised ones may follow each other:
         a row that becomes quantised takes along what it shares with rows that are plain."""
-        for old, leaf in zip(before.forms, self._leaves_of(cache, cut=True), strict=True):
-            new = _rows(leaf, 0)[1]
-            if old != new and (_NO_ROWS in (old, new) or () not in (old, new)):
-                raise Unstorable(f"a layer's rows change form from {old} to {new}")
+        for place, (kind, old, (_, new)) in enumerate(zip(self._kinds, before.forms, self._rows(cache), strict=True)):
+            if place in self._remade:
+                continue
+            if old.columns and new.columns:
+                joins = old[:2] == new[:2] and (old[2:] == new[2:] or 0 in (old.bits, new.bits))
+            else:
+                joins = old.columns == new.columns or bool(kind.state)  # a pool may have no row yet
+            if not joins:
+                raise Unstorable(f"a layer's rows change form from {tuple(old)} to {tuple(new)}")
+
+    def _note_remade(self, forms: Sequence[Sequence[Form]]) -> None:
+        """A layer beside others of which rows are missing was made again in between."""
+        for place, kind in enumerate(self._kinds):
+            there = [bool(form[place].columns) for form in forms]
+            if not kind.state and any(there) and not all(there) and self._entries.count(self._entries[place]) > 1:
+                self._remade.add(place)
 
     def build(
         self,
@@ -129,7 +140,7 @@ class LayerKit:
         Args:
             runs: consecutive, from token 0; together at least `length` tokens.
             spare: room for this many more tokens, so that the next prefill chunk does not copy all rows again.
-            free: is called with the number of each cut layer once its arrays were read. If their owner lets go of them
+            free: is called with the number of each layer once its arrays were read. If their owner lets go of them
                 there, each of them is freed before the next one is copied.
 
         Returns:
@@ -137,14 +148,17 @@ class LayerKit:
         """
         capacity = -(-(length + spare) // _ROUND) * _ROUND
         forms = [run.forms for run in runs]
+        self._note_remade(forms)
         copied, filled, empty = 0, list[Any](), self.new()
-        for index, leaf in enumerate(self._leaves_of(empty, cut=True)):
+        for index, (leaf, kind) in enumerate(zip(leaves(empty), self._kinds, strict=True)):
             if length:
                 parts = [(list(run.layer(index)), form[index]) for run, form in zip(runs, forms, strict=True)]
                 if free is not None:
                     free(index)
-                leaf, size = _join(parts, length, capacity, leaf)
-                copied += size
+                if index not in self._remade:
+                    joined, form, size = _join(parts, kind, length, capacity)
+                    leaf = _filled(joined, form, length, leaf)
+                    copied += size
             filled.append(leaf)
         cache, restored = self._assembled(empty, filled, checkpoint)
         return cache, copied + restored
@@ -156,44 +170,50 @@ class LayerKit:
 
         Empties the list `buffers`: nobody else may hold them, or the first pass copies them. Returns what `build` does.
         """
-        filled, empty = list[Any](), self.new()
-        for leaf, form in zip(self._leaves_of(empty, cut=True), forms, strict=True):
-            filled.append(_filled(buffers.pop(0), form, length, leaf))
+        empty = self.new()
+        filled = [_filled(buffers.pop(0), form, length, leaf) for leaf, form in zip(leaves(empty), forms, strict=True)]
         return self._assembled(empty, filled, checkpoint)
 
     def _assembled(self, empty: list[Any], filled: list[Any], checkpoint: Checkpoint | None) -> tuple[list[Any], int]:
-        """The caches `empty` with these cut layers and the checkpoint's state, and the bytes of that state."""
+        """The caches `empty` with these layers, which get the checkpoint's state, and the bytes of that state."""
         states = iter(checkpoint.states if checkpoint is not None else ())
-        cut, copied, made = iter(filled), 0, list[Any]()
-        for leaf, is_cut, is_state in zip(leaves(empty), self._is_cut, self._is_state, strict=True):
-            if is_state and (state := next(states, None)) is not None:
-                leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
-                mx.eval(_arrays(leaf.state))
-                copied += sum(a.nbytes for a in _arrays(leaf.state))
-            made.append(next(cut) if is_cut else leaf)
-        following = iter(made)
-        return [_with_leaves(entry, following) for entry in empty], copied
+        copied = 0
+        for leaf, kind, keeps in zip(filled, self._kinds, self._keeps, strict=True):
+            if keeps and (state := next(states, None)) is not None:
+                values = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
+                mx.eval(_arrays(values))
+                for name, value in zip(kind.state, values, strict=True):
+                    setattr(leaf, name, value)
+                copied += sum(a.nbytes for a in _arrays(values))
+        following = iter(filled)
+        return [with_leaves(entry, following) for entry in empty], copied
 
     # --- the buffers of a row ---------------------------------------------------
 
-    def buffers(self, cache: Sequence[Any]) -> list[tuple[tuple[Any, ...], Form]]:
-        """The arrays of each cut layer as they are, and their form. Raises Unstorable, like `slice`."""
-        return [_rows(leaf, 0) for leaf in self._leaves_of(cache, cut=True)]
+    def buffers(self, cache: Sequence[Any]) -> list[Buffers]:
+        """The arrays of each layer as they are, and their form. Raises Unstorable, like `slice`."""
+        return self._rows(cache)
 
-    def buffer(self, layer: Any) -> tuple[Any, ...]:
-        """The arrays of one cut layer as they are. Raises Unstorable: it has become another class."""
-        return _rows(_cut_layer(layer), 0)[0]
+    def buffer(self, place: int, layer: Any) -> Buffers:
+        """The same of one layer. Raises Unstorable: it has become another class."""
+        kind = self._kinds[place]
+        if not kind.columns or place in self._remade:
+            return (), Form()
+        if kind_of(layer) is not kind:
+            raise Unstorable(f"a layer became {type(layer).__name__}")
+        return kind.arrays(layer), kind.form(layer)
 
-    def take_buffers(self, cache: Sequence[Any], length: int) -> list[tuple[tuple[Any, ...], Form]]:
+    def take_buffers(self, cache: Sequence[Any], length: int) -> list[Buffers]:
         """`buffers`, evaluated, of caches that nobody writes into any more, and that are emptied.
 
         Raises Unstorable: they hold fewer than `length` tokens.
         """
-        cut = self._leaves_of(cache, cut=True)
-        found = [_rows(leaf, length) for leaf in cut]
+        found = self._rows(cache, length)
         mx.eval([arrays for arrays, _ in found])
-        for leaf in cut:
-            leaf.keys, leaf.values, leaf.offset = None, None, 0
+        for leaf, kind in zip(leaves(cache), self._kinds, strict=True):
+            kind.clear(leaf)
+            if kind.columns and kind.counts:
+                leaf.offset = 0
         return found
 
     def make_room(self, cache: Sequence[Any], tokens: int) -> None:
@@ -217,7 +237,7 @@ class LayerKit:
             meta: dict[str, Any] = {"kind": "checkpoint", "tree": _encode(list(piece.states), put)}
         else:
             tree = _encode([list(layer) for layer in piece.arrays], put)
-            meta = {"kind": "slices", "tree": tree, "forms": piece.forms, "length": piece.length}
+            meta = {"kind": "slices", "tree": tree, "forms": piece.forms, "start": piece.start, "length": piece.length}
         return buffers, json.dumps({**meta, "dtypes": dtypes})
 
     def unpack(self, buffers: dict[str, np.ndarray[Any, Any]], meta: str) -> Slices | Checkpoint:
@@ -231,101 +251,87 @@ class LayerKit:
             return a
 
         tree = _decode(said["tree"], get)
-        layers = sum(self._is_cut if said["kind"] == "slices" else self._is_state)
+        layers = len(self._kinds) if said["kind"] == "slices" else sum(self._keeps)
         if len(tree) != layers:
             raise ValueError(f"{len(tree)} layers, not {layers}")
         if said["kind"] == "slices":
-            return _slices([tuple(layer) for layer in tree], [tuple(f) for f in said["forms"]], int(said["length"]))
+            forms = [Form(tuple(columns), *rest) for columns, *rest in said["forms"]]
+            start = int(said["start"])
+            return _slices([tuple(layer) for layer in tree], forms, start, start + int(said["length"]))
         return Checkpoint(tuple(tree), sum(a.nbytes for a in _arrays(tree)))
 
     # --- helpers --------------------------------------------------------------
 
-    def _leaves_of(self, cache: Sequence[Any], *, cut: bool) -> list[Any]:
-        """The layers that can be cut, or those that cannot. Raises Unstorable: a layer has become another class."""
+    def _leaves(self, cache: Sequence[Any]) -> list[Any]:
         found = list(leaves(cache))
-        if len(found) != len(self._is_cut):
-            raise Unstorable(f"{len(found)} cache layers, but the model makes {len(self._is_cut)}")
-        for leaf, is_cut in zip(found, self._is_cut, strict=True):
-            if is_cut:
-                _cut_layer(leaf)
-        return [leaf for leaf, wanted in zip(found, self._is_cut if cut else self._is_state, strict=True) if wanted]
+        if len(found) != len(self._kinds):
+            raise Unstorable(f"{len(found)} cache layers, but the model makes {len(self._kinds)}")
+        return found
+
+    def _rows(self, cache: Sequence[Any], stop: int = 0) -> list[Buffers]:
+        """The arrays of each layer, and their form. Raises Unstorable: one holds fewer than `stop` tokens, or is of
+        another class than at first."""
+        found = self._leaves(cache)
+        counting = [place for place, kind in enumerate(self._kinds) if kind.columns and kind.counts]
+        full = {self._entries[place] for place in counting if found[place].offset >= stop}
+        for place in counting:
+            if found[place].offset < stop and self._entries[place] in full:
+                self._remade.add(place)
+            elif found[place].offset < stop and self._kinds[place].form(found[place]).columns:
+                raise Unstorable(f"a layer holds {found[place].offset} tokens where {stop} were said to be")
+        return [self.buffer(place, leaf) for place, leaf in enumerate(found)]
 
 
-def _cut_layer(leaf: Any) -> Any:
-    """The same, if it can be cut. Raises Unstorable."""
-    if type(leaf) not in (KVCache, QuantizedKVCache):
-        raise Unstorable(f"a layer became {type(leaf).__name__}")
-    return leaf
-
-
-def leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    """The layers' caches, those inside of lists included."""
-    for entry in cache:
-        if isinstance(entry, CacheList):
-            yield from leaves(entry.caches)
-        else:
-            yield entry
-
-
-def held_tokens(cache: Sequence[Any]) -> int:
-    """Tokens in a row's KV, 0 if no layer counts them (`ArraysCache` does not)."""
-    return max((leaf.offset for leaf in leaves(cache) if isinstance(getattr(leaf, "offset", None), int)), default=0)
-
-
-def _with_leaves(entry: Any, following: Iterator[Any]) -> Any:
-    if isinstance(entry, CacheList):
-        return CacheList(*(_with_leaves(inner, following) for inner in entry.caches))
-    return next(following)
-
-
-def _rows(leaf: Any, stop: int) -> tuple[tuple[Any, ...], Form]:
-    """All row arrays of a cut layer, tokens on axis -2, and their form."""
-    if leaf.keys is None:
-        return (), _NO_ROWS
-    if leaf.offset < stop:
-        raise Unstorable(f"a layer holds {leaf.offset} tokens where {stop} were said to be")
-    return arrays_of(leaf), (leaf.group_size, leaf.bits) if isinstance(leaf, QuantizedKVCache) else ()
-
-
-def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], length: int) -> Slices:
+def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], start: int, stop: int) -> Slices:
     flat = [a for layer in arrays for a in layer]
     mx.eval(flat)
-    return Slices(list(arrays), tuple(forms), length, sum(a.nbytes for a in flat))
+    return Slices(list(arrays), tuple(forms), start, stop - start, sum(a.nbytes for a in flat))
 
 
-def _join(runs: Sequence[tuple[list[Any], Form]], length: int, capacity: int, empty: Any) -> tuple[Any, int]:
-    """One cut layer from its runs, evaluated array by array, and the bytes copied. The runs' lists are emptied.
+def _join(
+    runs: Sequence[tuple[list[Any], Form]], kind: Kind, length: int, capacity: int
+) -> tuple[list[Any], Form, int]:
+    """The arrays of one layer from those of its runs, evaluated one by one, their form, and the bytes copied. The runs'
+    lists are emptied.
 
-    Plain runs beside quantised ones are quantised as mlx-lm would have done.
+    Plain runs beside quantised ones are quantised as mlx-lm would have done. Raises Unstorable: rows are missing.
     """
-    form = max((form for _, form in runs), key=len)
-    if form == _NO_ROWS:
-        return empty, 0
-    if form:
-        quantised = partial(mx.quantize, group_size=form[0], bits=form[1])
-        runs = [(rows if f else [part for a in rows for part in quantised(a)], form) for rows, f in runs]
-    joined = list[Any]()
-    while runs[0][0]:
-        parts = [rows.pop(0) for rows, _ in runs]
-        excess = sum(p.shape[-2] for p in parts) - length
+    form = max((form for _, form in runs), key=lambda each: (len(each.columns), each.bits))
+    if form.bits:
+        quantised = partial(mx.quantize, group_size=form.group_size, bits=form.bits)
+        runs = [
+            (rows if its.bits else [part for a in rows[:2] for part in quantised(a)] + rows[2:], its)
+            for rows, its in runs
+        ]
+    count, copied, joined = form.rows(0, length).stop, 0, list[Any]()
+    for exact in kind.exact(form):
+        parts = [rows.pop(0) for rows, its in runs if its.columns]
+        excess = sum(p.shape[-2] for p in parts) - count
+        if excess < 0:
+            raise Unstorable(f"{-excess} stored rows of a layer are missing")
         if excess:
             parts[-1] = parts[-1][..., : parts[-1].shape[-2] - excess, :]
         *outer, _, width = parts[0].shape
-        room = mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype)
-        joined.append(mx.concatenate([*parts, room], axis=-2))
+        copied += sum(p.nbytes for p in parts)
+        if not exact:
+            parts.append(mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype))
+        joined.append(mx.concatenate(parts, axis=-2))
         del parts
         eval_and_free(joined[-1])
-    copied = sum(a.nbytes // capacity * length for a in joined)
-    return _filled(joined, form, length, empty), copied
+    return joined, form, copied
 
 
-def _filled(arrays: Sequence[Any], form: Form, length: int, empty: Any) -> Any:
-    """A cut layer that holds `length` tokens in these arrays."""
-    if form == _NO_ROWS or not arrays:
-        return empty
-    layer = QuantizedKVCache(group_size=form[0], bits=form[1]) if form else KVCache()
-    set_arrays(layer, arrays)
-    layer.offset = length
+def _filled(arrays: Sequence[Any], form: Form, length: int, layer: Any) -> Any:
+    """The empty `layer`, or a quantised one in its place, with `length` tokens in these arrays."""
+    if not arrays:
+        return layer
+    kind, count = kind_of(layer), form.rows(0, length).stop
+    if form.bits:
+        layer = layer.to_quantized(group_size=form.group_size, bits=form.bits)
+    cut = [a[..., :count, :] if exact else a for a, exact in zip(arrays, kind.exact(form), strict=True)]
+    kind.put(layer, cut, form.columns)
+    if kind.counts:
+        layer.offset = length
     return layer
 
 
@@ -334,8 +340,8 @@ def make_room(cache: Sequence[Any], tokens: int) -> None:
 
     mlx-lm's own growth copies all layers in the pass. Room grows with the row, so that a long one is rarely copied.
     """
-    cut = [leaf for leaf in leaves(cache) if type(leaf) in (KVCache, QuantizedKVCache)]
-    grow_for([(leaf, leaf.offset) for leaf in cut], tokens)
+    counting = [leaf for leaf in leaves(cache) if kind_of(leaf).columns and kind_of(leaf).counts]
+    grow_for([(leaf, leaf.offset) for leaf in counting], tokens)
 
 
 def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
@@ -343,25 +349,30 @@ def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
 
     Few arrays at a time are there twice: they are freed before the next ones are copied.
     """
-    growing = [(layer, held) for layer, held in layers if layer.keys is not None and _room(layer) < held + tokens]
-    most = sum(a.nbytes for layer, _ in growing for a in arrays_of(layer)) // _AT_ONCE
+    growing, most = [], 0
+    for layer, held in layers:
+        kind, there = kind_of(layer), kind_of(layer).with_room(layer)
+        arrays = kind.arrays(layer, there)
+        if arrays and arrays[-1].shape[-2] < held + tokens:  # the last one grows last
+            growing.append((layer, held, kind, there))
+            most += sum(a.nbytes for a in arrays)
     copies, nbytes = list[Any](), 0
-    for layer, held in growing:
-        arrays = list(arrays_of(layer))
-        layer.keys = layer.values = None
+    for layer, held, kind, there in growing:
+        grown = list(kind.arrays(layer, there))
+        kind.clear(layer, there)
         try:
-            for place, a in enumerate(arrays):
+            for place, a in enumerate(grown):
                 *outer, _, width = a.shape
                 room = mx.zeros((*outer, room_behind(held, tokens), width), a.dtype)
-                arrays[place] = mx.concatenate([a[..., :held, :], room], axis=-2)
-                copies.append(arrays[place])
+                grown[place] = mx.concatenate([a[..., :held, :], room], axis=-2)
+                copies.append(grown[place])
                 nbytes += a.nbytes
                 del a, room
-                if nbytes >= most:
+                if nbytes >= most // _AT_ONCE:
                     eval_and_free(copies)
                     copies, nbytes = [], 0
         finally:
-            set_arrays(layer, arrays)
+            kind.put(layer, grown, there)
     if copies:
         eval_and_free(copies)
 
@@ -371,40 +382,22 @@ def room_behind(held: int, tokens: int) -> int:
     return -(-(tokens + max(_LEAST_ROOM, held // _ROOM_SHARE)) // _ROUND) * _ROUND
 
 
-def _room(layer: Any) -> int:
-    """Tokens that a layer has room for: of its last array, for that one grows last."""
-    return int(arrays_of(layer)[-1].shape[-2])
-
-
 def eval_and_free(*arrays: Any) -> None:
     """Evaluates these, and gives back the memory of what they were made of."""
     mx.eval(*arrays)
     mx.clear_cache()
 
 
-def arrays_of(layer: Any) -> tuple[Any, ...]:
-    """The arrays of a cut layer, or of a batch of such layers; none if it is empty."""
-    if layer.keys is None:
-        return ()
-    return (*layer.keys, *layer.values) if isinstance(layer.keys, tuple | list) else (layer.keys, layer.values)
-
-
-def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:
-    """Gives a layer the arrays that `arrays_of` returns."""
-    half = len(arrays) // 2
-    layer.keys, layer.values = arrays if half == 1 else (tuple(arrays[:half]), tuple(arrays[half:]))
-
-
-def _state(leaf: Any) -> Any:
-    """A layer's state."""
+def _state(leaf: Any) -> tuple[Any, ...]:
+    """A layer's state, not copied."""
     try:
-        return leaf.state
+        return tuple(getattr(leaf, name) for name in kind_of(leaf).state)
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unstorable(f"{type(leaf).__name__} has no readable state: {error}") from error
 
 
 def _is_windowed(leaf: Any) -> bool:
-    return type(leaf) is RotatingKVCache and not leaf.keep and leaf.keys is not None
+    return kind_of(leaf).windowed and not leaf.keep and leaf.keys is not None
 
 
 def _window(leaf: Any, before: Any) -> Window:
@@ -424,7 +417,7 @@ def _window(leaf: Any, before: Any) -> Window:
 
 
 def _rotating_state(window: Window) -> tuple[Any, ...]:
-    """The state of a `RotatingKVCache` with these rows, in new arrays (not evaluated)."""
+    """`Kind.state` of a window with these rows, in new arrays (not evaluated)."""
     cut = [max(0, window.start - piece.start) for piece in window.pieces]
     joined = [
         mx.contiguous(
@@ -432,7 +425,7 @@ def _rotating_state(window: Window) -> tuple[Any, ...]:
         )
         for i in (0, 1)
     ]
-    return *joined, window.offset, 0, window.size, window.offset - window.start
+    return *joined, window.offset, window.offset - window.start
 
 
 def _copy_state(state: Any) -> Any:

@@ -185,7 +185,7 @@ class ResidentKV:
             self._oversized.discard(row)
             counted = 0
         else:
-            counted = row.tokens * row.token_bytes if row in self._oversized else row.nbytes
+            counted = int(row.tokens * row.token_bytes) if row in self._oversized else row.nbytes
         self.nbytes += counted - row.counted
         row.counted = counted
 
@@ -196,7 +196,7 @@ class ResidentKV:
         self.drop_checkpoint(segment)
 
 
-def _spare_bytes(row: RowKV) -> int:
+def _spare_bytes(row: RowKV) -> float:
     """Of a row at rest: room that no segment fills."""
     return row.nbytes - row.tokens * row.token_bytes
 

@@ -33,28 +33,31 @@ class RowKV:
         self._forms: tuple[Form, ...] = ()
         self.lent_to: Sequence[Any] | None = cache
         self.reader: KVReader | None = None
-        self.tokens = self.token_bytes = self.counted = 0
+        self.tokens = self.counted = 0
+        self.token_bytes = 0.0
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        return self._forms if self.lent_to is None else tuple(form for _, form in self._lent_buffers())
+        return self._forms if self.lent_to is None else tuple(form for _, form in self._held())
 
     @property
     def nbytes(self) -> int:
         """Of its buffers, room that no token fills yet included. While it is lent: what the request's caches take."""
-        return sum(a.nbytes for layer in self._all_layers() for a in layer)
+        return sum(a.nbytes for layer, _ in self._held() for a in layer)
 
-    def layer(self, index: int) -> tuple[Any, ...]:
-        """The buffers of one cut layer, from token 0 on; they may be longer than the row."""
+    def layer(self, index: int) -> tuple[tuple[Any, ...], Form]:
+        """The buffers of one layer, from token 0 on, and their form; they may be longer than the row."""
         if self.lent_to is None:
-            return self._layers[index]
+            return self._layers[index], self._forms[index]
         if self.reader is None:
-            return self._lent_buffers()[index][0]
-        return self._kit.buffer(self.reader(self._kit.cut_places[index])[0])
+            return self._held()[index]
+        return self._kit.buffer(index, self.reader(index)[0])
 
     def measure(self) -> None:
         """Sets `token_bytes` anew: the row may have become quantised."""
-        self.token_bytes = sum(a.nbytes // a.shape[-2] for layer in self._all_layers() for a in layer)
+        self.token_bytes = sum(
+            a.nbytes / max(a.shape[-2], 1) / max(form.rate, 1) for layer, form in self._held() for a in layer
+        )
 
     def lend(self) -> tuple[list[tuple[Any, ...]], tuple[Form, ...]]:
         """Gives its buffers away; the caller builds caches of them and sets `lent_to`."""
@@ -79,11 +82,10 @@ class RowKV:
         """Lets go of all buffers: no segment is in this row any more."""
         self._layers, self.lent_to, self.reader = [], None, None
 
-    def _all_layers(self) -> list[tuple[Any, ...]]:
-        return self._layers if self.lent_to is None else [layer for layer, _ in self._lent_buffers()]
-
-    def _lent_buffers(self) -> list[tuple[tuple[Any, ...], Form]]:
-        assert self.lent_to is not None
+    def _held(self) -> list[tuple[tuple[Any, ...], Form]]:
+        """The buffers of every layer, and their form."""
+        if self.lent_to is None:
+            return list(zip(self._layers, self._forms, strict=True)) if self._layers else []
         return self._kit.buffers(self.lent_to if self.reader is None else self.reader(None))
 
 
@@ -101,11 +103,13 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        return self.length * self.row.token_bytes
+        return int(self.length * self.row.token_bytes)
 
     def layer(self, index: int) -> tuple[Any, ...]:
         """Views, which pin the row's buffers: to be copied at once."""
-        return tuple(a[..., self.start : self.start + self.length, :] for a in self.row.layer(index))
+        buffers, form = self.row.layer(index)
+        rows = form.rows(self.start, self.start + self.length)
+        return tuple(a[..., rows, :] for a in buffers)
 
     @property
     def arrays(self) -> list[tuple[Any, ...]]:

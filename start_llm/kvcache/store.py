@@ -31,7 +31,8 @@ from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.evict import Eviction, thin_after
-from start_llm.kvcache.layers import LayerKit, held_tokens
+from start_llm.kvcache.kinds import held_tokens
+from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 KVReader = Callable[[int | None], Sequence[Any]]
 """Gives a row's layers as they are now, or the one in that place; not to be written into, nor to be kept."""
-Form = tuple[int, ...]
-"""How a layer's rows are held: () plain, (group_size, bits) quantised."""
 
 
 class Unstorable(Exception):
     """This cache cannot be stored; the message says why."""
+
+
+class Form(NamedTuple):
+    """How a layer holds its rows."""
+
+    columns: tuple[int, ...] = ()  # those of its kind that have rows; none: it has no rows, or none is stored
+    rate: int = 0  # tokens for which there is one row; 0: unknown
+    group_size: int = 0
+    bits: int = 0  # 0: keys and values are not quantised
+
+    def rows(self, start: int, stop: int) -> slice:
+        """The rows of the tokens [start, stop)."""
+        return slice(start // self.rate, stop // self.rate) if self.rate else slice(0, 0)
 
 
 class StoredRows(Protocol):
@@ -24,6 +35,8 @@ class StoredRows(Protocol):
     @property
     def forms(self) -> tuple[Form, ...]: ...
     @property
+    def start(self) -> int: ...
+    @property
     def length(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
@@ -32,11 +45,13 @@ class StoredRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The rows of a run of tokens, one tuple of arrays a cut layer. Every array is evaluated and owns its buffer."""
+    """The rows of the tokens [start, start + length). Every array is evaluated and owns its buffer."""
 
-    # (keys, values), each [1, heads, length, dim], or for quantised rows (keys, scales, biases, values, scales, biases)
+    # A tuple a layer: (keys, values), each [1, heads, length, dim]; or for quantised rows (keys, scales, biases,
+    # values, scales, biases); or what else the layer's kind has (`kinds`).
     arrays: list[tuple[Any, ...]]  # emptied layer by layer when a request takes them over
-    forms: tuple[Form, ...]  # per cut layer
+    forms: tuple[Form, ...]  # a layer each
+    start: int
     length: int
     nbytes: int
 
@@ -67,9 +82,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of every state layer at one place."""
+    """The state of every layer that has one, at one place. Its bytes do not depend on how many tokens stand before."""
 
-    states: tuple[Any, ...]  # per state layer a `Window`, or nested lists of arrays and plain values
+    states: tuple[Any, ...]  # a `Window` each, or nested tuples and lists of arrays and plain values
     own_bytes: int  # of the arrays that no other checkpoint shares
 
     def pieces(self) -> Iterator[WindowPiece]:

@@ -20,7 +20,7 @@ from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
 from start_llm.models.capabilities import ProbeResult
 
 FILE = "models.sqlite3"
-PROBE_VERSION = 4
+PROBE_VERSION = 5
 """Raise it when finding out changes: every model is then probed again."""
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers", "jinja2")
 _SCHEMA = """

@@ -34,7 +34,8 @@ from start_llm.engine.schedule.jobs import Job
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache import layers
-from start_llm.kvcache.layers import LayerKit, eval_and_free, leaves
+from start_llm.kvcache.kinds import leaves
+from start_llm.kvcache.layers import LayerKit, eval_and_free
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
 from tests.engine.fakes import Collected, FixedMemory, engine_step

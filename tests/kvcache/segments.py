@@ -11,7 +11,7 @@ A_TOKEN = 10  # bytes
 
 
 def fake_rows(length: int) -> Slices:
-    return Slices([], (), length, length * A_TOKEN)
+    return Slices([], (), 0, length, length * A_TOKEN)
 
 
 def fake_tree(longest: int = 2048) -> SegmentTree:

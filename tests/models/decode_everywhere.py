@@ -31,7 +31,7 @@ from tests.models.architectures import VOCAB, make
 ANSWER = 10
 STORED = 256 << 20
 PROMPT = tuple(5 + 7 * place % (VOCAB - 11) for place in range(40))
-BOUNDARIES = (8, 25)
+BOUNDARIES = (8, 25, 150, 203)
 
 
 class _Sink:
@@ -74,7 +74,8 @@ class Engine:
         for prompt in prompts:
             self._count += 1
             sink = _Sink()
-            tokens = Prompt(tuple(prompt), boundaries=BOUNDARIES, head=BOUNDARIES[0], generation=len(prompt))
+            inside = tuple(place for place in BOUNDARIES if place < len(prompt))
+            tokens = Prompt(tuple(prompt), boundaries=inside, head=BOUNDARIES[0], generation=len(prompt))
             work = Submit(str(self._count), tokens, Sampling(temperature=0), ANSWER, sink)
             self._runtime.scheduler.add(work)
             sinks.append(sink)
@@ -105,25 +106,30 @@ def try_architecture(name: str) -> dict[str, Any]:
     """What came of each way, by its name: ``equal``, or what differs. ``refused``: it cannot be made here."""
     try:
         model = make(name)
-        expected = truth(model, PROMPT)
+        truth(model, PROMPT)
     except BaseException as error:  # noqa: BLE001 - one module ends the process when it is imported
         return {"name": name, "refused": f"{type(error).__name__}: {str(error)[:120]}"}
+    return try_model(name, model, PROMPT)
+
+
+def try_model(name: str, model: Any, prompt: Sequence[int], fork_at: int = 25) -> dict[str, Any]:
+    """The same of a model that was made."""
     make_cache: Any = lambda: list(make_prompt_cache(model))  # noqa: E731
-    check = at_once(check_decoding(model, make_cache, PROMPT)) or DecodingCheck()
+    check = at_once(check_decoding(model, make_cache, prompt)) or DecodingCheck()
     result: dict[str, Any] = {
         "name": name,
         "caches": _kinds(make_cache()),
         "batches": check.batches,
         "reuse": check.reuse,
     }
-    turn = (*PROMPT, *expected, *range(5, 17))
-    fork = (*PROMPT[:25], *range(20, 41))
+    turn = (*prompt, *truth(model, prompt), *range(5, 17))
+    fork = (*prompt[:fork_at], *range(20, 41))
     with tempfile.TemporaryDirectory() as folder:
         with engine(name, model, check, Path(folder)) as served:
-            result["cold"] = _compared(model, served, PROMPT)
+            result["cold"] = _compared(model, served, prompt)
             result["reused"] = _compared(model, served, turn, least=not check.reuse)
             result["forked"] = _compared(model, served, fork, least=not check.reuse)
-            result["batch"] = _compared(model, served, PROMPT[5:17], PROMPT[3:], turn[7:])
+            result["batch"] = _compared(model, served, prompt[5:17], prompt[3:], turn[7:])
         last = (*turn, *truth(model, turn), *range(30, 42))
         with engine(name, model, check, Path(folder)) as served:
             result["restarted"] = _compared(model, served, last, least=not check.reuse)

@@ -28,7 +28,7 @@ from start_llm.engine.decode.row import Cache
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens, common_prefix
-from start_llm.kvcache.layers import held_tokens, leaves
+from start_llm.kvcache.kinds import held_tokens, leaves
 
 log = logging.getLogger(__name__)
 

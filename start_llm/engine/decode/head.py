@@ -31,7 +31,7 @@ from start_llm.engine.decode.costs import MOST_WIDE
 from start_llm.engine.decode.row import Cache, Remembering, Sampler
 from start_llm.engine.decode.upstream_heads import in_vocabulary, load_head
 from start_llm.engine.vision import VisionModel
-from start_llm.kvcache.layers import leaves
+from start_llm.kvcache.kinds import leaves
 from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.drafters import DrafterFiles
 from start_llm.models.stepwise import read_weights

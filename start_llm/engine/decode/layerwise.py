@@ -13,7 +13,11 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from start_llm.kvcache.layers import arrays_of, eval_and_free, grow_for, leaves, room_behind, set_arrays
+from start_llm.kvcache.kinds import ROWS, leaves
+from start_llm.kvcache.layers import eval_and_free, grow_for, room_behind
+
+_BATCHES = {"BatchPoolingCache", "BatchQSAKVCache", "MiniMaxM3BatchKVCache"}
+"""Batches of mlx-vlm whose rows have columns."""
 
 
 class Layerwise:
@@ -22,6 +26,7 @@ class Layerwise:
     The rows end at `_idx` and begin behind their `left_padding`; `offset` is how many tokens each has.
     """
 
+    kind = ROWS
     keys: Any
     values: Any
     offset: mx.array
@@ -51,7 +56,7 @@ class Layerwise:
             arrays[place] = joined
             del mine, its, joined
             eval_and_free(arrays[place])
-        set_arrays(self, arrays)
+        ROWS.put(self, arrays)
         self.offset = mx.concatenate([self.offset, other.offset])
         self.left_padding = mx.concatenate([self.left_padding + first, other.left_padding + its_first])
         self._idx = end
@@ -66,7 +71,7 @@ class Layerwise:
             super().filter(keep)  # type: ignore[misc]
             return
         end = self._idx - cut
-        arrays, leaving = self._taken(), [arrays_of(row) for row in self._extracted()]
+        arrays, leaving = self._taken(), [ROWS.arrays(row) for row in self._extracted()]
         for place, a in enumerate(arrays):
             _, heads, _, width = a.shape
             kept = mx.zeros((len(keep), heads, end + room_behind(end, 0), width), a.dtype)
@@ -75,7 +80,7 @@ class Layerwise:
             arrays[place] = kept
             del a, kept
             eval_and_free(arrays[place], [row[place] for row in leaving])
-        set_arrays(self, arrays)
+        ROWS.put(self, arrays)
         self._extracted().clear()
         self.offset, self.left_padding = self.offset[mx.array(keep)], self.left_padding[mx.array(keep)] - cut
         self._idx = end
@@ -94,7 +99,7 @@ class Layerwise:
         """The layer of a row that stays: views of the batch, no copies."""
         row, first = self._row(), self._padding()[index]
         if self.keys is not None:
-            set_arrays(row, [a[index : index + 1, :, first : self._idx, :] for a in arrays_of(self)])
+            ROWS.put(row, [a[index : index + 1, :, first : self._idx, :] for a in ROWS.arrays(self)])
             row.offset = self._idx - first
         return row
 
@@ -106,8 +111,8 @@ class Layerwise:
         return cast(list[int], self.left_padding.tolist())
 
     def _taken(self) -> list[Any]:
-        """Takes the layer's arrays out of it: it is empty until `set_arrays`."""
-        arrays = list(arrays_of(self))
+        """Takes the layer's arrays out of it: it is empty until `ROWS.put`."""
+        arrays = list(ROWS.arrays(self))
         self.keys = self.values = None
         return arrays
 
@@ -150,13 +155,20 @@ def make_room(batch: Sequence[Any], tokens: int) -> None:
 
 
 def read_row(batch: Sequence[Any], index: int, place: int | None = None) -> list[Any]:
-    """A row's layers as views of the batch, without copies; layers that cannot be cut as they are, with all rows.
+    """A row's layers, views of the batch where that is possible; states as they are, with all rows.
 
     `place`: only the layer in this place.
     """
     found = list(leaves(batch))
     wanted = found if place is None else found[place : place + 1]
-    return [layer.read(index) if isinstance(layer, Layerwise) else layer for layer in wanted]
+    return [_read(layer, index) for layer in wanted]
+
+
+def _read(layer: Any, index: int) -> Any:
+    """Of a layer without rows nothing is read. Upstream's batches of other kinds copy, once it is evaluated."""
+    if isinstance(layer, Layerwise):
+        return layer.read(index)
+    return layer.extract(index) if type(layer).__name__ in _BATCHES else layer
 
 
 def eval_rows(caches: Sequence[Sequence[Any]]) -> None:

@@ -28,7 +28,7 @@ from start_llm.engine.decode.verify import PAUSE, SingleRow
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import TokenSequence
-from start_llm.kvcache.layers import held_tokens
+from start_llm.kvcache.kinds import held_tokens
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation

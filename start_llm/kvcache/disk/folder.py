@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 from start_llm.files.locks import FileLock
-from start_llm.kvcache.disk.format import FILE_NAME, StoredPiece, encode, read_body, read_head
+from start_llm.kvcache.disk.format import FILE_NAME, OtherVersion, StoredPiece, encode, read_body, read_head
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,10 @@ class DiskFolder:
                 except (OSError, ValueError) as error:
                     if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
                         raise
-                    damaged.append(f"{entry.name}: {error}")
+                    if isinstance(error, OtherVersion):
+                        earlier += 1
+                    else:
+                        damaged.append(f"{entry.name}: {error}")
                     remove_anything(self._root / entry.name)
             elif entry.name.endswith(UNFINISHED) or _EARLIER.fullmatch(entry.name):
                 earlier += not entry.name.endswith(UNFINISHED)
@@ -180,7 +183,7 @@ class DiskFolder:
         if damaged:
             log.warning("stored KV: %d files are damaged and were removed, first %s", len(damaged), damaged[0])
         if earlier:
-            log.info("stored KV: %d files of an earlier version were removed", earlier)
+            log.info("stored KV: %d files of another version were removed", earlier)
         return self._enter_all(found)
 
     def _enter_all(self, found: list[tuple[StoredPiece, int, int]]) -> list[StoredPiece]:

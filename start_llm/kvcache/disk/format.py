@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 SUFFIX = ".kv"
 
-_MAGIC = b"sllmKV\x00\x01"  # the last byte is the version: other versions are not read
+_MAGIC = b"sllmKV\x00\x02"  # the last byte is the version: other versions are not read
 # magic, model, digest, name of the file above, start, tokens, seconds a token, bytes of layout, of arrays, SHA-256
 _HEADER = struct.Struct("<8s32s32s96sQQdQQ32s")
 _CHECKSUM = 32
@@ -50,6 +50,10 @@ class StoredPiece:
         return self.start + len(self.tokens) // _TOKEN
 
 
+class OtherVersion(ValueError):
+    """An earlier or a later version of this program has written the file."""
+
+
 def encode(piece: StoredPiece, model: bytes, layout: str, arrays: bytes) -> list[bytes]:
     """The parts of the file. `model`: 32 bytes that name what the KV depends on."""
     text = layout.encode()
@@ -64,13 +68,15 @@ def encode(piece: StoredPiece, model: bytes, layout: str, arrays: bytes) -> list
 
 def read_head(stream: BinaryIO, name: str, model: bytes) -> tuple[StoredPiece, int, bytes]:
     """What the file holds, the bytes of its layout, and the checksum of its layout and arrays. `model`: see `encode`.
-    Raises ValueError: this is not what was written under this name for this model."""
+    Raises ValueError: this is not what was written under this name for this model; OtherVersion."""
     about = os.fstat(stream.fileno())
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("not a file")
     header, checksum = stream.read(_HEADER.size), stream.read(_CHECKSUM)
+    if header.startswith(_MAGIC[:-1]) and not header.startswith(_MAGIC):
+        raise OtherVersion("no file of this version")
     if len(checksum) != _CHECKSUM or not header.startswith(_MAGIC):
-        raise ValueError("no file of this version")
+        raise ValueError("no file of stored KV")
     _, of_model, digest, above, start, count, seconds, layout_bytes, array_bytes, sha256 = _HEADER.unpack(header)
     size = _HEADER.size + _CHECKSUM + count * _TOKEN + layout_bytes + array_bytes
     if size != about.st_size:

@@ -27,7 +27,8 @@ from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.verify import SingleRow
 from start_llm.engine.vision import VisionModel
-from start_llm.kvcache.layers import LayerKit, leaves
+from start_llm.kvcache.kinds import leaves
+from start_llm.kvcache.layers import LayerKit
 from tests.engine import vision_zoo
 from tests.engine.decode.test_verify import (
     PROMPT,

@@ -12,7 +12,8 @@ from mlx_lm.models.cache import KVCache
 
 from start_llm.engine.decode import layerwise
 from start_llm.engine.decode.quantised import Quantisation
-from start_llm.kvcache.layers import LayerKit, arrays_of
+from start_llm.kvcache.kinds import ROWS
+from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
 
 LAYERS, WIDTH = 6, 64
@@ -40,7 +41,7 @@ def test_a_fork_reads_a_row_of_a_batch_layer_by_layer_and_copies_what_it_takes(b
             quantisation.batchable(row)
     rows = [list(layerwise.batchable(row)) for row in rows]
     batch = [rows[0][i].merge([row[i] for row in rows]) for i in range(LAYERS)]
-    mx.eval([arrays_of(layer) for layer in batch])
+    mx.eval([ROWS.arrays(layer) for layer in batch])
     asked = Counter[int | None]()
 
     def read(place: int | None) -> list[Any]:

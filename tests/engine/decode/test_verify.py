@@ -34,7 +34,7 @@ from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.verify import SingleRow
-from start_llm.kvcache.layers import leaves
+from start_llm.kvcache.kinds import leaves
 from tests.engine.fakes import new_row
 from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 

@@ -272,7 +272,7 @@ def test_files_of_versions_with_an_index_are_removed(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO):
         tier = DiskTier(tmp_path, "model", MAX)
     assert tier.contents() == [] and list(inside.iterdir()) == [inside / "lock"]
-    assert "5 files of an earlier version were removed" in caplog.text
+    assert "5 files of another version were removed" in caplog.text
     tier.close()
 
 

@@ -1,0 +1,201 @@
+"""What the cache classes of mlx-lm and mlx-vlm hold. A new class is described here, in `KINDS`, and nowhere else.
+
+A cache layer is *columns* and a small *state*:
+
+- A column is an array that passes add rows to, and no row of it ever changes: a row for each token (keys, values, keys
+  of an index), or a row for each group of `rate` tokens (a pool). A run of tokens has the rows of the groups that end
+  in it. So a path is cut at any token, and the runs of a path joined are its rows.
+- The state is true at one place only: recurrent state, a window's rows, the open group of a pool. Checkpoints keep it.
+
+What a layer can make again of its columns is not stored. Uses of upstream's internals: the attributes named in `KINDS`,
+which `tests/kvcache/test_kinds.py` looks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from start_llm.kvcache.types import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An array with its tokens on the axis before the last one."""
+
+    name: str  # the attribute; a dot leads to one of a cache inside
+    exact: bool = False  # the array ends with its last row; others may have room behind it
+    last_axis: bool = False  # it has its tokens on the last axis
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What a cache class holds."""
+
+    columns: tuple[Column, ...] = ()  # if it can be quantised, the first two are keys and values
+    state: tuple[str, ...] = ()  # attributes; a layer without any can be cut at any token
+    rate: Callable[[Any], int] = lambda layer: 1  # tokens that have one row; 0: unknown, for there is no row yet
+    counts: bool = True  # its `offset` is how many tokens it holds
+    derived: tuple[str, ...] = ()  # attributes that it makes again where they are ``None``
+    windowed: bool = False  # a window of keys and values: `RotatingKVCache`
+    described: bool = True  # False: nobody knows the class, and its state is all that it has
+
+    def arrays(self, layer: Any, there: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """The arrays of these columns (else of all that have rows), with tokens on the axis before the last one."""
+        columns = self.columns if there is None else [self.columns[place] for place in there]
+        return tuple(a for column in columns for a in _arrays_of(layer, column))
+
+    def form(self, layer: Any) -> Form:
+        """How the layer holds its rows."""
+        there = tuple(n for n, column in enumerate(self.columns) if _get(layer, column.name) is not None)
+        if not there:
+            return Form()
+        quantised = isinstance(_get(layer, self.columns[0].name), tuple | list)
+        return Form(there, self.rate(layer), *((layer.group_size, layer.bits) if quantised else ()))
+
+    def put(self, layer: Any, arrays: Sequence[Any], there: Sequence[int] | None = None) -> None:
+        """Gives a layer what `arrays` returns. `there`: which columns these are; all of them, if it is not given."""
+        places = range(len(self.columns)) if there is None else there
+        rest, triples = list(arrays), (len(arrays) - len(places)) // 2
+        for place in places:
+            column = self.columns[place]
+            if triples:
+                triple, rest, triples = tuple(rest[:3]), rest[3:], triples - 1
+                _set(layer, column.name, triple)
+            else:
+                array = rest.pop(0)
+                _set(layer, column.name, array.squeeze(-1) if column.last_axis else array)
+
+    def with_room(self, layer: Any) -> list[int]:
+        """The columns of a layer that may have room behind their rows."""
+        return [place for place in self.form(layer).columns if not self.columns[place].exact]
+
+    def exact(self, form: Form) -> list[bool]:
+        """Of each array of a layer of this form: it ends with its last row."""
+        return [self.columns[place].exact for place in form.columns for _ in range(3 if form.bits and place < 2 else 1)]
+
+    def clear(self, layer: Any, there: Sequence[int] | None = None) -> None:
+        """Lets go of these columns; else of all of them, and of what was made of them."""
+        places = range(len(self.columns)) if there is None else there
+        for name in [*(self.columns[place].name for place in places), *(self.derived if there is None else ())]:
+            _set(layer, name, None)
+
+    def kept(self, layer: Any) -> dict[str, Any]:
+        """What a pass over a layer with state changes; later passes do not change it here. For `put_back`."""
+        names = [*self.state, *(column.name for column in self.columns)]
+        return {name: _kept(_get(layer, name)) for name in names}
+
+    def put_back(self, layer: Any, kept: dict[str, Any]) -> None:
+        for name, value in kept.items():
+            _set(layer, name, _kept(value))
+
+
+def _pool_rate(layer: Any) -> int:
+    return int(layer.ratio)
+
+
+def _group_rate(layer: Any) -> int:
+    """The layer does not say it: the closed groups hold all tokens but the pending ones."""
+    rows = 0 if layer.compress_kv is None else layer.compress_kv.shape[1]
+    pending = 0 if layer.pending_kv is None else layer.pending_kv.shape[1]
+    return (layer.offset - pending) // rows if rows else 0
+
+
+ROWS = Kind((Column("keys"), Column("values")))
+_INDEX = Column("index_keys", exact=True), Column("index_position_ids", exact=True, last_axis=True)
+_INDEXED = Kind((*ROWS.columns, *_INDEX), derived=("index_block_keys", "index_block_ratio"))
+_UNKNOWN = Kind(state=("state",), described=False)
+_ARRAYS = "ArraysCache"
+
+KINDS: dict[str, Kind] = {
+    "KVCache": ROWS,
+    "QuantizedKVCache": ROWS,
+    "HyV4KVCache": ROWS,
+    "ConcatenateKVCache": Kind((Column("keys", exact=True), Column("values", exact=True))),
+    "QSAKVCache": _INDEXED,
+    "QSAQuantizedKVCache": _INDEXED,
+    "MiniMaxM3KVCache": Kind((Column("kv_cache.keys"), Column("kv_cache.values"), Column("index_keys"))),
+    "PoolingCache": Kind(
+        (Column("pooled", exact=True),), ("buf_kv", "buf_gate", "remainder"), rate=_pool_rate, counts=False
+    ),
+    "LayerCache": Kind(  # deepseek_v41 in mlx-lm
+        (Column("compress_kv", exact=True), Column("index_k", exact=True)),
+        ("window", "pending_kv", "pending_gate", "offset"),
+        rate=_group_rate,
+    ),
+    "RotatingKVCache": Kind(state=("keys", "values", "offset", "_idx"), windowed=True),
+    "ChunkedKVCache": Kind(state=("keys", "values", "offset", "start_position")),
+    _ARRAYS: Kind(state=("state",), counts=False),
+}
+"""By the name of the class: those of mlx-vlm that are called as mlx-lm's hold the same."""
+
+
+def kind_of(layer: Any) -> Kind:
+    """What a layer, or a batch of layers, holds."""
+    own: Kind | None = getattr(layer, "kind", None)
+    if own is not None:
+        return own
+    if (known := KINDS.get(type(layer).__name__)) is not None:
+        return known
+    return KINDS[_ARRAYS] if any(base.__name__ == _ARRAYS for base in type(layer).__mro__) else _UNKNOWN
+
+
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers' caches, those inside of lists included."""
+    for entry in cache:
+        if is_list(entry):
+            yield from leaves(entry.caches)
+        else:
+            yield entry
+
+
+def is_list(entry: Any) -> bool:
+    return type(entry).__name__ == "CacheList"
+
+
+def with_leaves(entry: Any, following: Iterator[Any]) -> Any:
+    """The entry of a cache with these layers in place of its own."""
+    return (
+        type(entry)(*(with_leaves(inner, following) for inner in entry.caches)) if is_list(entry) else next(following)
+    )
+
+
+def held_tokens(cache: Sequence[Any]) -> int:
+    """Tokens in a row's KV, 0 if no layer counts them."""
+    counting = (leaf.offset for leaf in leaves(cache) if kind_of(leaf).counts and hasattr(leaf, "offset"))
+    return max((count for count in counting if isinstance(count, int)), default=0)
+
+
+def undescribed(cache: Sequence[Any]) -> list[str]:
+    """Names of the classes that nobody described."""
+    return sorted({type(leaf).__name__ for leaf in leaves(cache) if not kind_of(leaf).described})
+
+
+def _arrays_of(layer: Any, column: Column) -> tuple[Any, ...]:
+    value = _get(layer, column.name)
+    if value is None:
+        return ()
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    return (value[..., None] if column.last_axis else value,)
+
+
+def _get(layer: Any, name: str) -> Any:
+    for part in name.split("."):
+        layer = getattr(layer, part, None)
+    return layer
+
+
+def _set(layer: Any, name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        layer = getattr(layer, part)
+    setattr(layer, last, value)
+
+
+def _kept(value: Any) -> Any:
+    """The same. Lists and arrays are others, for passes write into them; no bytes of an array are copied."""
+    if isinstance(value, tuple | list):
+        return type(value)(_kept(item) for item in value)
+    return value.astype(value.dtype) if hasattr(value, "astype") else value

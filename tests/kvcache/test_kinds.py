@@ -1,0 +1,242 @@
+"""Cache classes by their description: what is stored of each, and that it is what the model computed.
+
+A model is fed the same pieces with the store and without it: mlx-vlm's deepseek_v4 pools the first group of each pass
+as if there were none before it, so other pieces are other KV.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import deepseek_v41
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_vlm.models import cache as vlm_cache
+from mlx_vlm.models.hy_v4.cache import HyV4KVCache
+from mlx_vlm.models.minimax_m3_vl.language import MiniMaxM3KVCache
+from mlx_vlm.models.qwen4_exp.language import QSAKVCache, QSAQuantizedKVCache
+
+from start_llm.engine.decode.rewind import Rewinder
+from start_llm.kvcache import kinds
+from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.kinds import Column, Kind, kind_of, leaves, undescribed
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.types import StoredEnd
+from tests.kvcache import sparse
+from tests.models import architectures
+
+NAMES = (*sparse.CONFIGS, "deepseek_v41")
+ENDS = (60, 103, 150, 161, 279)  # not where a group of 4 ends, but for the first
+ANSWER = 6
+
+
+@pytest.fixture(autouse=True)
+def plain() -> Iterator[None]:
+    """Without mlx's compiler: mlx-vlm's hy_v4 computes other scores with it on the CPU once shapes have changed."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def model(name: str) -> Any:
+    return architectures.make(name) if name == "deepseek_v41" else sparse.model(name)
+
+
+def text(name: str, length: int, seed: int = 0) -> list[int]:
+    return [
+        token % (architectures.VOCAB if name == "deepseek_v41" else sparse.VOCAB) for token in sparse.text(length, seed)
+    ]
+
+
+class Served:
+    """A model with a store, fed in the pieces that `ENDS` says."""
+
+    def __init__(self, name: str, folder: Path | None = None, budget: int = 1 << 30) -> None:
+        self.name, self.model = name, model(name)
+        disk = None if folder is None else DiskTier(folder, name, 1 << 30)
+        self.store = KVStore(LayerKit(self.model.make_cache), StoreConfig(budget), disk=disk)
+
+    def answer(self, prompt: list[int], *, wrong: int = 0, stored: bool = True) -> tuple[list[int], int]:
+        """Greedy tokens, and how many of the prompt were restored. `wrong`: drafts that are taken out again."""
+        cache, length = self.model.make_cache(), 0
+        if stored:
+            restored = self.store.restore(prompt, self.store.lookup(prompt, len(prompt) - 1), lend=True)
+            cache, length = restored.cache, restored.length
+        for start, stop in itertools.pairwise([0, *(end for end in ENDS if end < len(prompt)), len(prompt)]):
+            if stop > length:
+                following = sparse.feed(self.model, prompt[max(start, length) : stop], cache)
+                if stored:
+                    self.store.put(prompt[:stop], cache, StoredEnd(session="one", answered=False))
+        said = []
+        while len(said) < ANSWER:
+            said.append(following)
+            if wrong:
+                self.draft_in_vain(cache, wrong)
+            following = sparse.feed(self.model, said[-1:], cache)
+        if stored:
+            self.store.put([*prompt, *said], cache, StoredEnd(session="one"))
+            self.store.take_back(cache)
+        return said, length
+
+    def draft_in_vain(self, cache: list[Any], width: int) -> None:
+        rewinder = Rewinder(cache)
+        mark = rewinder.mark()
+        sparse.feed(self.model, text(self.name, width, seed=9), cache)
+        rewinder.restore(mark, width)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> None:
+    served = Served(name, tmp_path)
+    prompt, other = text(name, 290), text(name, 20, seed=4)
+    cold, _ = served.answer(prompt, stored=False)
+    fork = prompt[:103] + other  # inside of a group of 4
+    of_fork, _ = served.answer(fork, stored=False)
+    assert served.answer(prompt, wrong=3) == (cold, 0)
+    assert served.answer(prompt) == (cold, 279 if not served.store._kit.cuttable else 289)
+    assert served.answer(fork) == (of_fork, 103)
+    if not served.store._kit.cuttable:
+        assert served.answer(fork, wrong=5) == (of_fork, 103)
+    served.store.close()
+    again = Served(name, tmp_path)
+    assert again.answer(fork)[0] == of_fork
+    assert again.answer(prompt) == (cold, 279 if not again.store._kit.cuttable else 289)
+    again.store.set_budget(again.store.stats()["bytes"] // 3)
+    assert again.answer(prompt)[0] == cold
+    again.store.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_takes_as_much_whatever_stands_before_it(name: str) -> None:
+    made, kit = model(name), LayerKit(model(name).make_cache)
+    cache, sizes = made.make_cache(), []
+    for _ in range(3):
+        sparse.feed(made, text(name, 256), cache)
+        sizes.append(kit.checkpoint(cache).nbytes)
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_take_what_their_columns_say(name: str) -> None:
+    made, kit = model(name), LayerKit(model(name).make_cache)
+    cache = made.make_cache()
+    sparse.feed(made, text(name, 256), cache)
+    whole = kit.slice(cache, 0, 256)
+    cut = kit.part(whole, 0, 103), kit.part(whole, 103, 256)
+    assert cut[0].nbytes + cut[1].nbytes == whole.nbytes
+    row = sum(
+        a.nbytes // a.shape[-2] * (256 // form.rate)
+        for layer, form in zip(whole.arrays, whole.forms, strict=True)
+        for a in layer
+        if a.shape[-2]
+    )
+    assert row == whole.nbytes
+    longer = kit.slice(made_of(made, name, 512), 0, 512)
+    assert longer.nbytes == 2 * whole.nbytes
+
+
+def made_of(made: Any, name: str, length: int) -> list[Any]:
+    cache = list(made.make_cache())
+    for start in range(0, length, 256):
+        sparse.feed(made, text(name, length)[start : start + 256], cache)
+    return cache
+
+
+class FourCache:
+    """A class that nobody knows: one row for four tokens, their sum, and the tokens of the open group."""
+
+    def __init__(self) -> None:
+        self.sums: Any = None
+        self.open: Any = mx.zeros((1, 0, 1))
+        self.offset = 0
+
+    def add(self, tokens: list[int]) -> None:
+        waiting = mx.concatenate([self.open, mx.array(tokens, dtype=mx.float32)[None, :, None]], axis=1)
+        full = waiting.shape[1] // 4 * 4
+        if full:
+            closed = waiting[:, :full].reshape(1, -1, 4, 1).sum(axis=2)
+            self.sums = closed if self.sums is None else mx.concatenate([self.sums, closed], axis=1)
+        self.open, self.offset = waiting[:, full:], self.offset + len(tokens)
+
+    @property
+    def state(self) -> Any:
+        return self.sums, self.open
+
+    def read(self) -> tuple[list[float], list[float]]:
+        return ([] if self.sums is None else self.sums.flatten().tolist()), self.open.flatten().tolist()
+
+
+def test_a_class_is_described_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = Kind((Column("sums", exact=True),), ("open", "offset"), rate=lambda layer: 4)
+    assert undescribed([FourCache(), KVCache()]) == ["FourCache"]
+    monkeypatch.setitem(kinds.KINDS, "FourCache", described)
+    assert undescribed([FourCache()]) == []
+    store = KVStore(LayerKit(lambda: [FourCache()]), StoreConfig(1 << 20))
+    tokens, cache = list(range(1, 40)), FourCache()
+    for start, stop in ((0, 2), (2, 13), (13, 39)):
+        cache.add(tokens[start:stop])
+        store.put(tokens[:stop], [cache])
+    for stop in (2, 13, 39):
+        got = store.restore(tokens[:stop], store.lookup(tokens[:stop]), lend=stop == 39).cache
+        again = FourCache()
+        again.add(tokens[:stop])
+        assert got[0].read() == again.read() and got[0].offset == stop
+    assert store.stats()["held_bytes"] - store.stats()["checkpoint_bytes"] == 9 * 4
+
+
+EMPTY = {
+    "KVCache": [KVCache(), vlm_cache.KVCache()],
+    "QuantizedKVCache": [QuantizedKVCache(), vlm_cache.QuantizedKVCache()],
+    "HyV4KVCache": [HyV4KVCache()],
+    "ConcatenateKVCache": [vlm_cache.ConcatenateKVCache()],
+    "QSAKVCache": [QSAKVCache()],
+    "QSAQuantizedKVCache": [QSAQuantizedKVCache()],
+    "MiniMaxM3KVCache": [MiniMaxM3KVCache()],
+    "PoolingCache": [vlm_cache.PoolingCache(4)],
+    "LayerCache": [deepseek_v41.LayerCache(8)],
+    "RotatingKVCache": [RotatingKVCache(8), vlm_cache.RotatingKVCache(8)],
+    "ChunkedKVCache": [ChunkedKVCache(8), vlm_cache.ChunkedKVCache(8)],
+    "ArraysCache": [ArraysCache(2), vlm_cache.ArraysCache(2)],
+}
+
+
+@pytest.mark.parametrize("name", kinds.KINDS)
+def test_upstream_has_the_attributes_that_are_described(name: str) -> None:
+    for layer in EMPTY[name]:
+        kind = kind_of(layer)
+        assert kind is kinds.KINDS[name] and type(layer).__name__ == name
+        for attribute in (*kind.state, *kind.derived, *(column.name for column in kind.columns)):
+            inner: Any = layer
+            for part in attribute.split("."):
+                assert hasattr(inner, part), attribute
+                inner = getattr(inner, part)
+        assert not kind.counts or layer.offset == 0
+
+
+def test_rows_of_an_index_that_were_quantised_join_plain_ones() -> None:
+    kit = LayerKit(lambda: [QSAKVCache()])
+    cache = kit.new()
+    cache[0].update_and_fetch(mx.random.normal((1, 1, 40, 64)), mx.random.normal((1, 1, 40, 64)))
+    cache[0].update_indexer(mx.random.normal((1, 40, 8)), mx.arange(40)[None, None] + mx.zeros((3, 1, 1), mx.int32))
+    quantised = [cache[0].to_quantized(group_size=64, bits=8)]
+    built, _ = kit.build([kit.slice(cache, 0, 13), kit.slice(quantised, 13, 40)], None, 37)
+    assert type(built[0]) is QSAQuantizedKVCache and built[0].offset == 37
+    assert mx.array_equal(built[0].index_keys, cache[0].index_keys[:, :37])
+    assert mx.array_equal(built[0].index_position_ids, cache[0].index_position_ids[..., :37])
+    assert mx.array_equal(built[0].keys[0][..., :37, :], quantised[0].keys[0][..., :37, :])
+
+
+def test_a_layer_that_the_model_makes_again_is_not_stored() -> None:
+    """glm5_next holds projected rows beside its latents, and makes them again once they fall behind."""
+    served = Served("glm5_next")
+    cache = served.model.make_cache()
+    sparse.feed(served.model, text("glm5_next", 40), cache)
+    sparse.feed(served.model, [7], cache)
+    assert sum(leaf.offset == 40 for leaf in leaves(cache) if kind_of(leaf) is kinds.ROWS) > 0
+    served.store.put([*text("glm5_next", 40), 7], cache)
+    assert served.store.stats()["refused"] == 0 and served.store.stats()["tokens"] == 41
