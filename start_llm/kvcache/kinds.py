@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.kvcache.types import Form
+from start_llm.kvcache.types import RowForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Kind:
         columns = self.columns if there is None else [self.columns[place] for place in there]
         return tuple(a for column in columns for a in _arrays_of(layer, column))
 
-    def form(self, layer: Any) -> Form:
+    def form(self, layer: Any) -> RowForm:
         """How the layer holds its rows."""
         there = tuple(n for n, column in enumerate(self.columns) if _get(layer, column.name) is not None)
         if not there:
-            return Form()
+            return RowForm()
         quantised = isinstance(_get(layer, self.columns[0].name), tuple | list)
-        return Form(there, self.rate(layer), *((layer.group_size, layer.bits) if quantised else ()))
+        return RowForm(there, self.rate(layer), *((layer.group_size, layer.bits) if quantised else ()))
 
     def put(self, layer: Any, arrays: Sequence[Any], there: Sequence[int] | None = None) -> None:
         """Gives a layer what `arrays` returns. `there`: which columns these are; all of them, if it is not given."""
@@ -71,7 +71,7 @@ class Kind:
         """The columns of a layer that may have room behind their rows."""
         return [place for place in self.form(layer).columns if not self.columns[place].exact]
 
-    def exact(self, form: Form) -> list[bool]:
+    def exact(self, form: RowForm) -> list[bool]:
         """Of each array of a layer of this form: it ends with its last row."""
         return [self.columns[place].exact for place in form.columns for _ in range(3 if form.bits and place < 2 else 1)]
 

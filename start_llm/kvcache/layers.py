@@ -18,14 +18,14 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
 from start_llm.kvcache.kinds import Kind, kind_of, leaves, with_leaves
-from start_llm.kvcache.types import Checkpoint, Form, Slices, StoredRows, Unstorable, Window, WindowPiece
+from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows, Unstorable, Window, WindowPiece
 
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
 _ROOM_SHARE = 32  # a row that grows gets room for this part of its length
 _LEAST_ROOM = 128  # and for at least so many tokens
 _AT_ONCE = 16  # while rows grow, at most this part of them is there twice, or one array
 
-Buffers = tuple[tuple[Any, ...], Form]
+Buffers = tuple[tuple[Any, ...], RowForm]
 """The arrays of a layer's columns, and how they hold its rows."""
 
 
@@ -120,7 +120,7 @@ class LayerKit:
             if not joins:
                 raise Unstorable(f"a layer's rows change form from {tuple(old)} to {tuple(new)}")
 
-    def _note_remade(self, forms: Sequence[Sequence[Form]]) -> None:
+    def _note_remade(self, forms: Sequence[Sequence[RowForm]]) -> None:
         """A layer beside others of which rows are missing was made again in between."""
         for place, kind in enumerate(self._kinds):
             there = [bool(form[place].columns) for form in forms]
@@ -164,7 +164,7 @@ class LayerKit:
         return cache, copied + restored
 
     def adopt(
-        self, buffers: list[tuple[Any, ...]], forms: Sequence[Form], checkpoint: Checkpoint | None, length: int
+        self, buffers: list[tuple[Any, ...]], forms: Sequence[RowForm], checkpoint: Checkpoint | None, length: int
     ) -> tuple[list[Any], int]:
         """Caches that write into these very buffers behind their first `length` tokens, and the checkpoint's state.
 
@@ -198,7 +198,7 @@ class LayerKit:
         """The same of one layer. Raises Unstorable: it has become another class."""
         kind = self._kinds[place]
         if not kind.columns or place in self._remade:
-            return (), Form()
+            return (), RowForm()
         if kind_of(layer) is not kind:
             raise Unstorable(f"a layer became {type(layer).__name__}")
         return kind.arrays(layer), kind.form(layer)
@@ -255,7 +255,7 @@ class LayerKit:
         if len(tree) != layers:
             raise ValueError(f"{len(tree)} layers, not {layers}")
         if said["kind"] == "slices":
-            forms = [Form(tuple(columns), *rest) for columns, *rest in said["forms"]]
+            forms = [RowForm(tuple(columns), *rest) for columns, *rest in said["forms"]]
             start = int(said["start"])
             return _slices([tuple(layer) for layer in tree], forms, start, start + int(said["length"]))
         return Checkpoint(tuple(tree), sum(a.nbytes for a in _arrays(tree)))
@@ -282,15 +282,15 @@ class LayerKit:
         return [self.buffer(place, leaf) for place, leaf in enumerate(found)]
 
 
-def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], start: int, stop: int) -> Slices:
+def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[RowForm], start: int, stop: int) -> Slices:
     flat = [a for layer in arrays for a in layer]
     mx.eval(flat)
     return Slices(list(arrays), tuple(forms), start, stop - start, sum(a.nbytes for a in flat))
 
 
 def _join(
-    runs: Sequence[tuple[list[Any], Form]], kind: Kind, length: int, capacity: int
-) -> tuple[list[Any], Form, int]:
+    runs: Sequence[tuple[list[Any], RowForm]], kind: Kind, length: int, capacity: int
+) -> tuple[list[Any], RowForm, int]:
     """The arrays of one layer from those of its runs, evaluated one by one, their form, and the bytes copied. The runs'
     lists are emptied.
 
@@ -321,7 +321,7 @@ def _join(
     return joined, form, copied
 
 
-def _filled(arrays: Sequence[Any], form: Form, length: int, layer: Any) -> Any:
+def _filled(arrays: Sequence[Any], form: RowForm, length: int, layer: Any) -> Any:
     """The empty `layer`, or a quantised one in its place, with `length` tokens in these arrays."""
     if not arrays:
         return layer

@@ -12,7 +12,7 @@ from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run, divided
 from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
-from start_llm.kvcache.types import Checkpoint, Form, StoredRows
+from start_llm.kvcache.types import Checkpoint, RowForm, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
@@ -38,7 +38,7 @@ class ResidentKV:
         self.nbytes = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
+        self._token_bytes: dict[tuple[RowForm, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far
 
     def learn(self, rows: StoredRows, checkpoint: Checkpoint | None) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.types import Form, KVReader, StoredRows, Unstorable
+from start_llm.kvcache.types import KVReader, RowForm, StoredRows, Unstorable
 
 
 class RowKV:
@@ -30,14 +30,14 @@ class RowKV:
     def __init__(self, kit: LayerKit, cache: Sequence[Any]) -> None:
         self._kit = kit
         self._layers: list[tuple[Any, ...]] = []
-        self._forms: tuple[Form, ...] = ()
+        self._forms: tuple[RowForm, ...] = ()
         self.lent_to: Sequence[Any] | None = cache
         self.reader: KVReader | None = None
         self.tokens = self.counted = 0
         self.token_bytes = 0.0
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self) -> tuple[RowForm, ...]:
         return self._forms if self.lent_to is None else tuple(form for _, form in self._held())
 
     @property
@@ -45,7 +45,7 @@ class RowKV:
         """Of its buffers, room that no token fills yet included. While it is lent: what the request's caches take."""
         return sum(a.nbytes for layer, _ in self._held() for a in layer)
 
-    def layer(self, index: int) -> tuple[tuple[Any, ...], Form]:
+    def layer(self, index: int) -> tuple[tuple[Any, ...], RowForm]:
         """The buffers of one layer, from token 0 on, and their form; they may be longer than the row."""
         if self.lent_to is None:
             return self._layers[index], self._forms[index]
@@ -59,7 +59,7 @@ class RowKV:
             a.nbytes / max(a.shape[-2], 1) / max(form.rate, 1) for layer, form in self._held() for a in layer
         )
 
-    def lend(self) -> tuple[list[tuple[Any, ...]], tuple[Form, ...]]:
+    def lend(self) -> tuple[list[tuple[Any, ...]], tuple[RowForm, ...]]:
         """Gives its buffers away; the caller builds caches of them and sets `lent_to`."""
         layers, self._layers = self._layers, []
         return layers, self._forms
@@ -82,7 +82,7 @@ class RowKV:
         """Lets go of all buffers: no segment is in this row any more."""
         self._layers, self.lent_to, self.reader = [], None, None
 
-    def _held(self) -> list[tuple[tuple[Any, ...], Form]]:
+    def _held(self) -> list[tuple[tuple[Any, ...], RowForm]]:
         """The buffers of every layer, and their form."""
         if self.lent_to is None:
             return list(zip(self._layers, self._forms, strict=True)) if self._layers else []
@@ -98,7 +98,7 @@ class Run:
     length: int
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self) -> tuple[RowForm, ...]:
         return self.row.forms
 
     @property

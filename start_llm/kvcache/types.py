@@ -14,7 +14,7 @@ class Unstorable(Exception):
     """This cache cannot be stored; the message says why."""
 
 
-class Form(NamedTuple):
+class RowForm(NamedTuple):
     """How a layer holds its rows."""
 
     columns: tuple[int, ...] = ()  # those of its kind that have rows; none: it has no rows, or none is stored
@@ -33,7 +33,7 @@ class StoredRows(Protocol):
     @property
     def arrays(self) -> Sequence[tuple[Any, ...]]: ...
     @property
-    def forms(self) -> tuple[Form, ...]: ...
+    def forms(self) -> tuple[RowForm, ...]: ...
     @property
     def start(self) -> int: ...
     @property
@@ -50,7 +50,7 @@ class Slices:
     # A tuple a layer: (keys, values), each [1, heads, length, dim]; or for quantised rows (keys, scales, biases,
     # values, scales, biases); or what else the layer's kind has (`kinds`).
     arrays: list[tuple[Any, ...]]  # emptied layer by layer when a request takes them over
-    forms: tuple[Form, ...]  # a layer each
+    forms: tuple[RowForm, ...]  # a layer each
     start: int
     length: int
     nbytes: int
