@@ -28,7 +28,11 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     "litellm": Extra("proxy", "The LiteLLM proxy is", ("litellm[proxy]==1.106.2", "openai==2.54.0")),
-    "mlx_vlm": Extra("vision", "Reading images, KV_BITS and drafting by a model's head are", ("mlx-vlm==0.7.10",)),
+    "mlx_vlm": Extra(
+        "vision",
+        "Reading images, text models that only mlx-vlm has, KV_BITS and drafting by a model's head are",
+        ("mlx-vlm==0.7.10",),
+    ),
     "mlx_audio": Extra("audio", "Speech is", ("mlx-audio==0.6.2",)),
     "mlx_embeddings": Extra("embeddings", "Embeddings are", ("mlx-embeddings==0.1.0",)),
     "opentelemetry.sdk": Extra(

@@ -1,4 +1,5 @@
-"""A vision model of mlx-vlm in the shape of a text model of mlx-lm. Model thread only.
+"""A model of mlx-vlm in the shape of a text model of mlx-lm: with its vision part, or its language model alone. Model
+thread only.
 
 The loops, the batch, the drafts and the store work on ``model(tokens, cache=...)`` and mlx-lm's cache layers, and need
 not know that a prompt has images. Three things make that possible:
@@ -7,7 +8,7 @@ not know that a prompt has images. Three things make that possible:
 - mlx-vlm keeps the positions of a conversation (`rope_deltas`) on the model object, where two requests disturb each
   other. Here they are a cache layer more: a `KVCache` of one number a token, the position that follows it. So positions
   are cut, batched, stored and restored with the KV that they belong to.
-- Models get mlx-lm's own cache classes in place of mlx-vlm's copies of them.
+- Models get mlx-lm's own cache classes in place of mlx-vlm's copies of them, if all of their layers have one.
 
 Uses of mlx-vlm's internals: `get_input_embeddings`, `language_model(..., inputs_embeds, position_ids, visual_pos_masks,
 deepstack_visual_embeds)`, `language_model.model.embed_tokens`; of mlx-lm's: `BatchKVCache._idx`.
@@ -18,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
@@ -58,27 +59,17 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return row
 
 
-class VisionModel:
-    """A model of mlx-vlm with the call interface of a model of mlx-lm: ``model(tokens, cache=...)`` gives logits.
+class LanguageAlone:
+    """A language model of mlx-vlm with the call interface of a model of mlx-lm: ``model(tokens, cache=...)`` gives
+    logits."""
 
-    `encoded`: images that went through the vision tower.
-    """
+    def __init__(self, language: Any) -> None:
+        self._language = language
+        self._places = hasattr(language, "get_rope_index")  # positions are given to it, and have a cache layer
+        self._axes = 3 if not self._places else language.get_rope_index(mx.array([[0]]), None, None, None)[0].ndim
+        self._compute: Callable[..., mx.array] = lambda ids, **more: cast(mx.array, language(ids, **more).logits)
 
-    def __init__(self, vlm: Any, features: FeatureStore | None = None) -> None:
-        """Raises NotSupported for a family whose positions or caches are of a kind unknown here."""
-        self._vlm, self._language = vlm, vlm.language_model
-        config = vlm.config
-        self._pad = int(_first(config, "image_token_id", "image_token_index"))
-        self._opens = getattr(config, "vision_start_token_id", None)  # the token before an image; None: there is none
-        self._places = hasattr(self._language, "get_rope_index")  # positions have three axes, and a cache layer
-        self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
-        self._features = features or FeatureStore()
-        self._compute: Callable[..., mx.array] = lambda ids, **more: cast(mx.array, self._language(ids, **more).logits)
-        self.encoded = 0
-        if self._places:
-            self._check_positions()
-
-    def computed_by(self, compute: Callable[..., mx.array]) -> VisionModel:
+    def computed_by(self, compute: Callable[..., mx.array]) -> Self:
         """This model, whose logits `compute` makes of what the module inside of the language model takes."""
         other = copy(self)
         other._compute = compute
@@ -93,25 +84,55 @@ class VisionModel:
         return self._language.layers
 
     def parameters(self) -> Any:
-        return self._vlm.parameters()
+        return self._language.parameters()
 
     def make_cache(self) -> list[Any]:
         """Empty caches: the language model's, and the positions behind them."""
-        if hasattr(self._language, "make_cache"):
-            layers = [_of_mlx_lm(layer) for layer in self._language.make_cache()]
-        else:
-            layers = [KVCache() for _ in self._language.layers]
+        layers = make_prompt_cache(self._language)
+        if all(type(layer).__name__ in _OF_MLX_LM for layer in layers):
+            layers = [_OF_MLX_LM[type(layer).__name__](layer) for layer in layers]
         return [*layers, KVCache()] if self._places else layers
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Logits [rows, tokens, vocabulary] of text. Ids of images' places count as pad tokens."""
-        inputs = mx.where(inputs >= FIRST_IMAGE_ID, self._pad, inputs)
+        """Logits [rows, tokens, vocabulary] of text."""
+        cache = self.make_cache() if cache is None else cache
         if not self._places:
             return self._compute(inputs, cache=cache)
-        cache = self.make_cache() if cache is None else cache
         rows, length = inputs.shape
         positions = _next_position(cache[-1], rows)[:, None] + mx.arange(length)
-        return self._run(inputs, cache, mx.broadcast_to(positions, (3, rows, length)), positions + 1)
+        shown = mx.broadcast_to(positions, (3, rows, length)) if self._axes == 3 else positions
+        return self._run(inputs, cache, shown, positions + 1)
+
+    def _run(self, ids: mx.array, cache: list[Any], positions: mx.array, following: mx.array, **more: Any) -> mx.array:
+        inner = cache[:-1]
+        logits = self._compute(ids, cache=inner, position_ids=positions, **more)
+        cache[:-1] = inner  # some models put new layers into the list
+        rows = following.astype(mx.float32)[:, None, :, None]
+        cache[-1].update_and_fetch(rows, rows)
+        return logits
+
+
+class VisionModel(LanguageAlone):
+    """A model of mlx-vlm that sees. `encoded`: images that went through the vision tower."""
+
+    def __init__(self, vlm: Any, features: FeatureStore | None = None) -> None:
+        """Raises NotSupported for a family whose positions are of a kind unknown here."""
+        super().__init__(vlm.language_model)
+        self._vlm, config = vlm, vlm.config
+        self._pad = int(_first(config, "image_token_id", "image_token_index"))
+        self._opens = getattr(config, "vision_start_token_id", None)  # the token before an image; None: there is none
+        self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
+        self._features = features or FeatureStore()
+        self.encoded = 0
+        if self._places:
+            self._check_positions()
+
+    def parameters(self) -> Any:
+        return self._vlm.parameters()
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Ids of images' places count as pad tokens."""
+        return super().__call__(mx.where(inputs >= FIRST_IMAGE_ID, self._pad, inputs), cache)
 
     def see(self, tokens: Sequence[int], cache: list[Any], images: Sequence[ImageSpan]) -> mx.array:
         """Logits of one row that holds whole images; their starts count from the first of `tokens`."""
@@ -137,14 +158,6 @@ class VisionModel:
         grids = [(image.start, seen.grid) for image, seen in zip(images, features, strict=True)]
         positions, following = positions_of(begins, len(tokens), grids)
         return self._run(ids, cache, mx.array(positions)[:, None], mx.array(following)[None], **more)
-
-    def _run(self, ids: mx.array, cache: list[Any], positions: mx.array, following: mx.array, **more: Any) -> mx.array:
-        inner = cache[:-1]
-        logits = self._compute(ids, cache=inner, position_ids=positions, **more)
-        cache[:-1] = inner  # some models put new layers into the list
-        rows = following.astype(mx.float32)[:, None, :, None]
-        cache[-1].update_and_fetch(rows, rows)
-        return logits
 
     def _encode(self, image: ImageSpan) -> Features:
         made = self.encode(image.prepare())
@@ -229,19 +242,12 @@ def _grid(grid: mx.array | None, merge: int) -> tuple[int, int] | None:
     return int(height) // merge, int(width) // merge
 
 
-def _of_mlx_lm(layer: Any) -> Any:
-    """An empty layer of mlx-lm for one of mlx-vlm."""
-    makers: dict[str, Callable[[], Any]] = {
-        "KVCache": KVCache,
-        "RotatingKVCache": lambda: RotatingKVCache(max_size=layer.max_size, keep=layer.keep),
-        "ArraysCache": lambda: StateLayer(len(layer.cache)),
-    }
-    maker = makers.get(type(layer).__name__)
-    if maker is None:
-        raise NotSupported(
-            f"This vision model's cache has layers of a kind that is not served: {type(layer).__name__}."
-        )
-    return maker()
+_OF_MLX_LM: dict[str, Callable[[Any], Any]] = {
+    "KVCache": lambda layer: KVCache(),
+    "RotatingKVCache": lambda layer: RotatingKVCache(max_size=layer.max_size, keep=layer.keep),
+    "ArraysCache": lambda layer: StateLayer(len(layer.cache)),
+}
+"""An empty layer of mlx-lm for one of mlx-vlm, by the name of its class."""
 
 
 def _first(config: Any, *names: str) -> Any:

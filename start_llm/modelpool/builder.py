@@ -28,7 +28,7 @@ from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
-from start_llm.engine.vision import VisionModel
+from start_llm.engine.vision import LanguageAlone, VisionModel
 from start_llm.files.lru import Lru
 from start_llm.host.home import command
 from start_llm.kvcache.disk.tier import DiskTier, Identify
@@ -37,7 +37,7 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.catalog import name_of
-from start_llm.models.checkpoint import LIBRARY_ERRORS
+from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
@@ -239,16 +239,17 @@ class ModelBuilder:
             unwire()
 
     def _shaped(self, settings: Settings, loaded: LoadedModel) -> LoadedModel:
-        """A vision model in the shape of a text model; as a text model, if that cannot be done."""
+        """A model of mlx-vlm in the shape of one of mlx-lm; without its vision part, if that cannot be done."""
         if loaded.vision is None:
-            return loaded
+            alone = library_of(loaded.capabilities.config) == "mlx-vlm"
+            return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
         try:
             return replace(loaded, model=VisionModel(loaded.model, self._features(settings, loaded)))
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
             inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
-            return load_model(blind, self._device, self._progress, self._say, inputs)
+            return self._shaped(blind, load_model(blind, self._device, self._progress, self._say, inputs))
 
     def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
         """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""

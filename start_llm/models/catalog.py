@@ -19,8 +19,10 @@ from start_llm.models.checkpoint import (
     check_files,
     check_source,
     context_length,
+    maps_ngrams,
     read_config,
     task_of,
+    weights_on_disk,
 )
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -141,7 +143,8 @@ def describe(name: str, folder: Path) -> StoredModel:
         task = task_of(config)
         whole = task is not None or "vision_config" in config  # mlx-lm reads fewer of them than mlx-vlm
         weights = folder.glob("*.safetensors" if whole else "model*.safetensors")
-        stored = replace(stored, weight_bytes=sum(path.stat().st_size for path in weights))
+        nbytes = weights_on_disk(folder) if maps_ngrams(folder) else sum(path.stat().st_size for path in weights)
+        stored = replace(stored, weight_bytes=nbytes)
         if task is not None:
             stored = replace(stored, can=(task,))
             check_audio(str(folder), folder)

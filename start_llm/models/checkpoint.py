@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from start_llm.core.extras import is_installed, missing
 from start_llm.core.media import AudioTask
@@ -47,6 +47,26 @@ _TENSOR_BITS = {
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _GIVE = "give the folder of an MLX model, or owner/name to download one."
 
+
+Library = Literal["mlx-lm", "mlx-vlm"]
+TEXT_OF_MLX_VLM = {
+    *(
+        "cohere2_moe",
+        "cohere2moe",
+        "deepseek_v4",
+        "flint",
+        "glm5_next",
+        "hrm_text",
+        "hy_v4",
+        "inkling",
+        "inkling_mm_model",
+    ),
+    *("k2_horizon", "kolibri1", "limite", "longcat_flash_sparse", "mimo_v2", "minimax_m3", "mistral_large3"),
+    *("muse_spark_open", "nemotron_h_puzzle", "qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp", "step3p7", "xing4_0"),
+}
+"""Every ``model_type`` of a text model that mlx-vlm has and mlx-lm has not. See `library_of`."""
+NGRAMS = ".ple.ple_embedding.ngram_embedding."
+"""Stands in the names of tensors that mlx-vlm does not load where ``ple_storage`` says that they stay on the disk."""
 
 LIBRARY_ERRORS = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ArithmeticError),
@@ -195,20 +215,35 @@ def _check_architecture(source: str, config: dict[str, Any]) -> None:
     if task is not None:
         what = f"MODEL_PATH={source} is an audio model ({kind}), which writes no answers"
         raise CheckpointError(f"{what}; serve it beside one that does: {SETTINGS[task]}={source}.")
-    known = architectures()
-    if known and isinstance(config.get("vision_config"), dict):
-        known |= architectures("mlx_vlm")
-    if known and kind not in known and isinstance(config.get("vision_config"), dict) and not is_installed("mlx_vlm"):
-        raise _wrong(source, f"mlx-lm does not know its architecture {kind!r}. mlx-vlm may: {missing('mlx_vlm')}")
-    if known and kind not in known:
-        what = f"mlx-lm does not know its architecture {kind!r}; choose another model"
-        raise _wrong(source, f"{what}, or update mlx-lm once it has it.")
+    check_library(f"MODEL_PATH={source}: ", config)
+
+
+def check_library(what: str, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError, which begins with `what`, where no library knows the ``model_type``."""
+    if not architectures() or library_of(config) is not None:
+        return
+    kind = config.get("model_type")
+    if not is_installed("mlx_vlm") and (kind in TEXT_OF_MLX_VLM or isinstance(config.get("vision_config"), dict)):
+        raise CheckpointError(f"{what}mlx-lm has no text model of its type {kind!r}. mlx-vlm may: {missing('mlx_vlm')}")
+    tried = f"neither mlx-lm nor mlx-vlm has a text model of its type {kind!r}"
+    raise CheckpointError(f"{what}{tried}; choose another model, or update them once they have it.")
+
+
+def library_of(config: Mapping[str, Any]) -> Library | None:
+    """What reads the text model of a checkpoint: mlx-lm if it has the type or the checkpoint brings its own code,
+    else the language model alone of mlx-vlm's."""
+    kind = config.get("model_type")
+    if config.get("model_file") or kind in architectures():
+        return "mlx-lm"
+    sees = isinstance(config.get("vision_config"), dict)
+    known = architectures("mlx_vlm")
+    return "mlx-vlm" if kind in known and (sees or kind in TEXT_OF_MLX_VLM) else None
 
 
 @cache
 def architectures(library: str = "mlx_lm") -> frozenset[str]:
-    """Every ``model_type`` that the installed mlx-lm (or mlx-vlm: those with a vision part) can load, found without
-    importing it; empty if it is not there."""
+    """Every ``model_type`` that the installed mlx-lm (or mlx-vlm) can load, found without importing it; empty if it is
+    not there."""
     found = importlib.util.find_spec(library)
     if found is None or not found.submodule_search_locations:
         return frozenset()
@@ -282,6 +317,35 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             for number in value if isinstance(value, list) else (value,):
                 if isinstance(number, int | float):
                     yield name, number
+
+
+def weights_on_disk(folder: Path) -> int:
+    """Bytes that a checkpoint's weights take in memory: what its index says, else its files. 0 if it has neither."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if files and maps_ngrams(folder):
+        headers = [header for path in files if (header := safetensors_header(path)) is not None]
+        tensors = [pair for header in headers for pair in header.tensors.items()]
+        return sum(tensor.end - tensor.begin for name, tensor in tensors if NGRAMS not in name)
+    try:
+        told = read_json(folder / INDEX)["metadata"]
+        return int(told["total_size"]) - int(told.get("external_ple_bytes", 0))
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # many have no index, or one without it
+        return sum(path.stat().st_size for path in files)
+
+
+def maps_ngrams(folder: Path) -> bool:
+    """Whether a checkpoint's n-gram table stays on the disk and is read there, row by row (Qwen3.8-Flash-Next)."""
+    try:
+        text = read_config(folder).get("text_config")
+    except (OSError, ValueError):
+        return False
+    return isinstance(text, dict) and bool(text.get("ple_storage"))
 
 
 @dataclass(frozen=True, slots=True)

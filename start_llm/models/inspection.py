@@ -27,7 +27,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
-from start_llm.models.checkpoint import CheckpointError, check_source, read_config, safetensors_header
+from start_llm.models.checkpoint import CheckpointError, check_source, library_of, read_config, safetensors_header
 from start_llm.models.fingerprint import tokenizer_key
 from start_llm.models.probe_table import FILE, decode, keep_probe, probe_key, read_probe
 
@@ -91,7 +91,7 @@ def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeRe
     if not problem and "result" in said:
         return None if said["result"] is None else decode(said["result"])
     if not problem and error and stage == "model":
-        raise NotSupported(f"mlx-lm cannot load {source}: {error}")
+        raise NotSupported(f"{library_of(read_config(folder))} cannot load {source}: {error}")
     problem = problem or (f"cannot be read: {error}" if error else _ending(child.returncode, stage))
     raise NotSupported(f"{source} cannot be loaded: its {stage} {problem}.")
 

@@ -15,15 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.utils import load_model
-
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.checkpoint import LIBRARY_ERRORS, read_config
 from start_llm.models.family import detect_family
 from start_llm.models.probe_table import encode
 from start_llm.models.tokenizer import read_tokenizer, writing_hints
 from start_llm.models.tool_probe import ToolCallProbe
-from start_llm.models.vision import has_vision, read_with_vision
+from start_llm.models.vision import has_vision, read_text_model, read_with_vision
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
 from start_llm.prompt.traits import TemplateError
@@ -51,7 +49,7 @@ def inspect_folder(
         traits = None  # whoever builds the prompts of this model says why it cannot be served
     begin("model")
     if not (vision and has_vision(config) and _loads_with_vision(folder)):
-        load_model(folder, lazy=True)
+        read_text_model(folder)
     trial = ToolCallProbe("open", why="MODEL_PROBE is off")
     write({"result": None if traits is None else encode(ProbeResult(family, hints, traits, trial))})
 

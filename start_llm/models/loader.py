@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,7 +14,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import linear_to_lora_layers
-from mlx_lm.utils import load_model as mlx_load_model
 
 from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.extras import is_installed, missing
@@ -24,7 +24,7 @@ from start_llm.models.adapter import WEIGHTS, Adapter, check_fits, other_base, r
 from start_llm.models.background import Progress, Say, at_once, in_background
 from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
-from start_llm.models.checkpoint import INDEX, read_config, read_json
+from start_llm.models.checkpoint import library_of, maps_ngrams, read_config, weights_on_disk
 from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import Stamps, fingerprint, stamps_of
@@ -34,7 +34,7 @@ from start_llm.models.pull import find_folder
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, read_weights, refusing
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
-from start_llm.models.vision import VisionProcessor, has_vision, load_vision
+from start_llm.models.vision import VisionProcessor, has_vision, load_vision, read_text_model
 from start_llm.parsing.registry import OutputStyle, output_style
 
 READ_BYTES = 8 * 2**20
@@ -62,7 +62,7 @@ class LoadedModel:
     name: str  # what clients see
     source: str  # the folder or repository that it came from
     folder: Path  # where that lies on this disk
-    model: Any  # mlx-lm's, or mlx-vlm's if it sees
+    model: Any  # mlx-lm's, or mlx-vlm's (the whole one if it sees)
     tokenizer: Any  # transformers'
     wrapper: Any  # mlx-lm's tokenizer, with its detokenizer
     capabilities: Capabilities
@@ -218,12 +218,14 @@ def _find(
 def _text_model(
     settings: Settings, found: _Checkpoint, given: LoadInputs
 ) -> Generator[float, None, tuple[Any, Any, BaseWeights]]:
-    """The model, mlx-lm's tokenizer and the model's weights. Raises NotSupported.
+    """The model (mlx-vlm's language model alone, where mlx-lm has not its type), mlx-lm's tokenizer and the weights.
+
+    Raises NotSupported.
 
     Weights that another model has in memory are not read again: this one is built anew around the same arrays.
     """
-    with refusing("mlx-lm", found.source):
-        model, config = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    with refusing(library_of(found.capabilities.config) or "mlx-lm", found.source):
+        model, config = read_text_model(found.folder, trust_code=settings.trust_remote_code)
         given.shard(model, found.source, config)
         group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
         base, stamps = given.bases.get(group), stamps_of(found.folder)
@@ -242,12 +244,14 @@ def _text_model(
 
 
 def _of_its_own(loaded: LoadedModel, vision: VisionProcessor | None, adapter: Adapter | None) -> LoadedModel:
-    """With a vision part its KV is another one; with an adapter, so is what it was found to do."""
+    """With a vision part or by mlx-vlm its KV is another one; with an adapter, so is what it was found to do."""
 
     if adapter is not None:
         by = f"adapter-{adapter.digest}"
     elif vision is not None:
         by = f"eyes-{vision.key('')}"
+    elif library_of(loaded.capabilities.config) == "mlx-vlm":
+        by = f"mlx-vlm {version('mlx-vlm')}"
     else:
         return loaded
     kv, files = (hashlib.sha256(f"{each}-{by}".encode()).hexdigest() for each in (loaded.fingerprint, loaded.files))
@@ -288,10 +292,11 @@ def _put_on(model: Any, adapter: Adapter, source: str) -> None:
 def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     """Reads the weights' files once, so that the system has them in its memory. Any thread.
 
-    Not those of more than `most` bytes: what comes first would be gone before it is needed.
+    Not those of more than `most` bytes: what comes first would be gone before it is needed. Nor those with a table that
+    stays on the disk.
     """
     files = sorted(folder.glob("model*.safetensors"))
-    if sum(path.stat().st_size for path in files) > most:
+    if sum(path.stat().st_size for path in files) > most or maps_ngrams(folder):
         return
     for path in files:
         with path.open("rb", buffering=0) as file:
@@ -323,15 +328,6 @@ def _load_vision(
     except NotSupported as error:
         say(f"vision    off: {error.message}; the model reads text only")
         return None
-
-
-def weights_on_disk(folder: Path) -> int:
-    """Bytes of a checkpoint's weights: what its index says, else its files. 0 if it has neither yet."""
-    try:
-        index = read_json(folder / INDEX)
-        return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, KeyError, TypeError):  # no index, or one without the total: many have none
-        return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 
 def _describe(

@@ -16,11 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mlx_lm.utils import load_model
 from PIL import Image
 
 from start_llm.core.errors import NotSupported
 from start_llm.files.lru import Lru
-from start_llm.models.checkpoint import LIBRARY_ERRORS, architectures
+from start_llm.models.checkpoint import LIBRARY_ERRORS, architectures, library_of, read_config
 from start_llm.models.tokenizer import read_tokenizer
 
 _PROBE = "start_llm was here"
@@ -118,6 +119,23 @@ def read_with_vision(folder: Path, *, lazy: bool = False) -> tuple[Any, Any]:
     """mlx-vlm's model and processor. It is imported here: that takes a second, and most models do not need it."""
     model, processor = import_module("mlx_vlm.utils").load(str(folder), lazy=lazy)
     return model, processor
+
+
+def mend_mlx_vlm() -> None:
+    """Hy V4's sparse attention of mlx-vlm 0.7.10 keeps one compiled function for all lengths, in which the place of the
+    partition stays that of the first length (mx.compile, shapeless). Here it is made anew at each call."""
+    indexer: Any = import_module("mlx_vlm.models.hy_v4.indexer")
+    indexer._partition_scores = getattr(indexer._partition_scores, "__wrapped__", indexer._partition_scores)
+
+
+def read_text_model(folder: Path, *, trust_code: bool = False) -> tuple[Any, dict[str, Any]]:
+    """A text model without its weights, and its configuration; see `checkpoint.library_of`. Raises LIBRARY_ERRORS."""
+    config = read_config(folder)
+    if library_of(config) == "mlx-vlm":
+        mend_mlx_vlm()
+        return import_module("mlx_vlm.utils").load_model(folder, lazy=True).language_model, config
+    model, told = load_model(folder, lazy=True, trust_remote_code=trust_code)
+    return model, told
 
 
 def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any, VisionProcessor]:

@@ -22,15 +22,18 @@ from start_llm.engine.checks import check_decoding
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.vision import LanguageAlone
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
 from tests.engine.fakes import FixedMemory
+from tests.models import vlm_types
 from tests.models.architectures import VOCAB, make
 
 ANSWER = 10
 STORED = 256 << 20
 PROMPT = tuple(5 + 7 * place % (VOCAB - 11) for place in range(40))
+LONG = tuple(5 + 7 * place % (VOCAB - 11) for place in range(300))
 BOUNDARIES = (8, 25, 150, 203)
 
 
@@ -99,17 +102,21 @@ def engine(name: str, model: Any, check: DecodingCheck, folder: Path) -> Iterato
 
 
 def truth(model: Any, prompt: Sequence[int]) -> list[int]:
+    """Upstream's own tokens: of mlx-lm's loop, or of a plain loop over a language model of mlx-vlm."""
+    if isinstance(model, LanguageAlone):
+        return vlm_types.truth(model.language_model, prompt, ANSWER)
     return [token for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=ANSWER)]
 
 
 def try_architecture(name: str) -> dict[str, Any]:
     """What came of each way, by its name: ``equal``, or what differs. ``refused``: it cannot be made here."""
+    only_there = name in vlm_types.CONFIGS
     try:
-        model = make(name)
+        model = LanguageAlone(vlm_types.make(name).language_model) if only_there else make(name)
         truth(model, PROMPT)
     except BaseException as error:  # noqa: BLE001 - one module ends the process when it is imported
         return {"name": name, "refused": f"{type(error).__name__}: {str(error)[:120]}"}
-    return try_model(name, model, PROMPT)
+    return try_model(name, model, LONG, fork_at=203) if only_there else try_model(name, model, PROMPT)
 
 
 def try_model(name: str, model: Any, prompt: Sequence[int], fork_at: int = 25) -> dict[str, Any]:

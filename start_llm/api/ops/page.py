@@ -46,7 +46,7 @@ from start_llm.files.logs import last_lines
 from start_llm.host.hints import hint
 from start_llm.host.home import command
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, is_embedded, stored_models
-from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path, read_config
+from start_llm.models.checkpoint import CheckpointError, check_library, check_source, is_path, read_config
 from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.pull import PullError, pull
 from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
@@ -417,7 +417,4 @@ class Pulls:
 
 def _checked(folder: Path) -> None:
     """Refuses an architecture that cannot be served before its large files are fetched."""
-    config, known = read_config(folder), architectures()
-    kind = config.get("model_type")
-    if known and kind not in known and not config.get("model_file"):
-        raise CheckpointError(f"mlx-lm does not know the architecture {kind!r}, so it was not fetched.")
+    check_library("It was not fetched: ", read_config(folder))

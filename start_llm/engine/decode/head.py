@@ -30,7 +30,7 @@ from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
 from start_llm.engine.decode.costs import MOST_WIDE
 from start_llm.engine.decode.row import Cache, Remembering, Sampler
 from start_llm.engine.decode.upstream_heads import in_vocabulary, load_head
-from start_llm.engine.vision import VisionModel
+from start_llm.engine.vision import LanguageAlone
 from start_llm.kvcache.kinds import leaves
 from start_llm.models.checkpoint import LIBRARY_ERRORS
 from start_llm.models.drafters import DrafterFiles
@@ -162,7 +162,7 @@ class HeadedModel:
         self._newest: mx.array | None = None  # hidden states of the newest pass, [rows, tokens, width]
         if not drafter.reads_hidden:
             self._model = self._compute = model
-        elif isinstance(model, VisionModel):
+        elif isinstance(model, LanguageAlone):
             self._model = self._compute = model.computed_by(self._by_inner)
         else:
             self._model, self._compute = model, self._by_inner
