@@ -64,11 +64,9 @@ from start_llm.core.settings import load_settings
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.costs import MOST_DRAFTED, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
-from start_llm.engine.decode.drafting import measuring
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Remembering, RowState
-from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator
 from tests.oracle.build import Kind, build_oracle
@@ -77,7 +75,6 @@ STYLES: tuple[CallStyle, ...] = ("xml", "json")
 KINDS: tuple[Kind, ...] = ("plain", "hybrid")
 PASSES = "0.01 0.0001 0 0"  # seconds of the oracle's passes, see `ORACLE_PASS`: 10 ms x (1 + width / 100)
 TELL_EVERY = 10  # answers
-MEASURING = 8.0  # seconds; a server takes one
 NEVER = 10**9  # no end token: the recording's length ends an answer
 PROMPT = 300  # tokens, where no file is needed
 SLICE = 8  # tokens of a turn
@@ -360,7 +357,7 @@ def compared(name: str, loops: dict[str, Saying]) -> list[str]:
 def costs_table(costs: PassCosts) -> Table:
     table = Table("context", *map(str, WIDTHS))
     for context in (64, 4096, 32_000, 100_000, 200_000):
-        table.add_row(f"{context:,}", *(f"{1e3 * costs.seconds(width, context):.0f}" for width in WIDTHS))
+        table.add_row(f"{context:,}", *(f"{1e3 * costs.by_width(context)[width]:.0f}" for width in WIDTHS))
     return table
 
 
@@ -418,11 +415,7 @@ def main() -> int:
         console.print(simulated(options.session, encode, options.turns))
     if options.no_wall:
         return 0
-    began = time.perf_counter()
     costs = PassCosts()
-    at_once(measuring(model, lambda: make_prompt_cache(model), costs.observe, MEASURING))
-    console.print(f"\nmilliseconds of a pass by width, measured in {time.perf_counter() - began:.1f} s")
-    console.print(costs_table(costs))
     gate = DraftGate(costs)
     headings = ("today / drafts", "median of slices", "alone / drafts", "tokens a pass", "accepted")
     table = Table("milliseconds a token (CPU)", *LOOPS, *headings)
@@ -439,7 +432,7 @@ def main() -> int:
         loops = side_by_side(model, case, gate, limit, partial(tell, console, name))
         table.add_row(*compared(name, loops))
     console.print(table)
-    console.print("milliseconds of a pass as observed since")
+    console.print("milliseconds of a pass by width, as observed")
     console.print(costs_table(costs))
     return 0
 

@@ -29,11 +29,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import make_prompt_cache
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.bench_drafts import MEASURING, prefilled
+from scripts.bench_drafts import prefilled
 from start_llm.core.messages import Tool
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import load_settings
@@ -41,12 +40,10 @@ from start_llm.core.work import Constraint
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.drafting import measuring
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import Processor
-from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 
@@ -128,7 +125,6 @@ def forced_tokens(
 ) -> None:
     """Milliseconds a token of one row, in answers of the same length."""
     costs = PassCosts()
-    at_once(measuring(model, lambda: make_prompt_cache(model), costs.observe, MEASURING))
     cache = prefilled(model, list(prompt))
     ways: dict[str, list[float]] = {"free": [], "schema": [], "schema, forced": []}
     said: dict[str, list[int]] = {}

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,11 +130,6 @@ class _Lengths(DraftGate):
         return True
 
 
-def _unmeasured(*_: Any, **__: Any) -> Generator[float]:
-    """In place of measuring."""
-    yield 0.0
-
-
 @dataclass(frozen=True)
 class Pace:
     """Of an answer, on the virtual clock.
@@ -189,8 +184,7 @@ def serving(
         if clock is not None:
             stack.enter_context(clock.installed())
         if costs is not None:
-            stack.enter_context(patch("start_llm.engine.decode.drafting.measuring", _unmeasured))
-            stack.enter_context(patch("start_llm.engine.decode.drafting.PassCosts", lambda window: Published(costs)))
+            stack.enter_context(patch("start_llm.engine.decode.drafting.PassCosts", lambda: Published(costs)))
         if fixed:
             stack.enter_context(patch("start_llm.engine.decode.drafting.DraftGate", _Lengths))
         app.start()

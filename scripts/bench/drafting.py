@@ -10,14 +10,12 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, WIDTHS, PassCosts
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
-from start_llm.engine.decode.drafting import LONG, SHORT
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.prompt.drafts import tool_result_views
 
 CallStyle = Literal["xml", "json"]
@@ -178,13 +176,10 @@ class Gated:
         self._costs = costs if isinstance(costs, Published) else Published(costs)
         self._noise, self._chance = noise or 0.0, random.Random(1)
         self._gate = DraftGate(self._costs if noise is None else PassCosts(), carries)
-        for context, width in product((SHORT, LONG), WIDTHS):
-            self._gate.costs.observe(width, context, self._seconds(width, context))
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
-        return self._gate.length(
-            self._gate.acceptance, proposal.match, len(proposal.tokens), carried=carried, context=context
-        )
+        option = DraftOption(proposal.match, len(proposal.tokens))
+        return self._gate.choose(self._gate.acceptance, [option], carried=carried, context=context)[1]
 
     def saw(self, match: int, right: bool) -> None:
         self._gate.acceptance.observe(match, right)

@@ -84,7 +84,7 @@ class VirtualClock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """The oracle, the loops that decode, measuring and the scheduler go by this clock."""
+        """The oracle, the loops that decode and the scheduler go by this clock."""
         scheduling = SimpleNamespace(monotonic=self.seconds, sleep=self.sleep)
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, {"ORACLE_CLOCK": "virtual"}))

@@ -190,8 +190,7 @@ class ModelBuilder:
         grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
         if settings.drafts == "off":
             return None, grammars
-        costs, key = self._costs, loaded.fingerprint
-        drafts = yield from make_drafts(loaded.model, loaded.make_cache, costs, key, self.ranks)
+        drafts = make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, self.ranks)
         made.callback(_close, drafts)
         return drafts, grammars
 

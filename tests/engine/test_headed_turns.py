@@ -51,7 +51,7 @@ class Server:
 
     def __init__(self, folder: Path | None = None, budget: int = 1 << 28) -> None:
         self.model = trained()
-        self.drafts = Drafts(DraftGate(Published(COSTS), carries=True, head=Published({1: 0.05, 32: 1.6})))
+        self.drafts = Drafts(DraftGate(Published(COSTS), carries=True, head=0.05))
         disk = None if folder is None else DiskTier(folder, "headed", 1 << 30)
         config = StoreConfig(budget_bytes=budget)
         self.store = GuardedStore(KVStore(LayerKit(self.model.make_cache), config, disk=disk), self.model.make_cache)

@@ -193,7 +193,7 @@ def server(kind: str, batches: bool = True) -> tuple[KVStore, Scheduler, Drafts 
     if kind == "headed":
         made = HeadedModel(narrow(False), OneLayer(), None)
         mx.eval(made.drafter.parameters())
-        drafts = Drafts(DraftGate(Published({1: 1.0, 32: 1.0}), head=Published({1: 0.01, 32: 0.01})))
+        drafts = Drafts(DraftGate(Published({1: 1.0, 32: 1.0}), head=0.01))
     quantisation = Quantisation(8, 64, 0) if kind == "8-bit" else None
     fresh = lambda: make_prompt_cache(made)  # noqa: E731
     kv = KVStore(LayerKit(fresh), StoreConfig(budget_bytes=BUDGET))

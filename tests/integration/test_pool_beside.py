@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.engine.decode import drafting
 from start_llm.modelpool import builder as building
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import admin, states
@@ -60,25 +59,18 @@ def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
         assert ask(server, "oracle-windowed").status_code == 200
 
 
-def test_a_model_that_comes_back_is_neither_read_nor_measured_again(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_comes_back_is_not_read_again(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokenizer: to read it holds the lock that the others need to compute."""
     done: list[str] = []
-    read, measuring = building.read_tokenizer, drafting.measuring
+    read = building.read_tokenizer
 
     def reading(*given: Any) -> Any:
         done.append("read")
         return read(*given)
 
-    def measured(*given: Any, **named: Any) -> Any:
-        done.append("measured")
-        return measuring(*given, **named)
-
     with serve(model_probe="off") as server:
         monkeypatch.setattr(building, "read_tokenizer", reading)
-        monkeypatch.setattr(drafting, "measuring", measured)
         for _ in range(2):
             assert ask(server, "oracle-hybrid").status_code == 200
             assert admin(server, "unload", model="oracle-hybrid").status_code == 200
-    assert sorted(done) == ["measured", "read"]
+    assert done == ["read"]

@@ -1,4 +1,4 @@
-"""What drafts need beside the rows: what passes cost, measured at load, indexes, and what was said lately.
+"""What drafts need beside the rows: indexes, what was said lately, and what passes of a model cost that comes back.
 
 Indexes are built by a thread of their own, while the prompt is prefilled or the first tokens are decoded; all else here
 is called on the model thread.
@@ -7,19 +7,16 @@ is called on the model thread.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from start_llm.core.work import Submit
-from start_llm.engine.decode.costs import WIDTHS, PassCosts
+from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import Acceptance, RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
@@ -28,132 +25,12 @@ from start_llm.engine.decode.row import Cache
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens, common_prefix
-from start_llm.kvcache.kinds import held_tokens, leaves
 
 log = logging.getLogger(__name__)
 
 _ANSWERS = 16
 _CONVERSATIONS = 64
 KNOWN_COSTS = 64
-SHORT, LONG = 64, 4096
-_WARMING = 16  # tokens a pass before anything is measured
-_MOST_BYTES = 512 << 20  # of made-up KV
-_FAR_APART = (1, 8, 32)  # what is measured first: they say most about the rest
-_ORDER = (*_FAR_APART, 4, 2, 16, 3, 6, 12, 5, 24)
-_ROUNDS = 3
-_HEADED = (1, 2, 4)  # tokens that a head proposes
-
-Observe = Callable[[int, int, float], object]  # is told width, context and seconds of a pass
-
-
-@dataclass(slots=True)
-class _Passes:
-    model: Any
-    clock: Callable[[], float]
-    seconds: float = 0.0  # that passes have taken, without what others did between them
-
-    def run(self, cache: Cache, width: int) -> float:
-        """Seconds that it took."""
-        began = self.clock()
-        logits = self.model(mx.zeros((1, width), dtype=mx.int32), cache=cache)
-        mx.eval(mx.argmax(logits[:, -1, :], axis=-1), [leaf.state for leaf in cache])
-        took = self.clock() - began
-        self.seconds += took
-        return took
-
-
-def measuring(
-    model: Any,
-    make_cache: Callable[[], Cache],
-    observe: Observe,
-    seconds: float = 1.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Generator[float]:
-    """Tells `observe` the quickest of a few passes for each width, at a short and a longer context.
-
-    Pauses after each pass. A slow model is measured at few widths; the rest is learnt from what it serves. What the
-    passes that warm up take is told, too.
-
-    `seconds`: about how long it may take after the passes that warm up.
-    """
-    assert set(_ORDER) == set(WIDTHS)
-    passes = _Passes(model, clock)
-    passes.run(make_cache(), 1)  # reads weights that were not read yet
-    yield 0.0
-    cache = make_cache()
-    for _ in range(SHORT // _WARMING):
-        held = held_tokens(cache)
-        took = passes.run(cache, _WARMING)
-        if held:  # the very first one prepares what all others use
-            observe(_WARMING, held, took)
-        yield 0.0
-    began, measured = passes.seconds, set[int]()
-    for wanted, until in ((SHORT, began + seconds / 2), (LONG, began + seconds)):
-        length = yield from _stretch(cache, wanted)
-        if length in measured or (measured and passes.seconds >= until):
-            break  # no layer's cost depends on the context, or there is no memory or no time for a longer one
-        measured.add(length)
-        found = yield from _widths(passes, cache, until, until + seconds / 2)
-        for width, took in found.items():
-            observe(width, length, took)
-    mx.clear_cache()
-
-
-def measuring_head(
-    model: HeadedModel, observe: Observe, clock: Callable[[], float] = time.perf_counter
-) -> Generator[float]:
-    """Tells `observe` what the head takes to propose one token and several, the quickest of a few times each."""
-    cache = model.make_cache()
-    mx.eval(model(mx.zeros((1, SHORT), dtype=mx.int32), cache=cache))
-    found: dict[int, float] = {}
-    for count in (1, *_HEADED * _ROUNDS):  # the very first one prepares what all others use
-        began = clock()
-        model.propose(cache, [0], None, count, lambda logprobs: mx.argmax(logprobs, axis=-1))
-        took = clock() - began
-        found[count] = min(took, found.get(count, took))
-        yield 0.0
-    for count, took in found.items():
-        for _ in range(_ROUNDS):
-            observe(count, SHORT, took)
-
-
-def _widths(passes: _Passes, cache: Cache, until: float, latest: float) -> Generator[float, None, dict[int, float]]:
-    """Every width once, then again, until passes have taken `until` seconds; those that say most may take `latest`."""
-    offsets = [(leaf, leaf.offset) for leaf in leaves(cache) if isinstance(leaf, KVCache)]
-    found: dict[int, float] = {}
-    for width in _ORDER * _ROUNDS:
-        first = width in _FAR_APART and width not in found
-        if found and passes.seconds + _guess(found, width) > (latest if first else until):
-            break
-        took = passes.run(cache, width)
-        for leaf, offset in offsets:
-            leaf.offset = offset
-        found[width] = min(took, found.get(width, took))
-        yield 0.0
-    return found
-
-
-def _guess(found: dict[int, float], width: int) -> float:
-    """Seconds that a pass may take: a wider one is cheaper by the token."""
-    nearest = min(found, key=lambda known: abs(known - width))
-    return found[nearest] * max(1.0, width / nearest / 2)
-
-
-def _stretch(cache: Cache, length: int) -> Generator[float, None, int]:
-    """Makes the KV look as if it held so many tokens, or fewer if that takes too much memory. Returns how many."""
-    plain = [leaf for leaf in leaves(cache) if isinstance(leaf, KVCache) and leaf.keys is not None]
-    each = sum(a.nbytes // a.shape[2] for leaf in plain for a in (leaf.keys, leaf.values))
-    length = min(length, _MOST_BYTES // each) if each else SHORT
-    if length <= SHORT:
-        return SHORT
-    for leaf in plain:
-        room = (*leaf.keys.shape[:2], length + WIDTHS[-1])
-        leaf.keys = mx.zeros((*room, leaf.keys.shape[3]), dtype=leaf.keys.dtype)
-        leaf.values = mx.zeros((*room, leaf.values.shape[3]), dtype=leaf.values.dtype)
-        leaf.offset = length
-        mx.eval(leaf.state)
-        yield 0.0
-    return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,39 +80,20 @@ class Drafts:
 
 
 def make_drafts(
-    model: Any,
-    make_cache: Callable[[], Cache],
-    known: Lru[str, PassCosts],
-    fingerprint: str,
-    ranks: Ranks,
-) -> Generator[float, None, Drafts | None]:
-    """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
-
-    `known`: what was measured before, and what was learned since.
-    """
+    model: Any, make_cache: Callable[[], Cache], known: Lru[str, PassCosts], fingerprint: str, ranks: Ranks
+) -> Drafts | None:
+    """``None``: the model's cache cannot give tokens back. `known`: what passes of models cost that were here."""
     try:
-        cache = make_cache()
-        rewinder = Rewinder(cache)
-        if not rewinder.possible:
-            return None
-        costs = known.get(fingerprint)
-        if costs is None:
-            windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
-            costs = PassCosts(max(windows, default=0))
-            with ranks.passing():
-                yield from measuring(model, make_cache, costs.observe, clock=ranks.clock)
-            known.put(fingerprint, costs)
-        head = None
-        if isinstance(model, HeadedModel):
-            head = known.get(f"{fingerprint} head")
-            if head is None:
-                head = PassCosts()
-                yield from measuring_head(model, head.observe, ranks.clock)
-                known.put(f"{fingerprint} head", head)
-        return Drafts(DraftGate(costs, rewinder.carries, head, ranks.clock), ranks.agree)
+        rewinder = Rewinder(make_cache())
     except Exception:  # a model's own code may do anything; it decodes without
-        log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
+        log.warning("no drafts: the cache of this model could not be made", exc_info=True)
         return None
+    if not rewinder.possible:
+        return None
+    if (costs := known.get(fingerprint)) is None:
+        known.put(fingerprint, costs := PassCosts())
+    head = 0.0 if isinstance(model, HeadedModel) else None
+    return Drafts(DraftGate(costs, rewinder.carries, head, ranks.clock), ranks.agree)
 
 
 def _build(

@@ -28,7 +28,6 @@ from start_llm.engine.decode.verify import PAUSE, SingleRow
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import TokenSequence
-from start_llm.kvcache.kinds import held_tokens
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
@@ -120,14 +119,10 @@ class ModelRunner:
         Returns the most bytes that were allocated meanwhile, less what was allocated before. `images`: those among the
         tokens, each of them whole; their starts count from the first token.
         """
-        held, began = held_tokens(cache), self._clock()
         taken = self._batches[0].prefill(cache, tokens, images)
         if self._quantisation is not None and self._quantisation.apply(cache):
             eval_cache(cache)
             mx.clear_cache()
-        if self._gate is not None and not images:
-            # A chunk is a wide pass for nothing. Its tokens see half of the chunk, on average.
-            self._gate.costs.observe(len(tokens), held + len(tokens) // 2, self._clock() - began)
         return int(self._ranks.agree(taken))
 
     def parted(self, owner: str | None, tokens: TokenSequence) -> None:

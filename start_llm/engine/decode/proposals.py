@@ -118,11 +118,11 @@ class RowProposals:
 
     def _from_head(self, fed: list[int], ahead: mx.array | None, draft: list[int], count: int) -> list[int]:
         """`count` tokens that may follow `fed`, which is in no KV yet, and `draft`."""
-        assert self._head is not None and self._gate is not None and self._gate.head is not None
+        assert self._head is not None and self._gate is not None
         began = self._gate.clock()
         drawn = self._head.propose(self._state.cache, fed, ahead, count, self._state.sampler, draft)
         steps = self._head.steps_over(len(draft)) + count
-        self._gate.head.observe(steps, len(self._state.tokens), self._gate.clock() - began)
+        self._gate.proposed(steps, self._gate.clock() - began)
         return drawn
 
     def _room(self, carried: int) -> int:

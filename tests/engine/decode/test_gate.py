@@ -27,7 +27,7 @@ def gate(costs: dict[int, float], carries: bool = False) -> DraftGate:
 
 
 def ask(gate: DraftGate, match: int, most: int = 31, carried: int = 0, context: int = 100) -> int:
-    return gate.length(gate.acceptance, match, most, carried=carried, context=context)
+    return gate.choose(gate.acceptance, [DraftOption(match, most)], carried=carried, context=context)[1]
 
 
 def test_where_width_costs_nothing_all_is_drafted_and_where_it_costs_in_proportion_nothing_is() -> None:
@@ -85,11 +85,10 @@ def test_one_slow_launch_changes_little() -> None:
     assert 0.1 < one._launching < 0.11
 
 
-def test_what_passes_took_is_known_where_something_is_decided() -> None:
+def test_a_pass_of_a_row_tells_what_passes_cost() -> None:
     one = DraftGate(PassCosts())
     one.observe(1, 200_000, 3.0)
-    ask(one, 32, context=200_000)
-    assert one.costs.seconds(1, 200_000) == pytest.approx(3.0, rel=0.25)
+    assert one.costs.by_width(200_000)[1] == pytest.approx(3.0, rel=0.25)
 
 
 def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
@@ -100,14 +99,15 @@ def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
         for _ in range(5):
             invents.observe(4, False)
     assert copies.chance(4) > 0.8 > 0.2 > invents.chance(4)
-    assert one.length(copies, 4, 31, carried=0, context=0) > 0 == one.length(invents, 4, 31, carried=0, context=0)
+    lengths = [one.choose(each, [DraftOption(4, 31)], carried=0, context=0)[1] for each in (copies, invents)]
+    assert lengths[0] > 0 == lengths[1]
     assert Acceptance(one.acceptance).chance(4) < 0.2, "a new one begins as most of them were"
 
 
 def test_a_head_goes_on_behind_a_copy_where_the_time_that_it_takes_pays() -> None:
-    for head, read, expected in (({1: 0.01, 8: 0.08}, 0, 8), ({1: 0.5, 8: 4.0}, 0, 3), ({1: 0.1, 16: 1.6}, 9, 3)):
+    for head, read, expected in ((0.01, 0, 8), (0.5, 0, 3), (0.1, 9, 3)):
         one = gate(FLAT)
-        one.head = Published(head)
+        one.head = head
         for _ in range(60):
             for index in range(5):
                 one.acceptance.observe(HEAD_MATCH + index, True)
@@ -117,7 +117,7 @@ def test_a_head_goes_on_behind_a_copy_where_the_time_that_it_takes_pays() -> Non
 
 def test_a_copy_with_a_head_behind_it_is_taken_before_the_head_alone() -> None:
     one = gate(FLAT)
-    one.head = Published({1: 0.01, 8: 0.08})
+    one.head = 0.01
     options = [DraftOption(32, 3, continued=5), DraftOption(HEAD_MATCH, 8)]
     index, length = one.choose(one.acceptance, options, carried=0, context=100)
     assert index == 0 and length > 3
@@ -188,11 +188,12 @@ def test_a_gate_recovers_from_any_start(measured: float, steep: float, context: 
     assert sorted(machine.decode(50))[1] > 20, "all but one, which tells what a narrow pass takes"
 
 
-def test_a_gate_of_which_nothing_was_measured_drafts_at_once() -> None:
-    """A slow model: measuring had no time for it."""
+def test_a_gate_that_knows_nothing_drafts_at_once() -> None:
+    """A slow model drafts from its first answer on."""
     machine = Machine(DraftGate(PassCosts()), lambda width, context: 1.1 * (1 + 0.05 * width), 2000)
     assert machine.decode(1) == [0], "what is it compared with?"
-    assert min(machine.decode(4)) >= 15
+    assert machine.decode(1)[0] >= 15
+    assert sum(machine.decode(100)) > 1500
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -247,13 +248,13 @@ CONTEXT = 41_000
 
 
 def speeds(
-    clock: Callable[[random.Random], Slowness], loaded: str, truth: Callable[[int, int], float], seed: int
+    clock: Callable[[random.Random], Slowness], before: str, truth: Callable[[int, int], float], seed: int
 ) -> tuple[float, float]:
     """Tokens a second of a gate that learns by this clock, and of one that knows what passes cost."""
     costs, chance = PassCosts(), random.Random(seed)
-    if loaded != "not measured":
+    if before != "nothing":
         for length, width in product((64, 4096), WIDTHS):
-            costs.observe(width, length, truth(width, length) * (20.0 if loaded == "busy" else 1.0) * noisy(chance)(0))
+            costs.observe(width, length, truth(width, length) * (20.0 if before == "busy" else 1.0) * noisy(chance)(0))
     machine = Machine(DraftGate(costs), truth, CONTEXT, clock(chance))
     said = sum(machine.decode(1000, 16, learns=True)) + 1000
     knows = gate({width: truth(width, CONTEXT) for width in range(1, MOST_WIDE + 1)})
@@ -263,14 +264,14 @@ def speeds(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("clock", [noisy, bursty, power_mode, wrong])
-@pytest.mark.parametrize("loaded", ["quiet", "busy", "not measured"])
+@pytest.mark.parametrize("before", ["nothing", "quiet", "busy"])
 @pytest.mark.parametrize("truth", [cheap, m4_pro, dear])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_a_clock_says_it_is_about_as_fast_as_a_gate_that_knows(
-    clock: Callable[[random.Random], Slowness], loaded: str, truth: Callable[[int, int], float], seed: int
+    clock: Callable[[random.Random], Slowness], before: str, truth: Callable[[int, int], float], seed: int
 ) -> None:
-    speed, best = speeds(clock, loaded, truth, seed)
-    assert speed > 0.8 * best
+    speed, best = speeds(clock, before, truth, seed)
+    assert speed > 0.87 * best
     assert speed > 0.94 / truth(1, CONTEXT), "what it costs to learn that wide passes do not pay"
 
 
@@ -279,16 +280,17 @@ def test_whatever_a_clock_says_it_is_about_as_fast_as_a_gate_that_knows(
 def test_bursts_from_the_first_pass_on_are_not_taken_for_what_passes_cost(
     truth: Callable[[int, int], float],
 ) -> None:
-    """Nothing was measured, and narrow passes are made where wide ones were slow: so most of them are in a burst."""
-    found = [speeds(bursty, "not measured", truth, seed) for seed in range(1, 13)]
-    assert min(ours / best for ours, best in found) > 0.8
+    """Narrow passes are made where wide ones were slow: so most of them are in a burst."""
+    found = [speeds(bursty, "nothing", truth, seed) for seed in range(1, 13)]
+    assert min(ours / best for ours, best in found) > 0.87
 
 
 def test_a_try_whose_pass_was_not_made_or_not_timed_is_not_the_last_one() -> None:
     """A grammar forbids the draft, or somebody else used the device meanwhile."""
     costs = PassCosts()
-    for width in (1, 2, 4, 8, 16, 32):
-        costs.observe(width, 500, 0.01 * width * 3)
+    for width in [width for width in WIDTHS for _ in range(3)]:
+        costs.observe(width, 500, dear(width, 500))
+        costs.observe(1, 500, dear(1, 500))
     one, tries = DraftGate(costs), 0
     for _ in range(30_000):
         one.observe(1, 500, 0.01)

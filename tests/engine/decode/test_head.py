@@ -18,7 +18,6 @@ from mlx_vlm.speculative import drafters
 
 from scripts.bench.drafting import Published
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import Acceptance, RowDrafts
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel, HiddenTail
@@ -53,7 +52,7 @@ class Anything(DraftGate):
     """Drafts any number of tokens from any source."""
 
     def __init__(self, seed: int = 1) -> None:
-        super().__init__(Published({1: 1.0}), head=PassCosts())
+        super().__init__(Published({1: 1.0}), head=0.0)
         self._chance = random.Random(seed)
 
     def choose(
@@ -117,7 +116,7 @@ class Longest(DraftGate):
     """Takes the first option, with all that a head adds to it."""
 
     def __init__(self) -> None:
-        super().__init__(Published({1: 1.0}), head=PassCosts())
+        super().__init__(Published({1: 1.0}), head=0.0)
 
     def choose(
         self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int

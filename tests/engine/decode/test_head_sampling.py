@@ -11,7 +11,6 @@ from mlx_lm.models.cache import KVCache
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import HEAD_MATCH, Acceptance, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel, SmallModel
@@ -47,7 +46,7 @@ class Always(DraftGate):
     """Takes two of the head's tokens every time."""
 
     def __init__(self) -> None:
-        super().__init__(Published({1: 1.0}), head=PassCosts())
+        super().__init__(Published({1: 1.0}), head=0.0)
 
     def choose(self, acceptance: Acceptance, options: Any, *, carried: int, context: int) -> tuple[int, int]:
         assert options[-1].match == HEAD_MATCH
