@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> tuple[str, list[str]]:
     """The command and its flags; flags alone are for ``serve``. Ends the process where there is only help to give."""
-    if arguments and arguments[0] in OWN:
+    if arguments and arguments[0] in OWN and not names_a_model(arguments):
         if arguments[1:2] and arguments[1] in {"-h", "--help"}:
             print(f"usage: {COMMAND} {arguments[0]} ...\n\n{OWN[arguments[0]]}")
             sys.exit(0)
@@ -86,7 +86,14 @@ def parse(arguments: list[str]) -> tuple[str, list[str]]:
     except reading.UsageError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    arguments = reading.translated(arguments)
     return ("serve", arguments) if not arguments or arguments[0].startswith("-") else (arguments[0], arguments[1:])
+
+
+def names_a_model(arguments: list[str]) -> bool:
+    """Whether ``run`` is meant as Ollama's: ``run MODEL``, not a script of this repository."""
+    what = arguments[1:2]
+    return arguments[0] == "run" and bool(what) and not what[0].startswith("-") and not what[0].endswith(".py")
 
 
 def say(text: str) -> None:

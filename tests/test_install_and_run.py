@@ -87,6 +87,8 @@ def test_standard_library_only() -> None:
         ([], ("serve", [])),
         (["--port", "1"], ("serve", ["--port", "1"])),
         (["demo"], ("demo", [])),
+        (["run", "qwen3.6-27b", "hi"], ("chat", ["--model", "qwen3.6-27b", "hi"])),
+        (["run", "scripts/x.py"], ("run", ["scripts/x.py"])),
         (["test", "--e2e", "-k", "x"], ("test", ["--e2e", "-k", "x"])),
         (["launch", "pi", "--", "-p", "x"], ("launch", ["pi", "--", "-p", "x"])),
     ],
@@ -107,7 +109,7 @@ def test_unknown_command_names_the_allowed_ones(capsys: pytest.CaptureFixture[st
     ("arguments", "part"),
     [
         (["--help"], "This repository:"),
-        (["help"], "install_and_run.py demo"),
+        (["help"], "install_and_run.py recommend"),
         (["help", "serve"], "--port PORT"),
         (["test", "--help"], "pytest"),
         (["run", "-h"], "script"),

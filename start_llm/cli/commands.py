@@ -56,6 +56,12 @@ def model_word(name: str) -> str:
     return str(folder.resolve()) if folder.exists() else name
 
 
+def context_word(text: str) -> str:
+    """``32k`` are 32,768 tokens, as others write it."""
+    number, unit = text[:-1], text[-1:].lower()
+    return str(int(number) * 1024) if unit == "k" and number.isdigit() else text
+
+
 def flag(*names: str, **how: Any) -> Flag:
     """As for `argparse.ArgumentParser.add_argument`."""
     return names, how
@@ -75,7 +81,11 @@ MODEL = flag(
 )
 PORT = flag("--port", dest="mlx_port", metavar="PORT", help="port of the server (MLX_PORT)")
 CONTEXT = flag(
-    "--context", dest="max_kv_size", metavar="TOKENS", help="most tokens of one request's context (MAX_KV_SIZE)"
+    "--context",
+    dest="max_kv_size",
+    type=context_word,
+    metavar="TOKENS",
+    help="most tokens of one request's context, 32768 or 32k (MAX_KV_SIZE)",
 )
 JSON = flag("--json", action="store_true", help="for programs")
 NAME = flag("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")

@@ -14,15 +14,13 @@ from typing import NoReturn
 import start_llm
 from start_llm.cli.commands import COMMANDS, GROUPS, SETTING_FLAGS, SHOWN, Command
 from start_llm.clients import CLIENTS
+from start_llm.host.home import BEGIN
 from start_llm.host.home import command as program
 
 HELP = {"-h", "--help"}
-_FIRST = (
-    ("demo", "see what is reused, with a small model that comes along"),
-    ("launch pi", "an agent in this folder; a server starts if none runs"),
-    ("serve owner/name", "a model from Hugging Face"),
-)
-_ELSEWHERE = {"run": "chat", "list": "models", "ls": "models", "show": "models", "get": "pull", "setup": "recommend"}
+_ELSEWHERE = {"get": "pull", "setup": "recommend", "create": "models", "up": "start", "down": "stop"}
+_OLLAMA = {"list": ("models",), "ls": ("models",), "show": ("models", "show"), "run": ("chat",)}
+"""Words of Ollama's users, and what they mean here."""
 
 
 class UsageError(Exception):
@@ -82,9 +80,18 @@ def read(words: Sequence[str]) -> ParsedCommand:
         return _options(COMMANDS["begin"], words)
     if words[0].startswith("-"):
         return _options(COMMANDS["serve"], words)
+    words = translated(words)
     if words[0] not in COMMANDS:
         raise UsageError(_no_command(words[0], [*SHOWN, "help"]))
     return _options(COMMANDS[words[0]], words[1:])
+
+
+def translated(words: list[str]) -> list[str]:
+    """What Ollama's words mean here: ``run MODEL TEXT`` names the model first; others are commands by another name."""
+    rest = words[1:]
+    if words[:1] == ["run"] and rest and not rest[0].startswith("-"):
+        rest = ["--model", *rest]
+    return [*_OLLAMA.get(words[0], words[:1]), *rest] if words else words
 
 
 def _options(command: Command, words: list[str]) -> ParsedCommand:
@@ -137,22 +144,24 @@ def _near(word: str, allowed: list[str]) -> str:
 def _help(words: list[str]) -> NoReturn:
     if not words or words[0] in {"help", *HELP}:
         raise HelpRequested(overview())
-    if words[0] not in COMMANDS:
-        raise UsageError(_no_command(words[0], list(SHOWN)))
-    raise HelpRequested(_Parser(COMMANDS[words[0]]).format_help().rstrip())
+    name = _OLLAMA.get(words[0], words)[0]
+    if name not in COMMANDS:
+        raise UsageError(_no_command(name, list(SHOWN)))
+    raise HelpRequested(_Parser(COMMANDS[name]).format_help().rstrip())
 
 
 def overview() -> str:
-    """All commands in their groups, and how to begin."""
+    """How to begin, and all commands in their groups."""
     width = max(map(len, SHOWN)) + 2
     lines = [
         f"start_llm {start_llm.__version__}: a local LLM server for coding agents. A turn costs what is new in it.",
         "",
         f"usage: {program()} COMMAND [flags]        `{program()} help COMMAND` tells more of one",
     ]
+    lines += ["", *_lines(BEGIN, "Begin with:")]
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {c.name:{width}}{c.what}" for c in commands)] if group else []
-    return "\n".join([*lines, "", *_lines(_FIRST, "Begin with:")])
+    return "\n".join(lines)
 
 
 def _lines(examples: Sequence[tuple[str, str]], heading: str) -> list[str]:

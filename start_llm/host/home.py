@@ -13,6 +13,12 @@ COMMAND_VARIABLE = "START_LLM_COMMAND"
 ANEW_VARIABLE = "START_LLM_BLAS_TRIED"
 """Set in a process that `host/blas` has started anew: it has said its first line already."""
 NAME = "start-llm"
+BEGIN = (
+    ("recommend", "models for this machine"),
+    ("start NAME", "fetch and serve one of them; without a name a small one, to look around"),
+    ("launch pi", "a coding agent in this folder, connected to it"),
+)
+"""The first commands of a new user."""
 
 
 def home() -> Path:

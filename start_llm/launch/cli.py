@@ -8,8 +8,10 @@ import secrets
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,9 @@ from start_llm.clients import CLIENTS
 from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
+from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.files.atomic import write_atomic
+from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.launch.folder import claimed, mark_of
@@ -28,6 +32,9 @@ from start_llm.launch.server import LaunchError, expected_endpoint, running_serv
 
 OWN_HOSTS = "127.0.0.1,localhost"  # never through the user's HTTP proxy
 SECRET_BYTES = 24
+WEEK_SECONDS = 7 * 86_400.0
+MOST_REQUESTS = 200  # the newest ones
+MANY = 500  # computed tokens that a request needs to tell a speed
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
@@ -52,6 +59,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         brought = str(config_folder(config, os.environ)) if options.my_config and config.folder else ""
         with running_server(settings, options.overrides, via_proxy=options.via_proxy) as endpoint:
             warn_of_room(client, endpoint)
+            warn_of_time(client, endpoint, home() / expanded(settings.cache_dir) / AUDIT_FILE)
             with claimed(
                 first,
                 lambda folder: mark_of(client.plan(endpoint, folder), folder, brought),
@@ -98,6 +106,22 @@ def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:
             f"launch: {client.title}'s first prompt has about {client.first_prompt:,} tokens, but {endpoint.model} is "
             f"served with {endpoint.context:,}. Start a model with room for more (`{program()} recommend`), or raise "
             "MAX_KV_SIZE if that is what limits it."
+        )
+
+
+def warn_of_time(client: AgentClient, endpoint: Endpoint, audit: Path) -> None:
+    """Says what the first prompt will cost, where requests of the last week have shown how quick this machine is."""
+    wanted = Wanted(since=time.time() - WEEK_SECONDS, model=endpoint.model, outcome="answered")
+    try:
+        asked = entries(audit, wanted, MOST_REQUESTS)
+    except FileUnavailable:
+        return
+    rates = [each.computed / each.seconds_first for each in asked if each.computed >= MANY and each.seconds_first]
+    if rates and client.first_prompt:
+        seconds = client.first_prompt / statistics.median(rates)
+        say(
+            f"launch: the first prompt has about {client.first_prompt:,} tokens, {seconds:.0f} s on this machine; the "
+            "next turns cost only what is new in them."
         )
 
 

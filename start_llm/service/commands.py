@@ -22,8 +22,8 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
 from start_llm.host.hints import hint
+from start_llm.host.home import BEGIN, home
 from start_llm.host.home import command as program
-from start_llm.host.home import home
 from start_llm.host.ports import ask, ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
@@ -36,11 +36,6 @@ MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
 _NEXT = (("launch pi", "an agent in the folder of your project"), ("status", "how it does"), ("stop", "ends it"))
-_BEGIN = (
-    ("recommend", "models for this machine"),
-    ("start NAME", "fetch and serve one of them; without a name a small one, to look around"),
-    ("launch pi", "a coding agent in this folder, connected to it"),
-)
 _KV = re.compile(r"^start_llm_kv_bytes (\S+)$", re.MULTILINE)
 
 
@@ -230,7 +225,7 @@ def main_begin(settings: Settings, options: argparse.Namespace) -> int:
         print(f"{program()} help    all commands")
         return 0
     print(f"No server runs. To begin (all commands: `{program()} help`):")
-    for words, what in _BEGIN:
+    for words, what in BEGIN:
         print(f"  {program()} {words:12}    {what}")
     return 0
 

@@ -58,7 +58,7 @@ def test_words_behind_the_dashes_are_the_agents() -> None:
 
 def test_hints_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND_VARIABLE, "python3.12 install_and_run.py")
-    assert "python3.12 install_and_run.py demo" in overview()
+    assert "python3.12 install_and_run.py recommend" in overview()
 
 
 @pytest.mark.smoke
@@ -183,3 +183,27 @@ def test_whoever_stops_reading_sees_no_traceback(line: str, tmp_path: Path) -> N
     finally:
         os.close(writing)
     assert (run.returncode, run.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "options"),
+    [
+        ("list", "models", {"what": None}),
+        ("ls --json", "models", {"json": True}),
+        ("show a/b", "models", {"what": "show", "name": "a/b"}),
+        ("run a/b", "chat", {"model_path": "a/b", "words": []}),
+        ("run a/b Say hello.", "chat", {"model_path": "a/b", "words": ["Say", "hello."]}),
+        ("run", "chat", {"model_path": None}),
+        ("serve --context 32k", "serve", {"max_kv_size": "32768"}),
+        ("serve --context 32000", "serve", {"max_kv_size": "32000"}),
+    ],
+)
+def test_words_of_ollamas_users_mean_what_they_mean_there(typed: str, name: str, options: dict[str, object]) -> None:
+    found = read(typed.split())
+    assert found.command.name == name
+    assert {key: getattr(found.options, key) for key in options} == options
+
+
+def test_help_begins_with_what_a_new_user_needs() -> None:
+    first = re.findall(r"^  start-llm (\w+)", overview(), re.MULTILINE)[:3]
+    assert first == ["recommend", "start", "launch"]

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # command line, settings, what the sentence says
 TABLE: list[tuple[str, dict[str, str], str]] = [
     ("srve", {}, "did you mean serve?"),
-    ("list", {}, "did you mean models?"),
     ("setup", {}, "did you mean recommend?"),
     ("serve --prot 1", {}, "did you mean --port?"),
     ("serve --port", {}, "--port"),

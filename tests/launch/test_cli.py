@@ -12,8 +12,12 @@ import pytest
 
 from start_llm.cli.reading import read
 from start_llm.clients import CLIENTS
-from start_llm.clients.agent import LaunchPlan
+from start_llm.clients.agent import Endpoint, LaunchPlan
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, load_settings
+from start_llm.dashboard.audit import AUDIT_FILE, Audit
+from start_llm.dashboard.observer import Outcome
 from start_llm.host.home import home
 from start_llm.launch import cli
 from start_llm.launch.cli import client_environment
@@ -303,3 +307,19 @@ def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeyp
         "LOG_ROOT": str(home() / "logs"),  # where `serve` has it
         "DEFAULT_THINKING": "False",
     }
+
+
+def test_the_first_prompts_cost_is_said_where_the_machine_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Audit(tmp_path / AUDIT_FILE, 30)
+    for model, computed, first in (("m", 1000, 4.0), ("m", 100, 9.0), ("other", 1000, 1.0)):
+        request = ChatRequest("chatcmpl-0123456789ab", "chat", model, client="pi")
+        report = CacheReport(prompt=computed, reused=0, computed=computed, new=computed)
+        table.ended(request, Outcome(200, first + 1, first, report=report))
+    table.close()
+    endpoint = Endpoint(url="http://x", key="k", model="m", context=90_000, answer=1000)
+    cli.warn_of_time(CLIENTS["opencode"], endpoint, tmp_path / AUDIT_FILE)
+    assert "about 10,000 tokens, 40 s on this machine" in capsys.readouterr().err
+    cli.warn_of_time(CLIENTS["opencode"], endpoint, tmp_path / "nothing")
+    assert capsys.readouterr().err == ""
