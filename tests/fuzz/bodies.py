@@ -305,7 +305,7 @@ FORMATS = [
 ]  # fmt: skip
 ELSEWHERE = [
     "web_search", "web_search_preview", "file_search", "code_interpreter", "computer",
-    "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search",
+    "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch",
     "programmatic_tool_calling",
 ]  # fmt: skip
 SEALS = [seal("thoughts"), seal(""), seal("x" * 3_000), seal("thoughts")[:-9], "start_llm.1.", "start_llm.1.!", "gAAA"]
@@ -315,7 +315,7 @@ responses_tool = field(
     Record({"type": one("function"), "name": name, "parameters": object_schema}, {"strict": flag, "description": text}),
     Record({"type": one("custom"), "name": name}, {"format": field(one(*FORMATS), anything), "description": text}),
     Record({"type": one("namespace"), "name": name, "tools": some(tool, 2)}, {"description": text}),
-    Record({"type": one(*ELSEWHERE)}, {"server_label": text, "name": name}),
+    Record({"type": one(*ELSEWHERE, "tool_search")}, {"server_label": text, "name": name}),
 )
 TOOL_TYPES = ["function", "custom", "namespace", "mcp"]
 reference = Record({"type": one(*TOOL_TYPES), "name": name}, {"namespace": name})
