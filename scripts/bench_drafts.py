@@ -288,7 +288,9 @@ class Saying:
         self, runner: BatchRunner | ModelRunner, cache: list[Any], prompt: list[int], said: list[int], rows: int
     ) -> None:
         self.wall, self.cpu = list[float](), list[float]()
-        self._runner, self._said, self._first = runner, said, 0
+        self._runner = runner
+        self._said = said
+        self._first = 0
         self._heard: dict[int, int] = {}
         for _ in range(rows):
             index = SuffixIndex(prompt)
@@ -296,7 +298,9 @@ class Saying:
             state = RowState(copy.deepcopy(cache), prompt[:-1], prompt[-1], NEVER, Recorded(said), drafts=self.drafts)
             self._heard[runner.insert(state)] = 0
         self.go_on(1)
-        self._first, self.wall, self.cpu = self.heard, [], []
+        self._first = self.heard
+        self.wall = []
+        self.cpu = []
 
     @property
     def heard(self) -> int:

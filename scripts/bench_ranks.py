@@ -44,7 +44,9 @@ class MeasuredGroup(leader.LeaderGroup):
         super().__init__(*args, **kwargs)
         self.steps: dict[bool, list[float]] = {True: [], False: []}
         self.waits: list[float] = []
-        self._number, self._skipped, self._ended_at = 0, 0, 0.0
+        self._number = 0
+        self._skipped = 0
+        self._ended_at = 0.0
 
     def confirm(self, digest: int) -> None:
         if not self._group:  # the ranks are meeting

@@ -322,9 +322,6 @@ def _written(disk: CountingTier | None, device: Device, state_tokens: int) -> in
     return 0 if disk is None else (disk.tokens + disk.states * state_tokens) * device.token_bytes
 
 
-# --- others -----------------------------------------------------------------------------------------------------------
-
-
 class BlockCache:
     """Blocks of a tree of prompts in `budget` tokens; what has the smallest rank goes first.
 
@@ -333,7 +330,9 @@ class BlockCache:
     """
 
     def __init__(self, budget: int, block: int, state_tokens: int = 0) -> None:
-        self._budget, self._block, self._state = budget or 1 << 60, block, state_tokens
+        self._budget = budget or 1 << 60
+        self._block = block
+        self._state = state_tokens
         self._alike: Counter[float] = Counter()  # blocks by rank
         self._rank: dict[int, tuple[float, int]] = {}
         self._queue: list[tuple[tuple[float, int], int]] = []

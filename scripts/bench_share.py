@@ -68,7 +68,9 @@ class Answer(threading.Thread):
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self._url, self.pieces, self.over = url, 0, threading.Event()
+        self._url = url
+        self.pieces = 0
+        self.over = threading.Event()
 
     def run(self) -> None:
         messages = [{"role": "user", "content": "go"}]

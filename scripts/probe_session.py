@@ -52,7 +52,9 @@ class Prober:
     """Makes a conversation of its own for every scenario."""
 
     def __init__(self, client: Client, seed: str, max_tokens: int) -> None:
-        self.client, self.seed, self.max_tokens = client, seed, max_tokens
+        self.client = client
+        self.seed = seed
+        self.max_tokens = max_tokens
 
     def _ask(self, messages: list[Json], **more: str) -> Reply:
         return self.client.ask({"messages": messages, "max_tokens": self.max_tokens, **more})

@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,14 +147,8 @@ async def run(options: argparse.Namespace, seed: int) -> Outcome:
     work = workload(f"seed {seed}", options.conversations, options.systems, options.turns, seed)
     nodes = [SimulatedNode(number, delays, dice, options.late) for number in range(options.nodes)]
     by_host = {f"node-{node.number}": node for node in nodes}
-    fleets = [NodeFleet([ServerNode(node.url) for node in nodes], {}) for _ in range(options.proxies)]
+    fleets = [await _watching(nodes, by_host) for _ in range(options.proxies)]
     alone = SimulatedNode(-1, delays, dice)
-    for fleet in fleets:
-        await fleet.client.aclose()
-        fleet.client = httpx.AsyncClient(
-            transport=httpx.MockTransport(lambda request: by_host[request.url.host].asked(request))  # type: ignore[arg-type]
-        )
-        fleet.watch()
     await asyncio.sleep(3)  # the nodes have said which models they have
     free, turns = asyncio.Semaphore(options.at_once), iter(range(10**9))
 
@@ -177,12 +171,34 @@ async def run(options: argparse.Namespace, seed: int) -> Outcome:
         now = [each for each in work if each.begins <= number < each.begins + len(each.turns)]
         await asyncio.gather(*(turn(each, each.turns[number - each.begins]) for each in now))
     for fleet in fleets:
-        for task in fleet._watchers:
-            task.cancel()
-        await fleet.client.aclose()
-    one = sum(tokens_of(text.rpartition("\n")[2]) for text in alone.stored if not text.endswith(ANSWER))
-    total = sum(node.computed for node in nodes)
-    return Outcome(total / one, busiest([node.requests for node in nodes]), busiest([node.computed for node in nodes]))
+        await _end(fleet)
+    return Outcome(
+        sum(node.computed for node in nodes) / _asked(alone),
+        busiest([node.requests for node in nodes]),
+        busiest([node.computed for node in nodes]),
+    )
+
+
+def _asked(node: SimulatedNode) -> int:
+    """The tokens that a single node would have to compute."""
+    return sum(tokens_of(text.rpartition("\n")[2]) for text in node.stored if not text.endswith(ANSWER))
+
+
+async def _watching(nodes: Sequence[SimulatedNode], by_host: Mapping[str, SimulatedNode]) -> NodeFleet:
+    """A proxy's view of the nodes, which it has begun to ask."""
+    fleet = NodeFleet([ServerNode(node.url) for node in nodes], {})
+    await fleet.client.aclose()
+    fleet.client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda request: by_host[request.url.host].asked(request))  # type: ignore[arg-type]
+    )
+    fleet.watch()
+    return fleet
+
+
+async def _end(fleet: NodeFleet) -> None:
+    for task in fleet._watchers:
+        task.cancel()
+    await fleet.client.aclose()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -91,25 +91,28 @@ def as_chat(body: Json) -> Json:
     system = text_of(body.get("system"))
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     for message in body["messages"]:
-        content = message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        text = "".join(block["text"] for block in blocks if block["type"] == "text")
-        for block in blocks:
-            if block["type"] == "tool_result":
-                messages.append({"role": "tool", "content": text_of(block.get("content"))})
-        calls = [{"name": b["name"], "arguments": b["input"]} for b in blocks if b["type"] == "tool_use"]
-        made = {"role": message["role"], "content": text}
-        if calls:
-            made["tool_calls"] = [{"function": call} for call in calls]
-        if thinking := "".join(block["thinking"] for block in blocks if block["type"] == "thinking"):
-            made["reasoning_content"] = thinking
-        if text or calls or thinking:
-            messages.append(made)
+        messages += _as_chat_messages(message)
     tools = []
     for tool in body.get("tools") or []:
         function = {"name": tool["name"], "description": tool.get("description", "")}
         tools.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}})
     return {"messages": messages, "tools": tools}
+
+
+def _as_chat_messages(message: Json) -> list[Json]:
+    """Results of tools as messages of their own, then what is said beside them."""
+    content = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    found = [{"role": "tool", "content": text_of(b.get("content"))} for b in blocks if b["type"] == "tool_result"]
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    thinking = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
+    calls = [{"name": b["name"], "arguments": b["input"]} for b in blocks if b["type"] == "tool_use"]
+    made = {"role": message["role"], "content": text}
+    if calls:
+        made["tool_calls"] = [{"function": call} for call in calls]
+    if thinking:
+        made["reasoning_content"] = thinking
+    return [*found, made] if text or calls or thinking else found
 
 
 def _object(arguments: Any) -> Any:

@@ -48,7 +48,10 @@ class VirtualClock:
     """
 
     def __init__(self, noise: float = 0.05, seed: int = 1, launching: float = 0.0, *, waits: bool = False) -> None:
-        self._noise, self._launching, self._waits, self._chance = noise, launching, waits, random.Random(seed)
+        self._noise = noise
+        self._launching = launching
+        self._waits = waits
+        self._chance = random.Random(seed)
         self.slept, self.now = 0.0, 0.0
         self._busy_until = 0.0  # the device
         self._is_drawing = False  # a token that is not waited for

@@ -274,7 +274,9 @@ class Observation:
 
     def __init__(self, request: ChatRequest, edge: Edge, connection: socket.socket | None) -> None:
         """`connection`: of the client that is watched."""
-        self._request, self._edge, self._connection = request, edge, connection
+        self._request = request
+        self._edge = edge
+        self._connection = connection
         self._began = request.received or time.monotonic()
         self._seconds_first: float | None = None
         self._held = ExitStack()  # the stream, and the watch on its client

@@ -115,7 +115,10 @@ OPERATIONS: dict[str, Operation] = {
         "Ollama's chat", OllamaChatBody, ollama.OllamaChatShape, ollama.OllamaChatShape, stream=_LINES
     ),
     "POST /api/generate": _asks(
-        *("Ollama's single prompts", GenerateBody, ollama.OllamaGenerateShape, ollama.OllamaGenerateShape),
+        "Ollama's single prompts",
+        GenerateBody,
+        ollama.OllamaGenerateShape,
+        ollama.OllamaGenerateShape,
         stream=_LINES,
     ),
     "POST /api/embed": _asks(

@@ -77,7 +77,9 @@ class AudioService:
         self._models, self._thread = models, thread
         self._problems: dict[AudioTask, StartLLMError] = {}
         self._room = Room(RECORDED.most)
-        self._heard, self._spoken, self._counting = 0.0, 0.0, threading.Lock()
+        self._heard = 0.0
+        self._spoken = 0.0
+        self._counting = threading.Lock()
 
     def prepare(self, progress: Callable[[str, float], None]) -> None:
         """Finds what the settings name, fetches it if need be; once, before any request."""

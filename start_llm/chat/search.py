@@ -88,7 +88,9 @@ def _by_pattern(pattern: str, tools: list[Tool]) -> list[Tool]:
     if len(pattern) > MOST_PATTERN:
         raise InvalidSearch(f"`pattern` may have {MOST_PATTERN} characters.")
     options = re2.Options()
-    options.log_errors, options.max_mem, options.case_sensitive = False, 1 << 20, False
+    options.log_errors = False
+    options.max_mem = 1 << 20
+    options.case_sensitive = False
     try:
         compiled = re2.compile(pattern, options=options)
     except (re2.error, UnicodeError):
@@ -120,7 +122,10 @@ class SearchingStream:
         remember: Callable[[str, CacheReport], None],
     ) -> None:
         """`begin` as `Service.chat`; raises what it raises. `remember`: is told what all answers cost together."""
-        self._begin, self._request, self._search, self._remember = begin, request, search, remember
+        self._begin = begin
+        self._request = request
+        self._search = search
+        self._remember = remember
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._stream = begin(request)
         self._spent: CacheReport | None = None  # on the answers before this one

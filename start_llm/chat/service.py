@@ -18,7 +18,7 @@ from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.search import SearchingStream
 from start_llm.chat.stream import ChatStream, RecentReports, WaitingStream
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.core.report import CacheReport, StoredTree
+from start_llm.core.report import Background, CacheReport, StoredTree
 from start_llm.core.request import ChatRequest, ToolChoice, with_known_effort
 from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
@@ -44,13 +44,12 @@ class ChatService:
         on_prompt: Callable[[str, str], None] | None = None,
     ) -> None:
         """`on_prompt`: is told each request's id, and the text that the model is going to read."""
-        self._settings, self._engine, self._models, self._on_prompt = settings, engine, models, on_prompt
+        self._settings = settings
+        self._engine = engine
+        self._models = models
+        self._on_prompt = on_prompt
         self._reports = RecentReports()
         self._images = ImageReader(settings)
-        # What is asked of the models, and of recent requests, goes there as it is.
-        self.models, self.served_name, self.token_text = models.cards, models.served_name, models.token_text
-        self.unload_model, self.pin_model = models.unload, models.pin
-        self.cache_report, self.background = self._reports.report, self._reports.background
 
     def chat(self, request: ChatRequest) -> EventStream:
         if request.search is not None:
@@ -108,6 +107,27 @@ class ChatService:
         with loaded(self._models.open(request.model), request.model) as model:
             _, prepared = self._prepare(model, request)
             return model.pipeline.explain(self._engine.plan(prepared.prompt, model.model), prepared)
+
+    def cache_report(self, request_id: str) -> CacheReport | None:
+        return self._reports.report(request_id)
+
+    def background(self, request_id: str) -> Background:
+        return self._reports.background(request_id)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return self._models.cards()
+
+    def served_name(self, asked: str) -> str:
+        return self._models.served_name(asked)
+
+    def token_text(self, token: int, model: str = "") -> str:
+        return self._models.token_text(token, model)
+
+    def unload_model(self, name: str) -> ModelCard:
+        return self._models.unload(name)
+
+    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+        return self._models.pin(name, pinned)
 
     def stored(self) -> StoredTree:
         return self._engine.stored()

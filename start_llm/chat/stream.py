@@ -69,6 +69,11 @@ class RecentReports:
         return self._backgrounds.get(request_id) or Background()
 
 
+def _is_lost(engine: EngineThread) -> bool:
+    """The model thread says nothing any more."""
+    return engine.status().state in {"wedged", "failed", "stopped"}
+
+
 class _Tagged:
     """A sink that says which choice, and which work for it, an event belongs to."""
 
@@ -95,8 +100,12 @@ class ChatStream:
         prepared: Prepared,
         poll: float,
     ) -> None:
-        self._engine, self._reports, self._poll = engine, reports, poll
-        self._request, self._model, self._prepared = request, model, prepared
+        self._engine = engine
+        self._reports = reports
+        self._poll = poll
+        self._request = request
+        self._model = model
+        self._prepared = prepared
         self._queue: _Queue = SimpleQueue()
         self._work = RequestWork(request, model, prepared)
         self._choices = [self._work.choice(index) for index in range(request.n)]
@@ -180,15 +189,11 @@ class ChatStream:
 
     def _watch(self) -> None:
         """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
-        if self._lost():
+        if _is_lost(self._engine):
             status = self._engine.status()
             self._fail(Internal(status.detail or f"The model thread is {status.state}."))
         else:
             self._ready.append(self._progress)
-
-    def _lost(self) -> bool:
-        """The model thread says nothing any more."""
-        return self._engine.status().state in {"wedged", "failed", "stopped"}
 
     def _cancel(self) -> None:
         for choice in self._choices:
@@ -304,7 +309,7 @@ class ChatStream:
             try:
                 tag, event = self._queue.get(timeout=max(0.0, min(self._poll, until - time.monotonic())))
             except Empty:
-                if time.monotonic() >= until or self._lost():
+                if time.monotonic() >= until or _is_lost(self._engine):
                     break
                 continue
             choice = self._of_tag(tag)
@@ -342,7 +347,9 @@ class WaitingStream:
     """
 
     def __init__(self, lease: Lease[ModelHandle], begin: Callable[[], ChatStream], poll: float) -> None:
-        self._lease, self._begin, self._poll = lease, begin, poll
+        self._lease = lease
+        self._begin = begin
+        self._poll = poll
         self._stream: ChatStream | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()

@@ -24,7 +24,9 @@ class RequestWork:
     max_tokens: int = 1
 
     def __init__(self, request: ChatRequest, model: ModelHandle, prepared: Prepared) -> None:
-        self._request, self._model, self._prepared = request, model, prepared
+        self._request = request
+        self._model = model
+        self._prepared = prepared
 
     def choice(self, index: int) -> ChoiceParser:
         """A parser for this choice."""

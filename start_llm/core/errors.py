@@ -64,7 +64,9 @@ class ContextLengthExceeded(BadRequest, code="context_length_exceeded", refusal=
             f"but the limit is {limit} tokens. Shorten the conversation or lower max_tokens.",
             param="messages",
         )
-        self.prompt, self.asked, self.limit = prompt, asked, limit
+        self.prompt = prompt
+        self.asked = asked
+        self.limit = limit
 
 
 class Unauthorized(StartLLMError, status=401, type="authentication_error", code="invalid_api_key"): ...

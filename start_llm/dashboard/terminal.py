@@ -51,11 +51,15 @@ class RequestLine:
 
     def see(self, event: Event, now: float) -> None:
         if isinstance(event, Started):
-            self.state, self.since, self.total = "prefill", now, event.report.prompt
+            self.state = "prefill"
+            self.since = now
+            self.total = event.report.prompt
             self.done = self.reused = event.report.reused
         elif isinstance(event, Progress):
             if event.total and self.state != "answer":
-                self.state, self.done, self.total = "prefill", event.done, event.total
+                self.state = "prefill"
+                self.done = event.done
+                self.total = event.total
         elif isinstance(event, FirstToken | TextDelta | ReasoningDelta | ToolCallDelta):
             if self.state != "answer":
                 self.state, self.since = "answer", now

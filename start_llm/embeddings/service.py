@@ -41,7 +41,9 @@ class EncoderService:
     def __init__(
         self, settings: Settings, open_encoder: Callable[[str, Path], Lease[Encoder]], thread: EngineThread
     ) -> None:
-        self._source, self._open_encoder, self._thread = settings.embedding_model, open_encoder, thread
+        self._source = settings.embedding_model
+        self._open_encoder = open_encoder
+        self._thread = thread
         self._files: EncoderFiles | None = None
         self._created = int(time.time())
         self._dimensions: int | None = None  # known once it is loaded

@@ -77,7 +77,10 @@ class CacheDatabase:
     ) -> None:
         self.path = path
         self._statements = [statement for part in schema.split(";") if (statement := part.strip())]
-        self._version, self._what, self._check, self._busy_seconds = version, what, check, busy_seconds
+        self._version = version
+        self._what = what
+        self._check = check
+        self._busy_seconds = busy_seconds
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None  # device and inode of the file that was opened last

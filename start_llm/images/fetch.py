@@ -74,7 +74,9 @@ class Fetcher:
         resolve: Resolve = resolve,
         public: Callable[[str], bool] = is_public,
     ) -> None:
-        self._hosts, self._seconds, self._most = hosts, seconds, most_bytes
+        self._hosts = hosts
+        self._seconds = seconds
+        self._most = most_bytes
         self._resolve, self._public = resolve, public
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 

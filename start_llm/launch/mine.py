@@ -76,7 +76,9 @@ class _Bringer:
     """One launch. `copied`: paths in the private folder; `changed`: by settings file, the values that were set."""
 
     def __init__(self, source: Path, folder: Path, say: Say) -> None:
-        self._source, self._folder, self._say = source, folder, say
+        self._source = source
+        self._folder = folder
+        self._say = say
         self._files, self._bytes = 0, 0
         self.copied: list[str] = []
         self.changed: dict[str, dict[str, Any]] = {}

@@ -103,7 +103,10 @@ class ModelBuilder:
     def __init__(self, registry: ModelRegistry, say: Say, progress: Progress, ranks: Ranks | None = None) -> None:
         """`ranks`: the processes that have a part of the one model each; ``None``: this one alone."""
         self.ranks = ranks or Ranks()
-        self._settings, self._registry, self._say, self._progress = registry.settings, registry, say, progress
+        self._settings = registry.settings
+        self._registry = registry
+        self._say = say
+        self._progress = progress
         self._device: Device
         # What the weights and the KV of all models take. How much they may take is known from `begin` on.
         self.shared = SharedMemory(0, registry.settings.cache_memory_bytes, registry.reclaim)

@@ -74,7 +74,10 @@ class LanguageModels:
         events: KVEvents | None = None,
     ) -> None:
         """`events`: tells routers what is held of the main model's KV."""
-        self._registry, self._engine, self._builder, self._clients = registry, engine, builder, clients
+        self._registry = registry
+        self._engine = engine
+        self._builder = builder
+        self._clients = clients
         self._events = events
 
     def read(self, entry: PoolEntry) -> LoadInputs | None:
@@ -157,7 +160,9 @@ class SideModels:
     """Models that are no language models: they transcribe, speak, or make vectors. See `LanguageModels`."""
 
     def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder) -> None:
-        self._registry, self._engine, self._builder = registry, engine, builder
+        self._registry = registry
+        self._engine = engine
+        self._builder = builder
 
     def read(self, entry: PoolEntry) -> Generator[float, None, Any]:
         """The steps of its loading. Imports its library, which takes seconds."""

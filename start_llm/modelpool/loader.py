@@ -45,7 +45,9 @@ class Loader:
         events: KVEvents | None = None,
     ) -> None:
         self._settings, self._registry = registry.settings, registry
-        self._engine, self._builder, self._say = engine, builder, say
+        self._engine = engine
+        self._builder = builder
+        self._say = say
         self._language = LanguageModels(registry, engine, builder, clients, events)
         self._side = SideModels(registry, engine, builder)
         self.stopping = False

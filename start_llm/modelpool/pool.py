@@ -35,7 +35,9 @@ UNUSED_SECONDS = 60.0
 class Pool:
     def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, loader: Loader) -> None:
         self._registry, self._names = registry, registry.names
-        self._engine, self._builder, self._loader = engine, builder, loader
+        self._engine = engine
+        self._builder = builder
+        self._loader = loader
         self._cards = ModelCards(registry)
 
     # --- start and stop: the app's thread ---------------------------------------------

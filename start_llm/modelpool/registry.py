@@ -364,7 +364,10 @@ class ModelRegistry:
             if entry.known.default:
                 entry.known = self.names.default
                 entry.pinned = self.names.is_pinned(*entry.known.aliases) if entry.is_starting else entry.pinned
-            entry.handle, entry.weights, entry.runtime, entry.card = handle, weights, runtime, card
+            entry.handle = handle
+            entry.weights = weights
+            entry.runtime = runtime
+            entry.card = card
             entry.move("loaded")
             entry.failure, entry.used = None, time.monotonic()
             for lease in entry.waiting:

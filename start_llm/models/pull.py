@@ -245,7 +245,9 @@ class _Fetch:
     """One large file, gone on with where an earlier try ended."""
 
     def __init__(self, url: str, file: _File, blobs: Path, pause: float) -> None:
-        self._url, self._file, self._pause = url, file, pause
+        self._url = url
+        self._file = file
+        self._pause = pause
         self._part, self._target = _part(blobs, file), blobs / file.sha256
         self._digest = hashlib.sha256()
         self._have = 0

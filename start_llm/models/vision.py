@@ -42,7 +42,10 @@ class VisionProcessor:
     """
 
     def __init__(self, processor: Any, *, text: str, pad: int, name: str) -> None:
-        self._processor, self._text, self._pad, self._name = processor, text, pad, name
+        self._processor = processor
+        self._text = text
+        self._pad = pad
+        self._name = name
         self._sizes: Lru[tuple[int, int], Places] = Lru(_SIZES_KEPT)
         self._lock = threading.Lock()
 

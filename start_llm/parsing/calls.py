@@ -123,7 +123,9 @@ class Calls:
     def __init__(
         self, source: Source, tools: Sequence[Tool], buffer: EventBuffer, *, on_call: Callable[[], None], new_id: NewId
     ) -> None:
-        self.source, self.emit, self.choice = source, buffer.emit, buffer.choice
+        self.source = source
+        self.emit = buffer.emit
+        self.choice = buffer.choice
         self.finished: list[ToolCall] = []
         self.dropped = 0
         self.reading = False
@@ -144,8 +146,12 @@ class Calls:
 
         `skip` characters of the opener are not for `parse`. With `known_only` calls of unknown tools do not count.
         """
-        self._known_only, self._in_reasoning, self._open = known_only, in_reasoning, None
-        self._mark, self._any_begun, self.reading = self.source.mark(), False, True
+        self._known_only = known_only
+        self._in_reasoning = in_reasoning
+        self._open = None
+        self._mark = self.source.mark()
+        self._any_begun = False
+        self.reading = True
         self.source.pos += skip
         try:
             yield from parse(self)

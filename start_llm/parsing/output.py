@@ -173,7 +173,9 @@ class TextChannel:
             if not body:
                 return
             gap = self._gap + self._behind_leak if self._parts else ""
-            self._gap, self._behind_leak, self.leaked = gap, "", False
+            self._gap = gap
+            self._behind_leak = ""
+            self.leaked = False
             text = body
         text = self._gap + text
         body = text.rstrip(self._chars)
@@ -182,7 +184,9 @@ class TextChannel:
 
     def drop_gap(self) -> None:
         """Markup follows."""
-        self._gap, self._behind_leak, self.leaked = "", "", False
+        self._gap = ""
+        self._behind_leak = ""
+        self.leaked = False
 
     def flush(self) -> None:
         """What is held back is text."""

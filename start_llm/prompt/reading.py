@@ -175,12 +175,18 @@ def facts_of(message: Message, client: ClientRules, system: str = "") -> Facts:
     parts = tuple(part for part in found if part.rule.kind != "drop")
     dropped = [part for part in found if part.rule.kind == "drop"]
     shown = replace(message, content=_cut(message.content, dropped)) if dropped else message
+    says = _own_words(message, found, client)
+    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
+    return Facts(digest, parts, shown, counts=message.role == "tool" or not found or bool(says.strip()))
+
+
+def _own_words(message: Message, found: Sequence[DeclaredPlace], client: ClientRules) -> str:
+    """The message without its declared blocks; a result that was cleared is still its own."""
     cut = [part for part in found if part.rule.kind != "cleared"]
     says = _without(message.content, cut) if cut else message.content
     if any(rule.role == message.role and rule.place in _EDGES for rule in client.rules):
-        says = says.strip()  # a block that comes or goes takes the white space between it and the words along
-    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
-    return Facts(digest, parts, shown, counts=message.role == "tool" or not found or bool(says.strip()))
+        return says.strip()  # a block that comes or goes takes the white space between it and the words along
+    return says
 
 
 def _cut(text: str, parts: Sequence[DeclaredPlace]) -> str:

@@ -64,7 +64,9 @@ class Balancer:
     """
 
     def __init__(self, app: ASGIApp, *, fleet: NodeFleet, holders: Mapping[str, str]) -> None:
-        self._app, self._fleet, self._holders = app, fleet, holders
+        self._app = app
+        self._fleet = fleet
+        self._holders = holders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dialect, outcome = dialect_of(scope), current.get()
@@ -96,21 +98,26 @@ class Balancer:
         if not outcome.failed:
             await answer.finish(None)
             return False
-        is_faulty = outcome.status == 500 and outcome.error is not None  # LiteLLM's own faults are not the node's
-        at_node = outcome.is_lost or is_faulty or outcome.status in ELSEWHERE
-        if at_node or outcome.reason:
-            outcome.tried.add(choice.node.name)
-        if at_node:
-            self._fleet.failed(choice.node.name)
-        outcome.breaks += is_faulty or (outcome.is_lost and not outcome.is_unsent)
-        left = len(self._fleet.members) - len(outcome.tried)
-        if not answer.has_begun and (at_node or outcome.reason) and outcome.breaks < MOST_BREAKS and left > 0:
+        goes_elsewhere = self._blame(choice, outcome)
+        if goes_elsewhere and not answer.has_begun:
             answer.drop()
             return True
         if outcome.is_lost and not answer.has_begun and (len(self._fleet.members) > 1 or answer.says_nothing):
             raise Unavailable(broken(choice.node, "")["message"])
         await answer.finish(outcome.error or broken(choice.node, answer.dialect))
         return False
+
+    def _blame(self, choice: Choice, outcome: RequestOutcome) -> bool:
+        """Leaves the node out if it is to blame for a failure. Whether another node may be asked."""
+        is_faulty = outcome.status == 500 and outcome.error is not None  # LiteLLM's own faults are not the node's
+        at_node = outcome.is_lost or is_faulty or outcome.status in ELSEWHERE
+        if at_node:
+            self._fleet.failed(choice.node.name)
+        outcome.breaks += is_faulty or (outcome.is_lost and not outcome.is_unsent)
+        if not (at_node or outcome.reason):
+            return False
+        outcome.tried.add(choice.node.name)
+        return outcome.breaks < MOST_BREAKS and len(outcome.tried) < len(self._fleet.members)
 
     async def _ask_node(
         self, scope: Scope, routed: _Routed, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome

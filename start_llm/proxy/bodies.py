@@ -89,7 +89,9 @@ class RequestBodies:
 
     def __init__(self, app: ASGIApp, *, litellm_names: LiteLLMNames, names: Mapping[str, str], most_bytes: int) -> None:
         self._app = app
-        self._litellm_names, self._names, self._most_bytes = litellm_names, names, most_bytes
+        self._litellm_names = litellm_names
+        self._names = names
+        self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":

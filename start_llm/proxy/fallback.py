@@ -95,7 +95,9 @@ class _FirstAnswer:
     """
 
     def __init__(self, dialect: str, send: Send, outcome: RequestOutcome) -> None:
-        self._dialect, self.send, self._outcome = dialect, send, outcome
+        self._dialect = dialect
+        self.send = send
+        self._outcome = outcome
         self.head_sent = False  # the client has the head of a stream, and signs of life
         self._final = False  # what was passed on cannot be taken back
         self.kept: list[Message] = []  # of the answer
@@ -130,7 +132,9 @@ class _SecondAnswer:
     """A `Send` for the answer of FALLBACK_MODEL. It passes nothing on of an error: the server's own is better."""
 
     def __init__(self, first: _FirstAnswer, outcome: RequestOutcome, label: str) -> None:
-        self._first, self._outcome, self._label = first, outcome, label
+        self._first = first
+        self._outcome = outcome
+        self._label = label
         self._is_answer = False
         self.arrived = False  # the answer has gone to the client
 

@@ -42,8 +42,12 @@ class ProxyKeeper:
         fallback: str | None = None,
     ) -> None:
         """`fallback`: FALLBACK_MODEL, whose use is logged."""
-        self._proxy, self._say, self._fallback = proxy, say, fallback
-        self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
+        self._proxy = proxy
+        self._say = say
+        self._fallback = fallback
+        self._pauses = tuple(pauses)
+        self._ready_seconds = ready_seconds
+        self._stable_seconds = stable_seconds
         self._logged = self._restarts = 0
         self._announced = False
         self._over = threading.Event()

@@ -61,7 +61,9 @@ class LiteLLMProxy:
             env_file: where a made master key is kept.
         """
         self._settings = settings
-        self._server_url, self._model_id, self._card = server_url, model_id, card
+        self._server_url = server_url
+        self._model_id = model_id
+        self._card = card
         self.log_path, self._env_file = log_path, env_file
         self._log_begun = False
         self._lock = threading.Lock()

@@ -49,7 +49,9 @@ class RequestOutcome:
     def forget_failure(self) -> None:
         """Before it is sent to another node."""
         self.failed = self.is_lost = self.is_unsent = False
-        self.reason, self.error, self.status = None, None, 0
+        self.reason = None
+        self.error = None
+        self.status = 0
 
 
 current: ContextVar[RequestOutcome | None] = ContextVar("start_llm_outcome", default=None)

@@ -80,8 +80,12 @@ class Supervisor:
         stable_seconds: float = STABLE_SECONDS,
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
-        self._place, self._command, self._listener = place, list(command), listener
-        self._pauses, self._stable_seconds, self._stop_seconds = tuple(pauses), stable_seconds, stop_seconds
+        self._place = place
+        self._command = list(command)
+        self._listener = listener
+        self._pauses = tuple(pauses)
+        self._stable_seconds = stable_seconds
+        self._stop_seconds = stop_seconds
         self._engine: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._ending, self._kill_at = False, math.inf

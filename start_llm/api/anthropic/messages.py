@@ -72,7 +72,11 @@ def read_messages(inbound: Request, settings: Settings, service: Service) -> Mes
     tools, search = tools_of(body.tools or [], [message.content for message in body.messages], chosen)
     choice, parallel = choice_of(body.tool_choice, tools)
     request = request_of(
-        *("messages", body, data, inbound, settings),
+        "messages",
+        body,
+        data,
+        inbound,
+        settings,
         messages=(*_system(body.system), *messages_of(body.messages)),
         tools=tools,
         search=search,

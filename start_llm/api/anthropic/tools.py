@@ -28,12 +28,7 @@ def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple
             tools.append(Tool(fields.name_in(item, path)))
             searches[tools[-1].name] = "pattern" if "regex" in kind else "query"
             continue
-        if kind not in (None, "custom"):
-            what = f"only the vendor's models know the schema of {fields.short(kind)}"
-            raise NotSupported(f"{path}.type: {what}; send name, description and input_schema.", param=f"{path}.type")
-        if not isinstance(item.get("input_schema"), dict):
-            raise fields.bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
-        tools.append(function_of(item, path, schema="input_schema"))
+        tools.append(_own_tool(item, path))
         if fields.optional_in(item, "defer_loading", bool, path):
             deferred.add(tools[-1].name)
     check_unique(tools)
@@ -45,6 +40,17 @@ def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple
         return tuple(tool for tool in known if tool.name not in searches), None
     shown = tuple(tool for tool in known if tool.name not in deferred - found)
     return shown, ToolSearch(searches, known) if searches else None
+
+
+def _own_tool(item: dict[str, Any], path: str) -> Tool:
+    """A tool of the client's. Raises BadRequest, NotSupported."""
+    kind = item.get("type")
+    if kind not in (None, "custom"):
+        what = f"only the vendor's models know the schema of {fields.short(kind)}"
+        raise NotSupported(f"{path}.type: {what}; send name, description and input_schema.", param=f"{path}.type")
+    if not isinstance(item.get("input_schema"), dict):
+        raise fields.bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
+    return function_of(item, path, schema="input_schema")
 
 
 def references(contents: list[Any]) -> Iterator[str]:

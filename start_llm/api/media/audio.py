@@ -234,7 +234,9 @@ class _FormReader:
         self.ended = False
         self._parts = 0
         self._name, self._is_file = "", False
-        self._field, self._value, self._data = bytearray(), bytearray(), bytearray()
+        self._field = bytearray()
+        self._value = bytearray()
+        self._data = bytearray()
         self._headers: dict[bytes, bytes] = {}
 
     def callbacks(self) -> MultipartCallbacks:

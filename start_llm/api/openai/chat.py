@@ -107,7 +107,11 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExc
     choices = body.choices()
     tools, choice = _tools(body)
     request = request_of(
-        *("chat", body, data, inbound, settings),
+        "chat",
+        body,
+        data,
+        inbound,
+        settings,
         messages=messages_of(body.messages),
         tools=tools,
         tool_choice=choice,
@@ -269,7 +273,11 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
     choices = body.choices()
     prompts = tuple(prompt for _, prompt in parts.texts_of(body.prompt, "prompt", PROMPTS))
     request = request_of(
-        *("completions", body, data, inbound, settings),
+        "completions",
+        body,
+        data,
+        inbound,
+        settings,
         prompt=prompts[0],
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),

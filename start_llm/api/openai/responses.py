@@ -71,7 +71,11 @@ def read_responses(inbound: Request, settings: Settings, service: Service, store
     include = set(body.include or [])
     wants_logprobs = "message.output_text.logprobs" in include or bool(body.top_logprobs)
     request = request_of(
-        *("responses", body, data, inbound, settings),
+        "responses",
+        body,
+        data,
+        inbound,
+        settings,
         messages=messages,
         tools=tools.tools,
         search=tools.search,

@@ -114,9 +114,14 @@ class Page:
         cancel: Callable[[str], bool],
         own_url: str,
     ) -> None:
-        self._settings, self._board, self._cancel = settings, board, cancel
+        self._settings = settings
+        self._board = board
+        self._cancel = cancel
         self._own_url = own_url
-        self._status, self._service, self._metrics, self._owners = status, status.service, status.counts, status.owners
+        self._status = status
+        self._service = status.service
+        self._metrics = status.counts
+        self._owners = status.owners
         self._redact = redactor(settings).text
         port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)

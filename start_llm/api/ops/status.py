@@ -170,29 +170,29 @@ class Status:
 
     def load(self, inbound: Request) -> Reply:
         """``{"model": name}``; answers when it is loaded."""
-        return Reply(sse.dumps(model_body(self.service.load_model(self._name(self._body(inbound))))))
+        return Reply(sse.dumps(model_body(self.service.load_model(_asked_for(inbound)[0]))))
 
     def unload(self, inbound: Request) -> Reply:
         """``{"model": name}``; answers when its KV is on disk and its memory is free."""
-        return Reply(sse.dumps(model_body(self.service.unload_model(self._name(self._body(inbound))))))
+        return Reply(sse.dumps(model_body(self.service.unload_model(_asked_for(inbound)[0]))))
 
     def pin(self, inbound: Request) -> Reply:
         """``{"model": name, "pinned": true}``; without ``pinned`` it is pinned."""
-        body = self._body(inbound)
+        name, body = _asked_for(inbound)
         pinned = body.get("pinned", True)
         if not isinstance(pinned, bool):
             raise BadRequest(f"pinned={pinned!r:.40}; give true or false.", param="pinned")
-        return Reply(sse.dumps(model_body(self.service.pin_model(self._name(body), pinned))))
+        return Reply(sse.dumps(model_body(self.service.pin_model(name, pinned))))
 
-    def _body(self, inbound: Request) -> dict[str, Any]:
-        body = parse_json(inbound.body)
-        return body if isinstance(body, dict) else {}
 
-    def _name(self, body: dict[str, Any]) -> str:
-        name = model_of(body)
-        if not name:
-            raise BadRequest("model is missing; give a name that GET /v1/models lists.", param="model")
-        return name
+def _asked_for(inbound: Request) -> tuple[str, dict[str, Any]]:
+    """The model that a body names, and the body. Raises BadRequest."""
+    given = parse_json(inbound.body)
+    body = given if isinstance(given, dict) else {}
+    name = model_of(body)
+    if not name:
+        raise BadRequest("model is missing; give a name that GET /v1/models lists.", param="model")
+    return name, body
 
 
 def model_body(card: ModelCard) -> shapes.ModelShape:
