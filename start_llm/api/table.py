@@ -23,7 +23,7 @@ from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
 from start_llm.api.openai.stream import ChatExchange
-from start_llm.api.openapi import ApiDescription
+from start_llm.api.openapi import description_routes
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
 from start_llm.core.jsontext import parse_json
@@ -157,7 +157,7 @@ def build_routes(
     dialects: Dialects, stored: StoredResponses, page: Page, status: Status, encodings: Encodings, sounds: AudioRoutes
 ) -> Routes:
     ollama = OllamaModels(dialects.service)
-    described = ApiDescription(
+    return Routes(
         [
             Route("/", {"GET": page.file}, lane="quick"),
             Route("/page/feed", {"GET": page.feed}, lane="feed"),
@@ -206,6 +206,6 @@ def build_routes(
             Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
+            *description_routes(),
         ]
     )
-    return Routes(described.routes)

@@ -71,6 +71,8 @@ class Answers:
         """What does not fit; empty if all does."""
         operation = self.document["paths"][path][method]
         said = operation["responses"].get(str(response.status_code))
+        if said is not None and "$ref" in said:
+            said = self.document["components"]["responses"][said["$ref"].rpartition("/")[2]]
         if said is None:
             return [f"status {response.status_code} is not described"]
         media = response.headers.get("content-type", "").partition(";")[0]

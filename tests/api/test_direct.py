@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.openapi_docs import OWN_FIELDS
 from start_llm.api.direct import ChatFields
 from start_llm.api.openai.chat import ChatBody
-from start_llm.api.openapi import OWN_FIELDS
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, Cancelled, ClientGone, StartLLMError
 from start_llm.core.events import Failed, ReasoningDelta, TextDelta, ToolCallFinished, ToolCallStarted

@@ -14,7 +14,8 @@ from jsonschema import ValidationError as JsonSchemaError
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from start_llm.api.openapi import OPERATIONS, error_statuses
+from scripts import openapi_docs
+from scripts.openapi_docs import OPERATIONS, error_statuses
 from start_llm.api.server import ApiServer
 from tests.api.conftest import Raw
 
@@ -47,11 +48,16 @@ def test_every_route_is_in_it_and_every_description_is_of_a_route(server: ApiSer
     assert len(ids) == len(set(ids)) == len(described)
 
 
+def test_the_document_is_as_the_script_writes_it(document: dict[str, Any]) -> None:
+    assert document == openapi_docs.document(), "run scripts/openapi_docs.py"
+
+
 def test_references_lead_somewhere_and_schemas_are_sound(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     text = json.dumps(document)
-    names = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert names <= set(schemas)
+    for kind in ("schemas", "responses"):
+        names = {part.partition('"')[0] for part in text.split(f"#/components/{kind}/")[1:]}
+        assert names <= set(document["components"][kind])
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
 
