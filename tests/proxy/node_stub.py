@@ -55,6 +55,7 @@ class NodeStub:
     keys: set[str] = field(default_factory=set)
     instead: Callable[[BaseHTTPRequestHandler], None] | None = None
     cookies: list[str] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)  # ids of responses that are stored there
     thaw: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -69,6 +70,10 @@ class NodeStub:
             def do_GET(self) -> None:
                 stub.cookies += self.headers.get_all("Cookie", [])
                 (stub.instead or stub._get)(self)
+
+            def do_DELETE(self) -> None:
+                stub._note_key(self)
+                stub._kept(self)
 
             def do_POST(self) -> None:
                 stub.cookies += self.headers.get_all("Cookie", [])
@@ -118,8 +123,25 @@ class NodeStub:
         if self.mode == "locked":
             _json(handler, _LOCKED, 401)
             return
+        if "/responses/" in handler.path:
+            self._kept(handler)
+            return
         cards = [{"id": name, "object": "model", "details": {"state": "ready"}} for name in self.models]
         _json(handler, {"object": "list", "data": cards})
+
+    def _kept(self, handler: BaseHTTPRequestHandler) -> None:
+        """What is asked of a stored response: its body, its items, that it is gone."""
+        path = handler.path.partition("?")[0].removeprefix("/v1/")
+        self.seen.append((f"{handler.command} {path}", {}))
+        name = path.split("/")[1]
+        if name not in self.kept:
+            _json(handler, {"error": {"message": "There is no stored response."}}, 404)
+        elif handler.command == "DELETE":
+            _json(handler, {"id": name, "object": "response", "deleted": True})
+        elif path.endswith("/input_items"):
+            _json(handler, {"object": "list", "data": [], "has_more": False})
+        else:
+            _json(handler, responses_body({"model": "served"}) | {"id": name})
 
     def _note_key(self, handler: BaseHTTPRequestHandler) -> None:
         for name in ("authorization", "x-api-key"):

@@ -20,7 +20,7 @@ from start_llm.core.settings import load_settings
 from start_llm.proxy.fleet import NODE_HEADER
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.node_stub import NodeStub, nodes
-from tests.proxy.stub import CARD, TEXT
+from tests.proxy.stub import CARD, TEXT, responses_body
 from tests.unique import unique
 from tests.waiting import until
 
@@ -306,6 +306,23 @@ def test_a_response_is_gone_on_from_where_it_is_stored(
     refused = [ask(web, "responses", **more) for _ in range(2)]
     assert {answer.status_code for answer in refused} == {503}, "nobody else has it"
     assert [len(stub.seen) for stub in stubs if stub is not first] == [0, 0]
+
+
+def test_a_stored_response_is_found_where_it_is(web: httpx.Client, stubs: list[NodeStub], first: NodeStub) -> None:
+    own = responses_body({"model": "served"})["id"]
+    made = ask(web, "responses").json()["id"]
+    first.kept.add(own)
+    for _ in range(6):
+        got = web.get(f"responses/{made}")
+        assert got.status_code == 200, got.text
+        assert web.get(f"responses/{got.json()['id']}").status_code == 200, "its own name means it, too"
+        assert web.get(f"responses/{made}/input_items").status_code == 200
+        assert web.delete(f"responses/{made}").json()["deleted"] is True
+    assert [stub.seen for stub in stubs if stub is not first] == [[], []]
+    asked = {path for path, _ in first.seen}
+    assert asked == {"responses", f"GET responses/{own}", f"GET responses/{own}/input_items", f"DELETE responses/{own}"}
+    assert web.get("responses/resp_nobody").status_code == 404
+    first.kept.clear()
 
 
 def test_neither_a_client_nor_the_log_sees_the_key_of_a_node(
