@@ -232,8 +232,15 @@ class Answers:
             if len(part) and part[0] >= FIRST_SEEN:
                 parts.append(f"<image-{image_name(part)}>")
             else:
-                parts.append(self.tokenizer.decode(part.tolist(), skip_special_tokens=False))
+                spans = np.split(part, np.flatnonzero(part == START))
+                parts += [self._decoded(span.tolist()) for span in spans if len(span)]
         return "".join(parts)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        """Letters that spell the token that begins a message begin none."""
+        head, rest = (tokens[:1], tokens[1:]) if tokens[0] == START else ([], tokens)
+        text = self.tokenizer.decode(rest, skip_special_tokens=False).replace("<|im_start|>", "<|im_start\u200b|>")
+        return self.tokenizer.decode(head, skip_special_tokens=False) + text
 
     def _given_reply(self) -> str:
         path = os.environ.get("ORACLE_REPLIES")
