@@ -88,8 +88,12 @@ def test_a_sound_folder_is_inspected_once_and_what_is_found_is_used(
 
 
 def test_code_that_is_trusted_is_not_limited(folder: Path, children: list[str]) -> None:
+    """A folder that brings none is inspected as ever."""
+    trusts = settings_for(folder, trust_remote_code=True)
+    assert inspect_once(trusts, "tiny", folder) is not None and children == ["tiny"]
+    children.clear()
     change(folder, model_file="model.py")
-    assert inspect_once(settings_for(folder, trust_remote_code=True), "tiny", folder) is None and not children
+    assert inspect_once(trusts, "tiny", folder) is None and not children
     with pytest.raises(NotSupported, match="TRUST_REMOTE_CODE"):
         inspect_once(settings_for(folder), "tiny", folder)
 
