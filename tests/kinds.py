@@ -38,7 +38,7 @@ _LOOKS = frozenset(
 
 def kind_of(marks: set[str], fixtures: set[str]) -> str:
     """The part of a test run that a test belongs to."""
-    for kind in ("smoke", "e2e", "slow", "live"):
+    for kind in ("slow", "smoke", "e2e", "live"):
         if kind in marks:
             return kind
     if fixtures & LIVE_FIXTURES:

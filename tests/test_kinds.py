@@ -55,6 +55,7 @@ def run(pytester: pytest.Pytester) -> pytest.Pytester:
     ("marks", "fixtures", "kind"),
     [
         (set(), set(), "quick"),
+        ({"smoke", "slow"}, set(), "slow"),
         ({"live"}, set(), "live"),
         (set(), {"proxy"}, "live"),
         ({"thorough"}, {"proxy"}, "live"),

@@ -23,7 +23,7 @@ def checked(model: Any, make_cache: Any = None) -> DecodingCheck | None:
 
 
 @pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text"])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(mx.float32, marks=pytest.mark.thorough), mx.bfloat16])
 def test_a_sound_model_may_do_everything(name: str, dtype: Any) -> None:
     model = make(name)
     model.set_dtype(dtype)

@@ -264,8 +264,13 @@ block = Record(
 anthropic_content = field(plain, text, some(block))
 anthropic_tool = Record(
     {"name": name, "input_schema": object_schema},
-    {"type": one("custom", "web_search_20250305", "tool_search_tool_x"), "description": text, "strict": flag},
-    most=1,
+    {
+        "type": one("custom", "web_search_20250305", "tool_search_tool_x", "tool_search_tool_regex"),
+        "description": text,
+        "strict": flag,
+        "defer_loading": flag,
+    },
+    most=2,
 )
 said_message = Record({"role": one("user", "assistant", "system"), "content": anthropic_content})
 output_config = Record({}, {"effort": one("low", "max", "x"), "format": response_format})
@@ -312,7 +317,14 @@ SEALS = [seal("thoughts"), seal(""), seal("x" * 3_000), seal("thoughts")[:-9], "
 sealed = field(one(*SEALS), text)
 responses_tool = field(
     tool,
-    Record({"type": one("function"), "name": name, "parameters": object_schema}, {"strict": flag, "description": text}),
+    Record(
+        {"type": one("function"), "name": name, "parameters": object_schema},
+        {"strict": flag, "description": text, "defer_loading": flag},
+    ),
+    Record(
+        {"type": one("tool_search")},
+        {"execution": one("server", "client", "x"), "description": text, "parameters": object_schema},
+    ),
     Record({"type": one("custom"), "name": name}, {"format": field(one(*FORMATS), anything), "description": text}),
     Record({"type": one("namespace"), "name": name, "tools": some(tool, 2)}, {"description": text}),
     Record({"type": one(*ELSEWHERE, "tool_search")}, {"server_label": text, "name": name}),

@@ -176,8 +176,15 @@ def late(server: Live, form: str, rounds: int, *, stream: bool, same: bool) -> s
     return missed
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["one connection", "two connections"])
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("stream", "same"),
+    [
+        pytest.param(True, True, id="streamed-one connection"),
+        pytest.param(False, False, id="whole-two connections"),
+        pytest.param(True, False, id="streamed-two connections", marks=pytest.mark.thorough),
+        pytest.param(False, True, id="whole-one connection", marks=pytest.mark.thorough),
+    ],
+)
 def test_all_is_visible_behind_the_last_byte(
     server: Live, stream: bool, same: bool, request: pytest.FixtureRequest
 ) -> None:

@@ -388,7 +388,7 @@ small = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 operations = st.lists(st.tuples(st.sampled_from(["put", "extend", "find", "wait"]), small), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(operations, st.booleans(), st.sampled_from([15, 40, 10_000]))
 def test_against_a_list_of_sequences(steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int) -> None:
     clock = Clock()

@@ -44,6 +44,7 @@ class ModelShape(TypedDict):
     created_at: str
     context_length: int
     max_model_len: int
+    meta: dict[Literal["n_ctx"], int]
     max_input_tokens: int
     max_tokens: int
     lifecycle: Literal["active"]

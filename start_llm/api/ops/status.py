@@ -210,6 +210,7 @@ def model_body(card: ModelCard) -> shapes.ModelShape:
         "created_at": created,
         "context_length": card.context,
         "max_model_len": card.context,
+        "meta": {"n_ctx": card.context},  # where llama.cpp's clients look (Crush)
         # Anthropic's clients compare these with counts that are told in their own scale.
         "max_input_tokens": round(card.context * card.context_scale),
         "max_tokens": round(card.context * card.context_scale),

@@ -85,7 +85,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     there.close()
 
 
-@pytest.fixture(params=["plain", "hybrid"])
+@pytest.fixture(params=[pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def oracle(request: pytest.FixtureRequest, tmp_path: Path) -> Oracle:
     return Oracle.load(build_oracle(tmp_path / "model", request.param))
 

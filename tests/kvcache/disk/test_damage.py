@@ -68,7 +68,7 @@ def survives(whole: Path, folder: Path, chance: random.Random, hybrid: bool) -> 
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-@pytest.mark.parametrize("count", [15, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_random_damages(tmp_path: Path, hybrid: bool, count: int) -> None:
     prepared(tmp_path / "whole", hybrid)
     chance = random.Random(7)
