@@ -13,6 +13,7 @@ class ReasoningStyle:
     # `start`, `end`: the tags; both ``""`` where the model has none
     start: str = ""
     end: str = ""
+    also_ends: tuple[str, ...] = ()  # further tags that end it
     drop: tuple[str, ...] = ()  # further structural markup that is never shown
     channels: bool = False  # gpt-oss's harmony: messages with headers instead of tags
     # models without tags of their own write these as plain text, because a prompt asked them to or because they
@@ -37,7 +38,20 @@ REASONING_STYLES: dict[str, ReasoningStyle] = {
             "kimi_k3",
             "<|open|>think<|sep|>",
             "<|close|>think<|sep|>",
-            ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+            drop=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        ),
+        # K2 Horizon: a tag for each effort, which its template opens.
+        ReasoningStyle("ifm", "<ifm|think>", "</ifm|think>", also_ends=("</ifm|think_fast>", "</ifm|think_faster>")),
+        ReasoningStyle("ifm_fast", "<ifm|think_fast>", "</ifm|think_fast>"),
+        ReasoningStyle("ifm_faster", "<ifm|think_faster>", "</ifm|think_faster>"),
+        ReasoningStyle("hy", "<think:opensource>", "</think:opensource>"),
+        ReasoningStyle("hy_v4", "<think:6124c78e>", "</think:6124c78e>"),
+        # Inkling: every message ends alike, and a header stands in front of each.
+        ReasoningStyle(
+            "inkling",
+            "<|content_thinking|>",
+            "<|end_message|>",
+            drop=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
         ),
         ReasoningStyle("harmony", channels=True),
     )

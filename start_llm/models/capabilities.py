@@ -37,6 +37,19 @@ _AUDIO = ("whisper", "parakeet", "kokoro", "bark", "csm", "outetts", "voxtral", 
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernbert", "nomic-bert", "deberta")
 
 
+_MARKS = {
+    "<|python_tag|>": "llama",
+    "<|python_start|>": "llama",
+    "｜DSML｜": "deepseek_v4",
+    "]<]minimax[>[": "minimax_m3",
+    "<ifm|tool_call>": "k2_horizon",
+    "<|content_invoke_tool_json|>": "inkling",
+    "<tool_calls:opensource>": "hy_v4",
+    "<tool_calls:6124c78e>": "hy_v4",
+}
+"""Tool formats by a token that stands in no other family's vocabulary."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """`source`: probe, template, vocabulary, config, family, setting, file, makers, memory or built-in."""
@@ -250,11 +263,11 @@ def read_hints(
 ) -> WritingHints:
     """`known`: the tool format that mlx-lm found in the template, if any. `think_tags`: as the tokenizer knows them."""
     reasoning = _reasoning(vocab, think_tags, template)
-    marked = None
-    if reasoning == "harmony":
-        marked = "harmony"
-    elif "<|python_tag|>" in vocab or "<|python_start|>" in vocab:
-        marked = "llama"
+    marked = (
+        "harmony" if reasoning == "harmony" else next((form for mark, form in _MARKS.items() if mark in vocab), None)
+    )
+    if marked == "minimax_m3":  # mlx-lm takes its template for one of plain JSON
+        known = None
     style = REASONING_STYLES.get(reasoning or "")
     tags = think_tags or ((style.start, style.end) if style is not None and style.start else None)
     return WritingHints(known, marked, reasoning, think_tags, tags is not None and all(tag in vocab for tag in tags))

@@ -188,6 +188,10 @@ class TextChannel:
         self._behind_leak = ""
         self.leaked = False
 
+    def part(self) -> None:
+        """What comes next begins a word of its own."""
+        self._last = "\n"
+
     def flush(self) -> None:
         """What is held back is text."""
         self._put(self._gap + self._behind_leak)

@@ -10,9 +10,10 @@ from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
 from start_llm.parsing.calls import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, HARMONY, KIMI_K2, MISTRAL
-from start_llm.parsing.tools.hermes import LONGCAT, SHARED
+from start_llm.parsing.tools.hermes import HY_V4, INKLING, K2_HORIZON, LONGCAT, SHARED
+from start_llm.parsing.tools.minimax_m3 import MINIMAX_M3
 from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
-from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
+from start_llm.parsing.tools.tagged import DEEPSEEK_V4, KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
 
 _HELD_ANSWERS = 8
 
@@ -82,14 +83,13 @@ SHARED_SIGNS: dict[str, re.Pattern[str]] = {
 """How calls begin in formats that are read whatever the family: by this it is told which of them was written."""
 _OWN = (
     *(DEEPSEEK, GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA, LONGCAT, MINICPM5, MINIMAX_M2, MISTRAL),
-    *(MUSE_SPARK, PYTHONIC, HARMONY),
+    *(MUSE_SPARK, PYTHONIC, HARMONY, DEEPSEEK_V4, HY_V4, INKLING, K2_HORIZON, MINIMAX_M3),
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {
     form.id: form for form in (*(ToolFormat(ident) for ident in ("null", *_SHARED_IDS)), *_OWN)
 }
-RAW_STRINGS = frozenset(
-    (*_SHARED_IDS[2:], KIMI_K3.id, MINICPM5.id, MINIMAX_M2.id, MUSE_SPARK.id, GEMMA4.id, FUNCTION_GEMMA.id)
-)
+_RAW = (KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK, GEMMA4, FUNCTION_GEMMA, DEEPSEEK_V4, HY_V4, K2_HORIZON, MINIMAX_M3)
+RAW_STRINGS = frozenset((*_SHARED_IDS[2:], *(form.id for form in _RAW)))
 """Formats in which a string argument stands as it is, not as JSON."""
 
 

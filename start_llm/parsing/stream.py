@@ -65,7 +65,7 @@ class AnswerLiterals:
             self.blocks = {**spoken, reasoning.start: reasoning.end}
         self.harmony = frozenset((*HARMONY_HEADS, *HARMONY_ENDS)) if reasoning.channels else frozenset[str]()
         self.stops = frozenset(stop) - {""}
-        ends = {*self.blocks.values(), reasoning.end} - {""}
+        ends = {*self.blocks.values(), reasoning.end, *reasoning.also_ends} - {""}
         self.tags = frozenset({*self.blocks, *ends, *reasoning.drop, *self.harmony})
         results = RESULTS if tools else ()
         self.in_text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
@@ -230,11 +230,13 @@ class OutputParser:
             yield from self._turn_token(literal)
         elif literal == literals.reasoning.start or (literal in literals.blocks and not self._content.started):
             yield from self._open_block(literal)
-        elif literal == literals.reasoning.end:
+        elif literal == literals.reasoning.end and literal not in literals.reasoning.drop:
             yield from self._stray_end()
         elif self._content.muted and literal in RESULTS:
             self.ended = True
-        elif literal not in literals.reasoning.drop and not (self._content.muted and literal in literals.closers):
+        elif literal in literals.reasoning.drop:
+            self._content.part()
+        elif not (self._content.muted and literal in literals.closers):
             self._give_back(literal)
 
     def _in_reasoning(self, literal: str) -> Step[None]:
@@ -244,7 +246,7 @@ class OutputParser:
             yield from self._call(opener)
         elif literal in literals.harmony:
             yield from self._harmony(literal)
-        elif literal == self._closer:
+        elif literal == self._closer or literal in literals.reasoning.also_ends:
             self._thinking.drop_gap()
             self.in_reasoning = False
             yield from self._source.skip("\n")

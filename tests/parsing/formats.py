@@ -156,6 +156,64 @@ def harmony(calls: Calls) -> str:
     )
 
 
+def _suffixed(calls: Calls) -> str:
+    text = _keyed("tool_call:opensource", "arg_key:opensource", "arg_value:opensource")(calls)
+    return f"<tool_calls:opensource>{text}\n</tool_calls:opensource>"
+
+
+def k2_horizon(calls: Calls) -> str:
+    text = _keyed("ifm|tool_call", "ifm|arg_key", "ifm|arg_value")(calls)
+    return f"<ifm|tool_calls>\n{text}\n</ifm|tool_calls>"
+
+
+def inkling(calls: Calls) -> str:
+    return "".join(
+        f"<|message_model|>{name}<|content_invoke_tool_json|>{json.dumps({'name': name, 'args': args})}<|end_message|>"
+        for name, args in calls
+    )
+
+
+def deepseek_v41(calls: Calls) -> str:
+    def one(name: str, args: Mapping[str, Any]) -> str:
+        inner = "".join(
+            f'<｜DSML｜ parameter name="{k}" string="{json.dumps(isinstance(v, str))}">{_text(v)}'
+            "</｜DSML｜ parameter>\n"
+            for k, v in args.items()
+        )
+        return f'<｜DSML｜ invoke name="{name}">\n{inner}</｜DSML｜ invoke>\n'
+
+    return "<｜DSML｜ calls>\n" + "".join(one(*call) for call in calls) + "</｜DSML｜ calls>"
+
+
+def deepseek_v4(calls: Calls) -> str:
+    return (
+        deepseek_v41(calls)
+        .replace("｜ calls>", "｜tool_calls>")
+        .replace("<｜DSML｜ ", "<｜DSML｜")
+        .replace("</｜DSML｜ ", "</｜DSML｜")
+    )
+
+
+def _minimax(name: str, value: Any) -> str:
+    mark = "]<]minimax[>["
+    if isinstance(value, Mapping):
+        inner = "".join(_minimax(key, part) for key, part in value.items())
+    elif isinstance(value, list):
+        inner = "".join(_minimax("item", part) for part in value)
+    else:
+        inner = _text(value)
+    return f"{mark}<{name}>{inner}{mark}</{name}>"
+
+
+def minimax_m3(calls: Calls) -> str:
+    mark, text = "]<]minimax[>[", ""
+    for name, args in calls:
+        text += (
+            f'{mark}<invoke name="{name}">' + "".join(_minimax(k, v) for k, v in args.items()) + f"{mark}</invoke>\n"
+        )
+    return f"{mark}<tool_call>\n{text}{mark}</tool_call>"
+
+
 RENDER: dict[str, Callable[[Calls], str]] = {
     "hermes_json": hermes,
     "json_tools": hermes,
@@ -178,4 +236,9 @@ RENDER: dict[str, Callable[[Calls], str]] = {
     "gemma4": gemma4,
     "function_gemma": function_gemma,
     "harmony": harmony,
+    "deepseek_v4": deepseek_v4,
+    "hy_v4": _suffixed,
+    "inkling": inkling,
+    "k2_horizon": k2_horizon,
+    "minimax_m3": minimax_m3,
 }

@@ -72,7 +72,7 @@ ROUND_TRIP = sorted(RENDER)
 
 
 def style_of(ident: str) -> OutputStyle:
-    reasoning = "harmony" if ident == "harmony" else "kimi_k3" if ident == "kimi_k3" else "think_tag"
+    reasoning = ident if ident in ("harmony", "kimi_k3", "inkling") else "think_tag"
     return output_style(tool_parser=ident, reasoning_parser=reasoning)
 
 
@@ -88,6 +88,8 @@ def test_round_trip(ident: str, made: list[tuple[str, dict[str, Any]]], data: st
     text = RENDER[ident](made)
     if ident == "harmony":
         text = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Look:" + text
+    elif ident == "inkling":
+        text = f"<|content_thinking|>why<|end_message|><|message_model|><|content_text|>Look:<|end_message|>{text}"
     else:
         text = f"<think>why</think>Look:\n\n{text}" if ident != "kimi_k3" else f"Look:\n{text}"
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
@@ -138,7 +140,16 @@ def test_all_of_mlx_lms_formats_are_known() -> None:
 SIMPLE = [("read", {"path": "a b.py", "limit": 3, "follow": True, "tags": ["x", "y"]}), ("bash", {"command": "ls"})]
 
 
-NOT_MLX_LMS = {"harmony", "hermes_json", "glm4_native", "glm4_xml", "llama_xml", "llama", "deepseek"}
+NOT_MLX_LMS = {
+    *("deepseek_v4", "hy_v4", "inkling", "k2_horizon", "minimax_m3"),
+    "harmony",
+    "hermes_json",
+    "glm4_native",
+    "glm4_xml",
+    "llama_xml",
+    "llama",
+    "deepseek",
+}
 
 
 @pytest.mark.parametrize("ident", sorted(set(ROUND_TRIP) - NOT_MLX_LMS))

@@ -180,6 +180,7 @@ def test_an_answer_may_end_anywhere(ident: str, count: int) -> None:
         if found:
             assert content.strip() == said.strip()
         else:
-            assert ended.startswith(content.rstrip()), "what did not become a call is text, as it was written"
+            written = ended.replace("<|message_model|>", "") if ident == "inkling" else ended  # it is never shown
+            assert written.startswith(content.rstrip()), "what did not become a call is text, as it was written"
 
     examples(count, check)

@@ -7,13 +7,14 @@ Such a block may hold Qwen's XML, GLM's keys and values, and GLM-4's ``<name>``/
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import CallBuilder, Calls, NotACall, Opener, ToolFormat, as_object
+from start_llm.parsing.calls import MAX_NAME, CallBuilder, Calls, NotACall, Opener, ToolFormat, as_object
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import ANYTHING, dump, parse_literal
 from start_llm.parsing.source import LEAKED, WHITESPACE, Source, Step
-from start_llm.parsing.tools.tagged import GLM, LONGCAT_TAGS, QWEN
+from start_llm.parsing.tools.tagged import GLM, IFM, LONGCAT_TAGS, QWEN, Tags, keyed
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
@@ -252,14 +253,61 @@ SHARED = ToolFormat(
 )
 
 
-def _longcat(calls: Calls) -> Step[None]:
-    yield from calls.source.skip()
-    if (yield from calls.source.ahead()) == "{":
-        yield from json_block(calls, Dialect(enders=(LONGCAT_TAGS.outer[1], *LEAKED)))
-    else:
-        yield from LONGCAT_TAGS.read_keyed(calls)
+def _keyed_calls(calls: Calls, tags: Tags, end: str = "") -> Step[None]:
+    """Calls between `tags.outer`, each with keys and values or as JSON, and the `end` of all."""
+    source, count = calls.source, 0
+    while (yield from source.after_space(tags.outer[0])):
+        yield from source.skip()
+        if (yield from source.ahead()) == "{":
+            yield from json_block(calls, Dialect(enders=(tags.outer[1], *LEAKED)))
+            yield from source.after_space(tags.outer[1])
+        else:
+            yield from tags.read_keyed(calls)
+        count += 1
+    if not count:
+        raise NotACall
+    yield from source.after_space(end)
+
+
+def _suffixed_calls(calls: Calls) -> Step[None]:
+    """What follows ``<tool_calls``. All tags end in the checkpoint's own way (``<tool_call:opensource>``)."""
+    suffix, end = yield from calls.source.until((">",), MAX_NAME)
+    if not end or not (suffix == "" or suffix.startswith(":")):
+        raise NotACall
+    yield from _keyed_calls(calls, keyed("", suffix), f"</tool_calls{suffix}>")
 
 
 LONGCAT = ToolFormat(
-    "longcat", (Opener(LONGCAT_TAGS.outer[0], _longcat),), (LONGCAT_TAGS.outer[1], LONGCAT_TAGS.param[1])
+    "longcat",
+    (Opener(LONGCAT_TAGS.outer[0], partial(_keyed_calls, tags=LONGCAT_TAGS), keep=True),),
+    (LONGCAT_TAGS.outer[1], LONGCAT_TAGS.param[1]),
+)
+HY_V4 = ToolFormat("hy_v4", (Opener("<tool_calls", _suffixed_calls),))
+_IFM_END = "</ifm|tool_calls>"
+K2_HORIZON = ToolFormat(
+    "k2_horizon",
+    (
+        Opener("<ifm|tool_calls>", partial(_keyed_calls, tags=IFM, end=_IFM_END)),
+        Opener(IFM.outer[0], partial(_keyed_calls, tags=IFM), keep=True),
+    ),
+    (_IFM_END, IFM.outer[1], IFM.param[1]),
+)
+
+
+def _inkling(calls: Calls) -> Step[None]:
+    """``<|content_invoke_tool_json|>{"name": ..., "args": {...}}<|end_message|>``, behind the tool's name."""
+    source = calls.source
+    yield from source.until((_INKLING,), 2 * MAX_NAME)
+    yield from source.skip()
+    if (yield from source.ahead()) != "{":
+        raise NotACall
+    yield from json_call(calls, Dialect(enders=("<|end_message|>", *LEAKED)))
+    yield from source.after_space("<|end_message|>")
+
+
+_INKLING = "<|content_invoke_tool_json|>"
+INKLING = ToolFormat(
+    "inkling",
+    (Opener(_INKLING, _inkling, keep=True),),
+    per_tool=lambda tool: (Opener(f"{tool.name}{_INKLING}", _inkling, keep=True),),
 )

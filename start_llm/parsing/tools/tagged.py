@@ -358,9 +358,9 @@ def _xml(outer: str, call: str, param: str, *, trim_end: bool = False, cdata: bo
     return Tags(pair, (f"<{call}", f"</{call}>"), (f"<{param}", f"</{param}>"), trim_end=trim_end, cdata=cdata)
 
 
-def _keyed(prefix: str) -> Tags:
+def keyed(prefix: str = "", suffix: str = "") -> Tags:
     """Keys and values in tags of their own."""
-    outer, key, value = (f"{prefix}{name}" for name in ("tool_call", "arg_key", "arg_value"))
+    outer, key, value = (f"{prefix}{name}{suffix}" for name in ("tool_call", "arg_key", "arg_value"))
     ends = (f"</{key}>", f"<{value}>")
     return Tags((f"<{outer}>", f"</{outer}>"), ("", ""), (f"<{key}>", f"</{value}>"), *ends)
 
@@ -368,6 +368,17 @@ def _keyed(prefix: str) -> Tags:
 QWEN = _xml("tool_call", "function", "parameter", trim_end=True)
 MINIMAX_M2 = tagged_format("minimax_m2", _xml("minimax:tool_call", "invoke", "parameter"))
 MUSE_SPARK = tagged_format("muse_spark", _xml("atem:function_calls", "atem:invoke", "atem:parameter"))
+# DeepSeek V3.2, V4 and V4.1; in the latter's tags each name stands behind a space.
+_DSML = (
+    _xml("｜DSML｜function_calls", "｜DSML｜invoke", "｜DSML｜parameter"),
+    _xml("｜DSML｜tool_calls", "｜DSML｜invoke", "｜DSML｜parameter"),
+    _xml("｜DSML｜ calls", "｜DSML｜ invoke", "｜DSML｜ parameter"),
+)
+DEEPSEEK_V4 = ToolFormat(
+    "deepseek_v4",
+    tuple(Opener(tags.outer[0], tags.read_block) for tags in _DSML),
+    tuple(pair[1] for tags in _DSML for pair in (tags.outer, tags.call, tags.param)),
+)
 MINICPM5 = tagged_format("minicpm5", _xml("", "function", "param", cdata=True))
 KIMI_K3 = tagged_format(
     "kimi_k3",
@@ -380,4 +391,4 @@ KIMI_K3 = tagged_format(
     ),
 )
 
-GLM, LONGCAT_TAGS = _keyed(""), _keyed("longcat_")
+GLM, LONGCAT_TAGS, IFM = keyed(), keyed("longcat_"), keyed("ifm|")
