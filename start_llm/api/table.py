@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.api.anthropic.messages import MessagesExchange, read_messages
+from start_llm.api.anthropic.shapes import CountedTokensShape
 from start_llm.api.common.dialect import Exchange
 from start_llm.api.common.fields import word
 from start_llm.api.common.request import agent_of
@@ -22,6 +23,7 @@ from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
+from start_llm.api.openai.shapes import InputTokensShape
 from start_llm.api.openai.stream import ChatExchange
 from start_llm.api.openapi import description_routes
 from start_llm.api.ops.page import Page
@@ -83,14 +85,15 @@ class Dialects:
     def count_tokens(self, inbound: Request) -> Reply:
         exchange = read_messages(inbound, self.settings, self.service)
         exchange = replace(exchange, request=self._named(exchange.request, inbound))
-        body: dict[str, Any] = {"input_tokens": exchange.edited().tokens()}
+        body: CountedTokensShape = {"input_tokens": exchange.edited().tokens()}
         if exchange.edits:
             body["context_management"] = {"original_input_tokens": exchange.tokens()}
         return Reply(sse.dumps(body))
 
     def count_response_tokens(self, inbound: Request) -> Reply:
         count = self.service.count_tokens(self._named(self._response(inbound).request, inbound))
-        return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
+        body: InputTokensShape = {"object": "response.input_tokens", "input_tokens": count}
+        return Reply(sse.dumps(body))
 
     def explain(self, inbound: Request) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""

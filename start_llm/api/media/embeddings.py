@@ -18,6 +18,7 @@ from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
+from start_llm.api.media.shapes import RankedShape, RerankShape
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import DOCUMENTS, EMBEDDED
 from start_llm.core.media import Computation, Encoded, Text
@@ -144,21 +145,20 @@ def _rerank(request: ChatRequest, found: Encoded, documents: Sequence[str] | Non
     """Documents by the cosine of their vector and the query's, which is the first."""
     scores = (found.vectors[1:] @ found.vectors[0]).tolist()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
+    results: list[RankedShape] = [{"index": index, "relevance_score": scores[index]} for index in best]
     if documents is not None:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
     tokens = found.tokens
-    return sse.dumps(
-        {
-            "id": request.id,
-            "object": "list",
-            "model": request.model,
-            "results": results,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            "meta": {"method": SIMILARITY, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
-        }
-    )
+    body: RerankShape = {
+        "id": request.id,
+        "object": "list",
+        "model": request.model,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"method": SIMILARITY, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
+    }
+    return sse.dumps(body)
 
 
 def documents_of(values: Sequence[Any]) -> list[str]:
