@@ -27,8 +27,8 @@ from start_llm.core.service import EventStream
 
 MOST_FOUND, MOST_ANSWERS = 5, 10
 """Tools that one search brings unless it says more; answers that one request may be made of."""
-MOST_PATTERN, SECONDS = 200, 1.0
-"""Characters of a regular expression, and how long it may take over all tools."""
+MOST_PATTERN, SECONDS, MOST_ABOUT = 200, 1.0, 4_000
+"""Characters of a regular expression, and how long it may take over all tools; what is looked at of a description."""
 NAME_WEIGHT, WEAK = 4.0, 0.2
 """How much more a word in a tool's name counts than one in its description. Tools that have less than this part of the
 best one's score share words with it that all have."""
@@ -62,7 +62,7 @@ def _about(tool: Tool) -> str:
     for name, schema in properties.items() if isinstance(properties, dict) else ():
         said = schema.get("description") if isinstance(schema, dict) else None
         about += [name, said if isinstance(said, str) else ""]
-    return "\n".join(about)
+    return "\n".join(about)[:MOST_ABOUT]
 
 
 def _words(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,17 @@ def test_what_cannot_be_searched_is_told(name: str, arguments: str) -> None:
 
 
 def test_a_pattern_that_backtracks_costs_nothing() -> None:
-    many = tuple(Tool(f"t{n}", "a" * 20_000 + "!") for n in range(50))
+    many = tuple(Tool(f"t{n}", "a" * 3_000 + "!") for n in range(50))
     call = ToolCall("c", "pattern", json.dumps({"pattern": "(a+)+$"}))
     assert find(ToolSearch({"pattern": "pattern"}, many), frozenset(), call) == ()
+
+
+def test_a_search_among_megabytes_is_quick() -> None:
+    many = (*(Tool(f"tool_{n}", "word " * 20_000) for n in range(200)), TOOLS[4])
+    call = ToolCall("c", "words", json.dumps({"query": "weather forecasts"}))
+    began = time.process_time()
+    assert find(ToolSearch({"words": "query"}, many), frozenset(), call) == ("weather",)
+    assert time.process_time() - began < 20
 
 
 # --- several answers as one ---

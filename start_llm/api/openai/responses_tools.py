@@ -224,6 +224,8 @@ def _flat_choice(choice: Any, named: Mapping[str, Named]) -> Any:
 
 
 def _flat_reference(item: Any, named: Mapping[str, Named]) -> Any:
+    if isinstance(item, dict) and _kind(item) == SEARCH:
+        return {"type": "function", "name": SEARCH}
     if not isinstance(item, dict) or _kind(item) not in SERVED or not isinstance(item.get("name"), str):
         return item
     namespace = item.get("namespace")

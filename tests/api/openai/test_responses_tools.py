@@ -206,5 +206,9 @@ def test_the_client_searches_by_itself() -> None:
 def test_without_a_search_nothing_is_hidden() -> None:
     assert [tool.name for tool in box(function("read") | LATER).tools] == ["read"]
     assert [tool.name for tool in box(function("read"), {"type": "tool_search"}).tools] == ["read"]
-    chosen = box(function("read") | LATER, {"type": "tool_search"}, choice={"type": "function", "name": "read"})
+    search = {"type": "tool_search"}
+    allowed = {"type": "allowed_tools", "tools": [search, {"type": "function", "name": "read"}]}
+    assert [tool.name for tool in box(SEARCHED, function("read"), search, choice=allowed).tools] == ["read"]
+    assert box(SEARCHED, search, choice=search).choice == ToolChoice("named", "tool_search")
+    chosen = box(function("read") | LATER, search, choice={"type": "function", "name": "read"})
     assert [tool.name for tool in chosen.tools] == ["read", "tool_search"]
