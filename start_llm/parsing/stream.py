@@ -143,7 +143,7 @@ class OutputParser:
             held = self._source.peek(self._source.left)
             markup = (*self._literals.openers, *self._literals.closers, *self._literals.tags)
             # The beginning of some markup, and so long that it hardly is anything else.
-            if cut and len(held) > 2 and held[0] in "<[" and any(text.startswith(held) for text in markup):
+            if cut and len(held) > 2 and set(held) & set("<[]") and any(text.startswith(held) for text in markup):
                 self._source.take(len(held))
             self._source.closed = True
             self._done = next(self._steps, True) is True
