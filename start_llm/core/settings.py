@@ -110,16 +110,16 @@ class Settings(BaseModel):
     model_family: Annotated[str | None, OffOr] = None
     """qwen3, glm4, llama and others (docs/models.md), or generic. Unset: detected from the model."""
     model_probe: Literal["on", "off"] = "on"
-    """on: a model that is loaded for the first time is asked to call a tool, and what it writes says how its calls are
-    read; off: its template and family say it."""
+    """on: the first load of a model asks it to call a tool; its answer shows how its calls are read. off: its
+    template and family show it."""
     adapter_path: Annotated[str | None, OffOr] = None
     """Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then served as a text
     model."""
     served_model_name: Annotated[str | None, OffOr] = None
     """The name clients see. Unset: the last part of MODEL_PATH."""
     model_map: Annotated[str, ModelMapText] = ""
-    """Which model answers who asks for a name: pattern=model, separated by commas, the first that fits counts, e.g.
-    claude-haiku-*=small,*-mini=small; @side=small for side requests. See docs/models.md."""
+    """Table of names: pattern=model, separated by commas; the first pattern that fits counts, e.g.
+    claude-haiku-*=small,*-mini=small. @side=small is for side requests. See docs/models.md."""
     embedding_model: Annotated[str | None, OffOr] = None
     """Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings."""
     transcription_model: Annotated[str | None, OffOr] = None
@@ -133,10 +133,10 @@ class Settings(BaseModel):
     pinned_models: Annotated[str, ModelNames] = ""
     """Models that are never unloaded for others once they are loaded: names, separated by commas."""
     model_ttl_seconds: Seconds = 0.0
-    """A model that was not asked for so long is unloaded, its KV goes to disk (0 = never)."""
+    """A model idle for this many seconds is unloaded; its KV goes to disk (0 = never)."""
     pool_wait_seconds: Seconds = 30.0
-    """How long a request waits for a model that has no room because others work, before it is refused with 507 (0 = not
-    at all)."""
+    """Seconds a request waits for memory for its model while other models work; then it gets 507 (0 = it does not
+    wait)."""
     max_loaded_models: Count = 0
     """Most models that are loaded at the same time (0 = as many as fit)."""
     pool_memory_bytes: Annotated[Annotated[int, Field(ge=2**20)] | None, OffOr] = None
@@ -171,10 +171,10 @@ class Settings(BaseModel):
     prefill_step_size: Literal["auto"] | Annotated[int, Field(ge=16)] = "auto"
     """Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does."""
     idle_shutdown_minutes: Annotated[float, Field(ge=0)] = 0.0
-    """End the server when it was not asked anything for so long and no launched agent runs; 0 = never."""
+    """The server ends after this many minutes without a request and without a launched agent; 0 = never."""
     context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Anthropic API: token counts told to the client are multiplied by this; auto: so that a client that takes each
-    model to have room for 200,000 tokens compacts in time."""
+    """Anthropic API: factor of the token counts that clients are told. auto: a client that assumes a context of
+    200,000 tokens compacts in time."""
 
     # Proxy
     proxy: Literal["on", "off"] = "on"
@@ -184,14 +184,14 @@ class Settings(BaseModel):
     proxy_model_id: Annotated[str | None, OffOr] = None
     """Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."""
     proxy_startup_wait_seconds: Seconds = 2.0
-    """How long start-up waits for the proxy before it goes on without; it is watched after that."""
+    """Seconds the start waits for the proxy; after that the server goes on and watches the proxy."""
     litellm_master_key: Annotated[str | None, OffOr, Key] = None
     """Key for the proxy. Made on first start and kept in .env."""
 
     fallback_model: Annotated[str | None, OffOr, FallbackModel] = None
-    """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5, that gets through the proxy what this server
-    cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this machine. See
-    docs/operations.md."""
+    """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5. The proxy sends it the requests that
+    this server cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this
+    machine. See docs/operations.md."""
     fallback_api_key: Annotated[str | None, OffOr, Key] = None
     """Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."""
     fallback_api_base: Annotated[str | None, OffOr, WebAddress] = None
@@ -237,7 +237,7 @@ class Settings(BaseModel):
     """Memory that the GPU keeps resident (macOS): off, bytes, or auto, which wires the weights alone, once, and only if
     they take 32 GiB or more. See docs/memory.md."""
     reanchor: Literal["on", "off"] = "on"
-    """Prefill in idle gaps what the client's next request is going to look like."""
+    """Prefill the client's expected next request in idle gaps."""
     kv_disk_dir: str = "auto"
     """Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."""
     kv_disk_bytes: Annotated[int | None, OffOr] = None
@@ -265,9 +265,9 @@ class Settings(BaseModel):
 
     # Generation
     makers_sampling: bool = True
-    """A request that does not say is drawn with what the model's makers recommend (generation_config.json), as far as
-    no DEFAULT_ setting or file says something else; false: with the values below, which copy more to the letter: drafts
-    then save much more time (docs/drafts.md has figures)."""
+    """A request without sampling parameters uses the checkpoint's generation_config.json, unless a DEFAULT_ setting
+    or file says something else. false: it uses the values below, which copy more to the letter; drafts then save
+    much more time (docs/drafts.md has figures)."""
     default_temperature: Annotated[float, Field(ge=0, le=2)] = 0.1
     """Sampling temperature."""
     default_top_p: Annotated[float, Field(gt=0, le=1)] = 0.9

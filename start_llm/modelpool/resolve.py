@@ -1,6 +1,6 @@
 """Which model a request's name means: the main one, one on this disk, or none.
 
-One more place has a say: `api.table` gives side requests for the main model to the model of ``MODEL_MAP``'s ``@side``.
+Exception: `api.table` routes side requests for the main model to the model of ``MODEL_MAP``'s ``@side``.
 
 Nothing but the models that are listed here is ever loaded. Knows no MLX.
 """
