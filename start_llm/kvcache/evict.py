@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.rows import is_lent
-from start_llm.kvcache.sessions import Sessions, Strength
+from start_llm.kvcache.sessions import UNPROTECTED, Sessions, Strength
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
 
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
 _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
-_UNPROTECTED = (-1, 0.0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000, 0  # from a protected end: checkpoints, tokens
@@ -111,7 +110,7 @@ class Eviction:
     def _give_up(self, leaf: Segment, strengths: Strengths) -> Segment | None:
         """Drops as much of a leaf as is needed. Returns the leaf above it, if there is one now."""
         if self._kit.cuttable and (front := self._split_at_budget(leaf)) is not None:
-            strengths[id(front)] = strengths.get(id(leaf), _UNPROTECTED)
+            strengths[id(front)] = strengths.get(id(leaf), UNPROTECTED)
         return self._resident.drop(leaf)
 
     def _split_at_budget(self, leaf: Segment) -> Segment | None:
@@ -152,10 +151,10 @@ def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> 
 
     A leaf without a checkpoint restores nothing in a model that needs one (not `cuttable`).
     """
-    strength = strengths.get(id(segment), _UNPROTECTED)
+    strength = strengths.get(id(segment), UNPROTECTED)
     if not cuttable and not _has_state(segment):
-        level, strength = 0, _UNPROTECTED
-    elif strength != _UNPROTECTED:
+        level, strength = 0, UNPROTECTED
+    elif strength != UNPROTECTED:
         level = 3
     else:
         level = 1 if segment.one_shot else 2
@@ -182,13 +181,13 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
     likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
     seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * (segment.end - next_above)
     worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
-    strength = strengths.get(id(segment), _UNPROTECTED)
+    strength = strengths.get(id(segment), UNPROTECTED)
     if segment.head:
-        return 3, strength, worth if strength == _UNPROTECTED else math.inf
+        return 3, strength, worth if strength == UNPROTECTED else math.inf
     window = max(window, 1) << max(tokens // _NEAR, 1).bit_length() - 1
     if segment.end // window > next_above // window:
         return 3, strength, math.inf
-    return 3 if below < _TAIL else 1, _UNPROTECTED, worth
+    return 3 if below < _TAIL else 1, UNPROTECTED, worth
 
 
 def place_to_cut(ranks: dict[Segment, Rank], strengths: Strengths, excess: int, now: float) -> Segment | None:
@@ -203,7 +202,7 @@ def place_to_cut(ranks: dict[Segment, Rank], strengths: Strengths, excess: int, 
     Returns:
         ``None``: no KV of a conversation has to go, or all of it.
     """
-    inside = (s for s, its in ranks.items() if its[1] == _UNPROTECTED and id(s) in strengths)
+    inside = (s for s, its in ranks.items() if its[1] == UNPROTECTED and id(s) in strengths)
     before = {segment: segment.checkpoint_bytes for segment in inside}
     gone = set[Segment]()
     ends = _restorable_ends(ranks, strengths, gone)

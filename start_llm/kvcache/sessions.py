@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import partial
 
 from start_llm.files.lru import Lru
@@ -24,10 +25,27 @@ def _pauses(most: int) -> dict[bool, Pauses]:
 
 Key = tuple[str | None, str]
 """Owner and name of a conversation: two owners may have chosen the same name."""
-Strength = tuple[int, float, float]
-"""Of a protected end, the weakest first. (0, 0, last use): its conversation left it behind. (1, how likely the
-conversation comes back soon, last use), where a sub-agent that has ended counts as used long ago. (2, minus its first
-use, 0): it waits for conversations that it began."""
+
+
+class Claim(IntEnum):
+    """Why KV is protected, the weakest first."""
+
+    NONE = -1
+    LEFT = 0  # its conversation left it behind
+    IN_PROGRESS = 1
+    WAITS = 2  # for conversations that it began
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Strength:
+    """How strongly an end is protected; greater is stronger."""
+
+    claim: Claim
+    returns: float = 0.0  # how likely its conversation comes back soon, if that is in progress
+    used: float = 0.0  # last use; of one that waits minus its first. A sub-agent that has ended: as if long ago
+
+
+UNPROTECTED = Strength(Claim.NONE)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,14 +181,15 @@ class Sessions:
                     continue
                 newest = end is session.ends[-1]
                 if newest and id(session) in reserved:
-                    strength = 2, -session.created, 0.0
+                    strength = Strength(Claim.WAITS, used=-session.created)
                 elif newest or session.alternates:
                     used = session.used if newest else end.used
-                    strength = 1, rate_of(session, used), used
+                    returns = rate_of(session, used)
                     if caller is not None:
-                        strength = 1, min(strength[1], rate_of(caller, caller.used)), used - self._waits_for
+                        returns, used = min(returns, rate_of(caller, caller.used)), used - self._waits_for
+                    strength = Strength(Claim.IN_PROGRESS, returns, used)
                 else:
-                    strength = 0, 0.0, end.used
+                    strength = Strength(Claim.LEFT, used=end.used)
                 strengths[id(held)] = max(strengths.get(id(held), strength), strength)
         return strengths
 

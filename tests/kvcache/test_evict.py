@@ -24,12 +24,15 @@ from start_llm.kvcache.evict import (
 )
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
+from start_llm.kvcache.sessions import UNPROTECTED, Claim, Strength
 from start_llm.kvcache.store import KVStore
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Checkpoint, StoreConfig, StoredEnd, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
 
+WEAK, STRONG = Strength(Claim.IN_PROGRESS, 0.1, 5.0), Strength(Claim.IN_PROGRESS, 0.2, 5.0)
+WAITING = Strength(Claim.WAITS, used=-3.0)
 CONFIG = StoreConfig(0, checkpoints_recent=2, checkpoint_grid=20)
 
 
@@ -44,19 +47,19 @@ def test_rank_goes_from_useless_to_protected() -> None:
     tree = fake_tree()
     useless, side, plain, young, old = (grow(tree, [n, n + 1], checkpoint=n > 0) for n in range(0, 50, 10))
     side.one_shot = True
-    strengths = {id(young): (1, 0.1, 5.0), id(old): (2, -3.0, 0.0)}
+    strengths = {id(young): WEAK, id(old): WAITING}
     leaves = [old, plain, young, side, useless]
     ordered = sorted(leaves, key=lambda s: rank(s, strengths, False, 10.0))
     assert ordered == [useless, side, plain, young, old]
     assert rank(useless, {}, True, 10.0)[0] == 2  # where all can be cut, no checkpoint is missed
-    assert rank(useless, {id(useless): (1, 0.1, 5.0)}, False, 10.0)[0] == 0  # whoever it belongs to
+    assert rank(useless, {id(useless): WEAK}, False, 10.0)[0] == 0  # whoever it belongs to
 
 
 def test_a_path_is_as_strong_as_the_strongest_end_that_stands_on_it() -> None:
     tree = fake_tree(longest=5)
     weak, strong = grow(tree, list(range(20))), grow(tree, [*range(10), *range(50, 60)])
     other = grow(tree, [99])
-    ends = {id(weak): (1, 0.1, 9.0), id(strong): (1, 0.2, 3.0)}
+    ends = {id(weak): WEAK, id(strong): STRONG}
     strengths = whole_paths(tree, ends)
     assert id(other) not in strengths
     for end, above in ((weak, weak.parent), (strong, strong.parent)):
@@ -102,8 +105,8 @@ def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
         end = grow(tree, list(range(stop)), checkpoint=True)
         end.head = stop == 40
     grow(tree, [*range(40), 500], checkpoint=True)  # another conversation, unprotected
-    strengths = whole_paths(tree, {id(end): (1, 0.1, 5.0)})
-    ends = nearest_ends(tree, {id(end): (1, 0.1, 5.0)})
+    strengths = whole_paths(tree, {id(end): WEAK})
+    ends = nearest_ends(tree, {id(end): WEAK})
     inside = [s for s in tree if s.checkpoint is not None and not s.is_leaf]
     ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, strengths, ends[id(s)], 10.0, 1000))]
     assert ordered[-1] == 40
@@ -120,7 +123,7 @@ def test_a_head_stays_as_long_as_kv_of_a_conversation_that_begins_with_it() -> N
     head.head = True
     end = grow(tree, list(range(100)), checkpoint=True)
     end.uses = 10**6
-    weak, strong = (1, 0.1, 5.0), (1, 0.2, 5.0)
+    weak, strong = WEAK, STRONG
     strengths = whole_paths(tree, {id(end): weak})
     its = checkpoint_rank(head, strengths, (1, 90), 9.0, 1000)
     assert rank(end, strengths, False, 9.0) < its < rank(end, {id(end): strong}, False, 9.0)
@@ -136,7 +139,7 @@ def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
     tree = fake_tree()
     for stop in range(2000, 40001, 2000):
         end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
-    ends = {id(end): (1, 0.1, 5.0)}
+    ends = {id(end): WEAK}
     strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
     ranks = {s.end: checkpoint_rank(s, strengths, nearest[id(s)], 9.0, 5000) for s in tree if not s.is_leaf}
     first = rank(end, strengths, False, 9.0)
@@ -150,7 +153,7 @@ def test_what_stays_to_the_last_is_further_apart_the_further_it_is_from_the_end(
     tree, length = fake_tree(), 100_000
     for stop in range(500, length + 1, 500):
         end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
-        ends = {id(end): (1, 0.1, 5.0)}
+        ends = {id(end): WEAK}
         strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
         for segment in tree:  # memory is short at every turn
             if not segment.is_leaf and segment.checkpoint is not None:
@@ -212,8 +215,8 @@ def test_one_state_is_kept_where_the_weakest_conversation_will_end() -> None:
         weak = grow(tree, list(range(stop)), checkpoint=True)
     for stop in range(50, 101, 10):
         strong = grow(tree, [*range(40), *range(500, 460 + stop)], checkpoint=True)
-    strengths = whole_paths(tree, {id(weak): (1, 0.1, 5.0), id(strong): (1, 0.2, 5.0)})
-    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, (-1, 0.0, 0.0), 0.0))  # those inside go before KV
+    strengths = whole_paths(tree, {id(weak): WEAK, id(strong): STRONG})
+    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, UNPROTECTED, 0.0))  # those inside go before KV
     ranks |= {end: rank(end, strengths, False, 9.0) for end in (weak, strong)}
 
     def place(excess: int) -> int | None:
@@ -241,12 +244,12 @@ def test_what_goes_before_all_conversations_leaves_them_their_states() -> None:
     useless = grow(tree, list(range(130)))  # 300 bytes behind the last state
     for stop in (510, 520, 530, 540):
         other = grow(tree, list(range(500, stop)), checkpoint=True)  # 800 bytes of nobody in progress
-    strengths = whole_paths(tree, {id(useless): (1, 0.1, 5.0)})
-    ranks: dict[Segment, Rank] = {s: (1, (-1, 0.0, 0.0), 0.0) for s in tree if s is not end}
+    strengths = whole_paths(tree, {id(useless): WEAK})
+    ranks: dict[Segment, Rank] = {s: (1, UNPROTECTED, 0.0) for s in tree if s is not end}
     ranks[end] = 3, strengths[id(end)], math.inf
-    ranks[useless] = ranks[other] = 0, (-1, 0.0, 0.0), 0.0
+    ranks[useless] = ranks[other] = 0, UNPROTECTED, 0.0
     aside = grow(tree, [*range(90), 700])  # 10 bytes; while it is there, the state at 90 is not at a leaf
-    ranks[aside] = 0, (-1, 0.0, 0.0), 0.0
+    ranks[aside] = 0, UNPROTECTED, 0.0
     inside = 9 * 100 + 10
     assert place_to_cut(ranks, strengths, inside + 300 + 800, 9.0) is None
     found = place_to_cut(ranks, strengths, inside + 300 + 800 + 1, 9.0)
@@ -258,8 +261,8 @@ def test_an_end_whose_state_is_on_disk_is_an_end() -> None:
     for stop in range(10, 101, 10):
         end = grow(tree, list(range(stop)), checkpoint=True)
     end.checkpoint, end.checkpoint_file = None, "a"
-    strengths = whole_paths(tree, {id(end): (1, 0.1, 5.0)})
-    ranks: dict[Segment, Rank] = {s: (1, (-1, 0.0, 0.0), 0.0) for s in tree if s is not end}
+    strengths = whole_paths(tree, {id(end): WEAK})
+    ranks: dict[Segment, Rank] = {s: (1, UNPROTECTED, 0.0) for s in tree if s is not end}
     ranks[end] = rank(end, strengths, False, 9.0)
     assert place_to_cut(ranks, strengths, 9 * 100, 9.0) is None
     found = place_to_cut(ranks, strengths, 9 * 100 + 1, 9.0)  # 100 bytes of KV go, and a state that stays takes them
@@ -274,8 +277,8 @@ def test_a_running_conversation_is_not_cut() -> None:
         resting = grow(tree, list(range(500, 500 + stop)), checkpoint=True)
     row = RowKV(LayerKit(lambda: [KVCache()]), [KVCache()])
     lent.rows = Run(row, lent.start, lent.length)
-    strengths = whole_paths(tree, {id(lent): (1, 0.1, 5.0), id(resting): (1, 0.2, 5.0)})
-    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, (-1, 0.0, 0.0), 0.0))
+    strengths = whole_paths(tree, {id(lent): WEAK, id(resting): STRONG})
+    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, UNPROTECTED, 0.0))
     ranks |= {end: rank(end, strengths, False, 9.0) for end in (lent, resting)}
     found = place_to_cut(ranks, strengths, 18 * 100 + 1, 9.0)
     assert found is not None and found in resting.ancestors()
@@ -287,7 +290,7 @@ def test_ends_below_a_place_are_told_by_the_nearest() -> None:
     far = grow(tree, list(range(50)), checkpoint=True)
     near = grow(tree, [*range(10), *range(90, 95)], checkpoint=True)
     other = grow(tree, [700])
-    nearest = nearest_ends(tree, {id(far): (1, 0.1, 5.0), id(near): (1, 0.1, 5.0)})
+    nearest = nearest_ends(tree, {id(far): WEAK, id(near): WEAK})
     assert near.parent is not None and nearest[id(near.parent)] == (1, 5)
     assert nearest[id(far)] == nearest[id(near)] == (0, 0) and id(other) not in nearest
 

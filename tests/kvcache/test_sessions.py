@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.sessions import Claim, Sessions, Strength
 from tests.kvcache.segments import A_TOKEN, fake_tree, grow
 
 BUDGET = 100 * A_TOKEN
@@ -55,7 +55,7 @@ def test_the_longest_unused_are_the_weakest() -> None:
         sessions.add_end(str(number), end, float(number))
     sessions.add_end("0", ends[0], 5.0)
     strengths = sessions.protection(60.0, BUDGET)  # nobody was ever silent for so long: all may return as soon
-    assert [strengths[id(end)] for end in ends] == [(1, 0.0, 5.0), (1, 0.0, 1.0), (1, 0.0, 2.0)]
+    assert [strengths[id(end)] for end in ends] == [Strength(Claim.IN_PROGRESS, 0.0, used) for used in (5.0, 1.0, 2.0)]
 
 
 def test_who_comes_back_soon_is_stronger_than_who_was_used_last() -> None:
@@ -81,9 +81,9 @@ def test_pauses_are_judged_by_how_the_answer_in_front_of_them_ended() -> None:
     sessions.add_end("asks", asks, now, calls=True)
     sessions.add_end("done", done, now + 1, calls=False)
     strengths = sessions.protection(now + 3, BUDGET)
-    assert strengths[id(asks)][1] > 5 * strengths[id(done)][1], "though the other one was used last"
+    assert strengths[id(asks)].returns > 5 * strengths[id(done)].returns, "though the other one was used last"
     strengths = sessions.protection(now + 290, BUDGET)
-    assert strengths[id(asks)][1] < strengths[id(done)][1]
+    assert strengths[id(asks)].returns < strengths[id(done)].returns
 
 
 def test_only_a_turn_that_is_over_ends_a_pause() -> None:
@@ -97,7 +97,7 @@ def test_only_a_turn_that_is_over_ends_a_pause() -> None:
                     sessions.add_end("a", end, 100.0 * turn + second - 100, answered=False)
             sessions.add_end("a", end, 100.0 * turn)
     assert whole.protection(370.0, BUDGET) == parts.protection(370.0, BUDGET)
-    assert whole.protection(370.0, BUDGET)[id(end)][1] > 0
+    assert whole.protection(370.0, BUDGET)[id(end)].returns > 0
 
 
 def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
@@ -111,9 +111,9 @@ def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
     end = grow(tree, run(0, 70))
     sessions.add_end("a", end, 3.0)
     strengths = sessions.protection(4.0, BUDGET)
-    assert (strengths[id(left)][0], strengths[id(end)][0]) == (0, 1)
+    assert (strengths[id(left)].claim, strengths[id(end)].claim) == (0, 1)
     sessions.add_end("a", grow(tree, [*run(0, 10), 99, 98]), 5.0, answered=False)
-    assert sessions.protection(6.0, BUDGET)[id(end)][0] == 1, "but this does"
+    assert sessions.protection(6.0, BUDGET)[id(end)].claim == 1, "but this does"
 
 
 def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() -> None:
@@ -135,18 +135,18 @@ def test_who_waits_for_those_it_called_is_reserved() -> None:
     sessions.add_end("main", main, 1.0, calls=True)
     sessions.add_end("agent", agent, 50.0, calls=True)
     strengths = sessions.protection(60.0, BUDGET)
-    assert strengths[id(main)] == (2, -1.0, 0.0) and strengths[id(agent)] > strengths[id(other)]
-    assert strengths[id(agent)][0] == strengths[id(other)][0] == 1
+    assert strengths[id(main)] == Strength(Claim.WAITS, used=-1.0) and strengths[id(agent)] > strengths[id(other)]
+    assert strengths[id(agent)].claim == strengths[id(other)].claim == 1
     sessions.add_end("main", main, 61.0, calls=True)  # it has come back
-    assert sessions.protection(61.0, BUDGET)[id(main)][0] == 1
+    assert sessions.protection(61.0, BUDGET)[id(main)].claim == 1
     sessions.add_end("agent", agent, 100.0, calls=True)  # goes on by itself: nobody waits for it
-    assert sessions.protection(100.0, BUDGET)[id(main)][0] == 1
+    assert sessions.protection(100.0, BUDGET)[id(main)].claim == 1
     sessions.add_end("main", main, 101.0, calls=True)
     for number in (7, 8):  # two at once
         sessions.add_end(f"agent {number}", grow(tree, [*tools, 1000 + number]), 101.0 + number, calls=True)
     sessions.add_end("agent 8", grow(tree, [*tools, 1008, 1]), 130.0, calls=True)
-    assert sessions.protection(150.0, BUDGET)[id(main)][0] == 2
-    assert sessions.protection(150.1, BUDGET)[id(main)][0] == 1  # the agents are silent, too
+    assert sessions.protection(150.0, BUDGET)[id(main)].claim == 2
+    assert sessions.protection(150.1, BUDGET)[id(main)].claim == 1  # the agents are silent, too
 
 
 def test_one_that_began_before_the_main_conversation_is_not_reserved() -> None:
@@ -160,7 +160,7 @@ def test_one_that_began_before_the_main_conversation_is_not_reserved() -> None:
     sessions.add_end("main", main, 8.0, calls=True)
     sessions.add_end("agent", grow(tree, [*tools, 9]), 10.0, calls=True)
     strengths = sessions.protection(20.0, BUDGET)
-    assert (strengths[id(main)][0], strengths[id(early)][0]) == (2, 1)
+    assert (strengths[id(main)].claim, strengths[id(early)].claim) == (2, 1)
 
 
 def test_only_who_is_known_to_wait_for_a_call_has_begun_another() -> None:
@@ -169,7 +169,7 @@ def test_only_who_is_known_to_wait_for_a_call_has_begun_another() -> None:
         main = grow(tree, [*run(0, 10), 1])
         sessions.add_end("main", main, 0.0, calls=calls)
         sessions.add_end("agent", grow(tree, [*run(0, 10), 2]), 5.0, calls=True)
-        assert sessions.protection(6.0, BUDGET)[id(main)][0] == level
+        assert sessions.protection(6.0, BUDGET)[id(main)].claim == level
 
 
 def ended_beside(
@@ -207,7 +207,8 @@ def test_what_was_used_last_is_no_sub_agent_that_has_ended() -> None:
     assert strengths[id(first)] < strengths[id(second)]
     sessions.add_end("first", first, 110.0, calls=False)
     sessions.add_end("other", grow(tree, run(5000, 5)), 111.0, calls=False)
-    assert (1, 0.0, 100.0) in sessions.protection(300.0, BUDGET).values(), "the first one has come back"
+    strengths = sessions.protection(300.0, BUDGET)
+    assert Strength(Claim.IN_PROGRESS, 0.0, 100.0) in strengths.values(), "the first one has come back"
 
 
 def test_who_waits_for_a_call_has_begun_the_next_though_another_that_rests_is_alike() -> None:
@@ -217,13 +218,13 @@ def test_who_waits_for_a_call_has_begun_the_next_though_another_that_rests_is_al
     main = grow(tree, [*tools, 2])
     sessions.add_end("main", main, 1.0, calls=True)
     sessions.add_end("agent", grow(tree, [*tools, 3]), 2.0, calls=False)
-    assert sessions.protection(3.0, BUDGET)[id(main)][0] == 2
+    assert sessions.protection(3.0, BUDGET)[id(main)].claim == 2
     sessions.add_end("another", grow(tree, [*tools, 4]), 4.0, calls=True)
-    assert sessions.protection(10.0, BUDGET)[id(main)][0] == 2
+    assert sessions.protection(10.0, BUDGET)[id(main)].claim == 2
     sessions.add_end("main", main, 11.0, calls=True)
     sessions.add_end("rests", grow(tree, [*tools, 1]), 12.0, calls=False)  # that one was used last
     sessions.add_end("one more", grow(tree, [*tools, 5]), 13.0, calls=False)
-    assert sessions.protection(14.0, BUDGET)[id(main)][0] == 2
+    assert sessions.protection(14.0, BUDGET)[id(main)].claim == 2
 
 
 def test_a_conversation_of_long_ago_called_nobody() -> None:
@@ -231,7 +232,7 @@ def test_a_conversation_of_long_ago_called_nobody() -> None:
     first, second = grow(tree, [1, 2]), grow(tree, [1, 3])
     sessions.add_end("first", first, 0.0, calls=True)
     sessions.add_end("second", second, 101.0, calls=True)
-    assert sessions.protection(102.0, BUDGET)[id(first)][0] == 1
+    assert sessions.protection(102.0, BUDGET)[id(first)].claim == 1
 
 
 def test_nobody_is_reserved_who_would_take_most_of_the_budget() -> None:
@@ -247,7 +248,7 @@ def test_nobody_is_reserved_who_would_take_most_of_the_budget() -> None:
 
     def levels(budget_tokens: int) -> list[int]:
         strengths = sessions.protection(3.0, budget_tokens * A_TOKEN)
-        return [strengths[id(end)][0] for end in (large, small, late)]
+        return [strengths[id(end)].claim for end in (large, small, late)]
 
     assert levels(130) == [2, 2, 2]
     assert levels(100) == [2, 2, 1]  # 70 tokens are for the eldest
@@ -290,9 +291,9 @@ def test_two_owners_may_give_their_conversations_one_name() -> None:
     sessions.add_end("main", third, 4.0, owner="bob")
     strengths = sessions.protection(5.0, BUDGET)
     assert len(sessions) == 3
-    assert strengths[id(first)][0] == 1, "the one of ann's: bob has not left it behind"
-    assert strengths[id(second)][0] == 0, "bob has left this one behind"
-    assert strengths[id(first)][2] == 1.0, "and it was used when ann used it"
+    assert strengths[id(first)].claim == 1, "the one of ann's: bob has not left it behind"
+    assert strengths[id(second)].claim == 0, "bob has left this one behind"
+    assert strengths[id(first)].used == 1.0, "and it was used when ann used it"
     assert [name for name, _ in sessions.ends()] == ["main", "other", "main"]
 
 
@@ -304,4 +305,4 @@ def test_nobody_waits_for_the_conversation_of_another_owner() -> None:
         sessions.add_end("main", main, 0.0, owner="ann", calls=True)
         sessions.add_end("new", grow(tree, [*tools, 2]), 1.0, owner=owner, calls=True)
         sessions.add_end("new", grow(tree, [*tools, 2, 3]), 2.0, owner=owner, calls=True)
-        assert sessions.protection(3.0, BUDGET)[id(main)][0] == level
+        assert sessions.protection(3.0, BUDGET)[id(main)].claim == level
