@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import httpx
 from rich.console import Console
@@ -106,7 +107,13 @@ def run(model: str, policy: Policy, chosen: Sequence[Case], tell: Callable[[str]
         None, model_path=model, mlx_port=0, proxy="off", cache_drift_policy=policy, kv_disk_dir="off", reanchor="off"
     )
     answers = []
-    with App(settings, say=lambda _: None) as app, httpx.Client(base_url=app.url, timeout=REQUEST_SECONDS) as client:
+    # These conversations are short: what a note says is measured here, not whether it pays.
+    pays = patch("start_llm.prompt.view._SHARE", 1)
+    with (
+        pays,
+        App(settings, say=lambda _: None) as app,
+        httpx.Client(base_url=app.url, timeout=REQUEST_SECONDS) as client,
+    ):
 
         def ask(
             session: str,
