@@ -128,7 +128,9 @@ class SearchingStream:
         self._remember = remember
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._stream = begin(request)
-        self._spent: CacheReport | None = None  # on the answers before this one
+        # on the answers so far, and whether the one that ran last is among them
+        self._spent: CacheReport | None = None
+        self._is_counted = False
         self._events = self._run()
 
     def __iter__(self) -> Iterator[ev.Event]:
@@ -143,7 +145,7 @@ class SearchingStream:
             self._stream.close()
 
     def last_report(self, patience: float) -> CacheReport | None:
-        last = self._stream.last_report(patience)
+        last = None if self._is_counted else self._stream.last_report(patience)
         return self._spent if last is None else self._all(last)
 
     def _all(self, report: CacheReport) -> CacheReport:
@@ -166,7 +168,7 @@ class SearchingStream:
             if done is None:
                 return
             usage = ev.Usage(*map(sum, zip(astuple(usage), astuple(done.usage), strict=True)))
-            self._spent = self._all(done.report)
+            self._spent, self._is_counted = self._all(done.report), True
             calls = [ToolCall(e.id, e.name, e.arguments) for e in said if isinstance(e, ev.ToolCallFinished)]
             searches = [call for call in calls if call.name in self._search.fields]
             if searches:
@@ -222,6 +224,6 @@ class SearchingStream:
         stream = self._begin(self._request)
         with self._lock:
             self._stream.close()
-            self._stream = stream
+            self._stream, self._is_counted = stream, False
             if self._closed.is_set():
                 stream.close()
