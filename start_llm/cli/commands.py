@@ -362,11 +362,35 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             begins=lambda options: "demo: starting a server on a free port ...",
         ),
         Command(
+            "bench",
+            "how quick this machine is with a model: prefill, decode, an agent's turns; some two minutes",
+            "start_llm.cli.bench:main",
+            (
+                flag("model", nargs="?", type=model_word, metavar="MODEL", help="as --model"),
+                MODEL,
+                CONTEXT,
+                flag("--against", choices=["mlx_lm.server"], metavar="SERVER", help="beside mlx_lm.server"),
+            ),
+            (
+                ("bench qwen3.6-27b", "a table, and a text to paste"),
+                ("bench qwen3.6-27b --against mlx_lm.server", "with that server's figures beside it"),
+            ),
+            in_home=True,
+            begins=lambda options: "bench: loading the model; the figures come in some two minutes ...",
+        ),
+        Command(
             "doctor",
-            "say what this machine has and what is missing",
+            "say what this machine has and what is missing; --deep: whether it computes right, too",
             "start_llm.cli.doctor:main",
-            SERVER,
-            (("doctor", ""),),
+            (
+                *SERVER,
+                flag(
+                    "--deep",
+                    action="store_true",
+                    help="serve the model and compare its answers: cold, reused, forked ...",
+                ),
+            ),
+            (("doctor", ""), ("doctor --deep qwen3.6-27b", "minutes; a text to paste")),
             in_home=True,
             begins=lambda options: "doctor: trying what this machine computes, some seconds ...",
         ),

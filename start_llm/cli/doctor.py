@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Literal
 
@@ -93,11 +93,15 @@ class Probe:
 
 def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """Prints all findings; 0 if nothing is bad."""
-    findings = list(examine(settings, probe_mlx()))
+    findings: list[Finding] = []
     console = Console(highlight=False, soft_wrap=True)
-    for finding in findings:
+    found = examine(settings, probe_mlx())
+    if options is not None and options.deep:  # a server in this process: only where it was asked for
+        found = import_module("start_llm.cli.deep").deep(settings)
+    for finding in found:
+        findings.append(finding)
         console.print(f"{finding.verdict:4}", style=COLOURS[finding.verdict], end="")
-        console.print(f"  {finding.subject:12}  {finding.text}", markup=False)
+        console.print(f"  {finding.subject:17}  {finding.text}", markup=False)
     bad = [finding.subject for finding in findings if finding.verdict == "bad"]
     print(f"Not well: {', '.join(bad)}." if bad else "All well.")
     return 1 if bad else 0

@@ -34,8 +34,8 @@ from start_llm.service.place import port_of_one
 log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 0.4
-LOADS = frozenset({"serve", "start", "restart", "launch", "chat", "demo"})
-COMPUTES = frozenset({"serve", "demo", "doctor"})
+LOADS = frozenset({"serve", "start", "restart", "launch", "chat", "demo", "bench"})
+COMPUTES = frozenset({"serve", "demo", "doctor", "bench"})
 """Commands in whose process, or in children of it, MLX computes."""
 
 

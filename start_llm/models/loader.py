@@ -135,6 +135,14 @@ def accelerator() -> Accelerator:
     )
 
 
+def peak_bytes(*, reset: bool) -> int:
+    """The most memory that MLX had in use since the last reset; with `reset` it begins anew, at what is in use now."""
+    if reset:
+        mx.reset_peak_memory()
+        return int(mx.get_active_memory())
+    return int(mx.get_peak_memory())
+
+
 def load_model(
     settings: Settings, device: Device, progress: Progress, say: Say, given: LoadInputs | None = None
 ) -> LoadedModel:

@@ -136,6 +136,9 @@ class GuardedStore:
     def set_budget(self, budget_bytes: int) -> None:
         self._or(None, self._store.set_budget, budget_bytes)
 
+    def clear(self) -> None:
+        self._or(None, self._store.clear)
+
     def figures(self) -> dict[str, float]:
         """The store's sizes, by the names that `/metrics` shows; the last ones if the store cannot be asked."""
         stats = self._or(None, self._store.stats)

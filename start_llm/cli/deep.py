@@ -1,0 +1,117 @@
+"""``doctor --deep``: whether a model answers the same on this machine in whatever way its KV came about; greedy answers
+are compared with those of a server that had nothing stored and no drafts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from start_llm.app import App
+from start_llm.cli.measure import Timed, about, figures, forget, own_server, timed, words
+from start_llm.clients.agent import Endpoint
+from start_llm.core.errors import StartLLMError
+from start_llm.core.settings import Settings
+from start_llm.launch.chat import ChatError
+from start_llm.launch.conversation import Message
+from start_llm.models.device import GIB, PREFILL_BYTES
+from start_llm.models.loader import peak_bytes
+
+ANSWER = 48  # tokens
+HEAD = 1_200  # words
+KV_AT_PEAK = 1.3  # times what a turn's KV takes, docs/memory.md
+Verdict = Literal["ok", "note", "bad"]
+
+
+class Compared(NamedTuple):
+    """One line of the table."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+
+
+def deep(settings: Settings) -> Iterator[Compared]:
+    """Loads the model three times: with drafts as set, without them, and once more after that."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="start-llm-doctor-") as folder:
+            yield from _compare(settings, Path(folder))
+    except (StartLLMError, ChatError) as error:
+        yield Compared("deep", "bad", f"a server on this model fails: {error}")
+
+
+def _compare(settings: Settings, folder: Path) -> Iterator[Compared]:
+    first, forked, other = prompts(folder)
+    with own_server(settings, folder, drafts="off", kv_disk_dir=str(folder / "kv")) as (app, endpoint):
+        cold = timed(endpoint, first, ANSWER)
+        follow: list[Message] = [*first, {"role": "assistant", "content": cold.text}, *forked]
+        forget(app)
+        expected = timed(endpoint, follow, ANSWER)
+        forget(app)
+        alone = timed(endpoint, other, ANSWER)
+        model = endpoint.model
+    with own_server(settings, folder, drafts="off", kv_disk_dir=str(folder / "kv")) as (_, endpoint):
+        found = timed(endpoint, first, ANSWER)
+        yield same("after a restart", cold, found, reused=True)
+    with own_server(settings, folder) as (app, endpoint):
+        yield same("with drafts" if settings.drafts != "off" else "cold, again", cold, timed(endpoint, first, ANSWER))
+        yield same("reused", cold, timed(endpoint, first, ANSWER), reused=True)
+        yield same("forked", expected, timed(endpoint, follow, ANSWER), reused=True)
+        forget(app)
+        for name, right, found in zip(("first", "second"), (cold, alone), at_once(endpoint, first, other), strict=True):
+            yield same(f"in a batch, {name}", right, found)
+        yield _memory(app, endpoint)
+    yield Compared("about", "ok", "; ".join(about(model)))
+
+
+def prompts(seed: object) -> tuple[list[Message], list[Message], list[Message]]:
+    """A conversation, what goes on behind its answer, and a stranger's shorter prompt."""
+    head: Message = {"role": "system", "content": f"You answer in plain words. {words(HEAD, f'{seed} a')}"}
+    asked: Message = {"role": "user", "content": "Tell a short story about a lighthouse, and count its steps."}
+    again: Message = {"role": "user", "content": "Write it once more, word by word, and then say what comes next."}
+    return [head, asked], [again], [{"role": "user", "content": f"{words(HEAD // 4, f'{seed} b')} What was this?"}]
+
+
+def same(subject: str, right: Timed, found: Timed, *, reused: bool = False) -> Compared:
+    """`reused`: something of the prompt must have been."""
+    tokens = f"{found.generated} tokens, {found.computed:,} of {found.prompt:,} prompt tokens computed"
+    if found.text != right.text:
+        at = next((i for i, (a, b) in enumerate(zip(right.text, found.text, strict=False)) if a != b), len(found.text))
+        return Compared(subject, "bad", f"another answer from character {at} on ({tokens})")
+    if reused and found.computed >= found.prompt:
+        return Compared(subject, "bad", f"the same answer, but nothing was reused ({tokens})")
+    return Compared(subject, "ok", f"equal: {tokens}")
+
+
+def at_once(endpoint: Endpoint, *asked: list[Message]) -> list[Timed]:
+    """All of them at the same time."""
+    found: dict[int, Timed] = {}
+
+    def run(number: int) -> None:
+        found[number] = timed(endpoint, asked[number], ANSWER)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(found) < len(asked):
+        raise ChatError("one of two requests at once was not answered")
+    return [found[number] for number in range(len(asked))]
+
+
+def _memory(app: App, endpoint: Endpoint) -> Compared:
+    """The most that MLX had in use during a turn, beside what docs/memory.md says."""
+    forget(app)
+    weights = peak_bytes(reset=True)
+    found = timed(endpoint, [{"role": "user", "content": words(HEAD, "memory")}], ANSWER)
+    peak, kv = peak_bytes(reset=False), figures(app).get("kv_bytes", 0.0)
+    allowed = weights + int(KV_AT_PEAK * kv) + PREFILL_BYTES
+    text = (
+        f"{peak / GIB:.2f} GiB for {found.prompt:,} tokens: {weights / GIB:.2f} before, {kv / GIB:.2f} of KV; at most "
+        f"{allowed / GIB:.2f} by docs/memory.md"
+    )
+    return Compared("peak memory", "ok" if peak <= allowed else "bad", text)
