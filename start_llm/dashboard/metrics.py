@@ -28,6 +28,7 @@ GAUGES = {
     "kv_held_bytes": "The same with it. Its spare room counts, but not that of a batch. No states of running requests.",
     "kv_used_bytes": "What stored tokens take of that.",
     "kv_budget_bytes": "KV that may be in memory.",
+    "kv_arrays": "Arrays that this KV is in. A device has room for so many, however small they are.",
     "kv_checkpoints": "Restore points of layers that cannot be cut.",
     "kv_checkpoint_bytes": "KV of these restore points.",
     "kv_sessions": "Conversations that the KV store knows.",

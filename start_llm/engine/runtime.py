@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
 WRITE_LOOK_SECONDS = 0.02
+_ARRAYS_PERCENT = 60  # of the buffers that the device has room for; the rest is for weights and running requests
 _CALL_HEAD = 64  # tokens at an answer's beginning that tell whether it is a call
 
 
@@ -171,6 +172,7 @@ def make_store(
         log.warning("cache layers that nobody described are stored whole at each checkpoint: %s", ", ".join(names))
     config = StoreConfig(
         budget_bytes=budget_bytes,
+        most_arrays=int(mx.device_info().get("resource_limit", 0)) * _ARRAYS_PERCENT // 100,
         ttl_seconds=settings.prompt_cache_ttl_seconds,
         session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
         sessions_keep=settings.prompt_cache_max_entries_per_session,

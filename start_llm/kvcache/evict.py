@@ -14,6 +14,7 @@ from start_llm.kvcache.sessions import UNPROTECTED, Sessions, Strength
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
 
+_ARRAYS_LEFT = 0.95  # of the limit: evicting ranks the whole tree
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
 _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
@@ -51,6 +52,9 @@ class Eviction:
         if resident.nbytes > self.budget_bytes:
             resident.trim(self.budget_bytes)
             self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._kit.cuttable)
+        if config.most_arrays and resident.arrays > config.most_arrays:
+            few = int(config.most_arrays * _ARRAYS_LEFT)
+            self._evict(now, lambda: resident.arrays > few, thin=not self._kit.cuttable)
         if resident.ghosts > config.ghost_tokens:
             resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
         resident.tidy()

@@ -78,7 +78,7 @@ class LayerKit:
         arrays = _arrays(states)
         pieces = [piece for state in states if isinstance(state, Window) for piece in state.pieces]
         mx.eval(arrays, [piece.arrays for piece in pieces])
-        return Checkpoint(states, sum(a.nbytes for a in arrays))
+        return Checkpoint(states, sum(a.nbytes for a in arrays), len(arrays))
 
     # --- stored pieces ------------------------------------------------------
 
@@ -258,7 +258,8 @@ class LayerKit:
             forms = [RowForm(tuple(columns), *rest) for columns, *rest in said["forms"]]
             start = int(said["start"])
             return _slices([tuple(layer) for layer in tree], forms, start, start + int(said["length"]))
-        return Checkpoint(tuple(tree), sum(a.nbytes for a in _arrays(tree)))
+        own = _arrays(tree)
+        return Checkpoint(tuple(tree), sum(a.nbytes for a in own), len(own))
 
     # --- helpers --------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
@@ -27,15 +26,16 @@ class ResidentKV:
         tree: all segments, those whose KV is gone included.
         nbytes: KV in memory, checkpoints included; what checkpoints share counts once, what is lent does not count: it
             is the request's. Exact after `tidy`.
+        arrays: how many arrays `nbytes` is of: each is a buffer of the device.
         ghosts: tokens remembered without KV in memory.
     """
 
     def __init__(self, kit: LayerKit, listener: KVListener | None = None) -> None:
         self._kit, self._listener = kit, listener
-        self.tree = SegmentTree(partial(divided, kit))
+        self.tree = SegmentTree(self._divide)
         # rows at rest with more room than their segments need; counted as if `tidy` had cut them already
         self._oversized: set[RowKV] = set()
-        self.nbytes = 0
+        self.nbytes = self.arrays = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._token_bytes: dict[tuple[RowForm, ...], float] = {}  # of the last rows of each form
@@ -56,7 +56,7 @@ class ResidentKV:
     def attach(self, segment: Segment, checkpoint: Checkpoint) -> None:
         """The segment, without a checkpoint until now, has one."""
         segment.checkpoint = checkpoint
-        self.nbytes += checkpoint.hold()
+        self._add(*checkpoint.hold())
         self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
 
     def drop(self, segment: Segment) -> Segment | None:
@@ -70,7 +70,7 @@ class ResidentKV:
     def drop_checkpoint(self, segment: Segment) -> None:
         """The segment's checkpoint goes, its rows stay."""
         if segment.checkpoint is not None:
-            self.nbytes -= segment.checkpoint.release()
+            self._add(*(-freed for freed in segment.checkpoint.release()))
             segment.checkpoint = None
 
     def drop_all(self) -> None:
@@ -165,17 +165,28 @@ class ResidentKV:
             if segment.rows is not None:
                 self.drop(segment)
 
+    def _divide(self, rows: StoredRows, start: int, stop: int) -> StoredRows:
+        """`divided`; the second part of a segment counts as one more."""
+        part = divided(self._kit, rows, start, stop)
+        if start and isinstance(rows, Run):
+            rows.row.runs += 1
+            self._count(rows.row)
+        elif start:
+            self._add(0, sum(form.arrays for form in rows.forms))
+        return part
+
     def hold(self, segment: Segment, rows: StoredRows | None) -> None:
         """Replaces the rows of a segment (``None``: by nothing) and counts the bytes of both."""
         before, segment.rows = segment.rows, rows
         for held, sign in ((rows, 1), (before, -1)):
             if isinstance(held, Run):
                 held.row.tokens += sign * held.length
+                held.row.runs += sign
                 if sign < 0 and held.row.lent_to is None:
                     self._oversized.add(held.row)
                 self._count(held.row)
             elif held is not None:
-                self.nbytes += sign * held.nbytes
+                self._add(sign * held.nbytes, sign * sum(form.arrays for form in held.forms))
 
     def _count(self, row: RowKV) -> None:
         """Counts a row's bytes: none while it is lent."""
@@ -186,8 +197,13 @@ class ResidentKV:
             counted = 0
         else:
             counted = int(row.tokens * row.token_bytes) if row in self._oversized else row.nbytes
-        self.nbytes += counted - row.counted
-        row.counted = counted
+        arrays = sum(form.arrays for form in row.forms) * (row.runs if row in self._oversized else 1) if counted else 0
+        self._add(counted - row.counted, arrays - row.counted_arrays)
+        row.counted, row.counted_arrays = counted, arrays
+
+    def _add(self, nbytes: int, arrays: int) -> None:
+        self.nbytes += nbytes
+        self.arrays += arrays
 
     def _empty(self, segment: Segment) -> None:
         if segment.rows is not None:

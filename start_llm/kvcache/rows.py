@@ -22,9 +22,10 @@ class RowKV:
         lent_to: the caches of the request that writes here; ``None``: the row is at rest.
         reader: gives the layers that the KV lies in while the request decodes in a batch; ``None``: it lies in the
             caches themselves.
-        tokens: of all segments that are runs of this row.
+        runs: how many segments have their KV here.
+        tokens: of all these.
         token_bytes: of the KV of one token.
-        counted: the bytes of this row that the owner of the tree has counted.
+        counted, counted_arrays: the bytes and arrays of this row that the owner of the tree has counted.
     """
 
     def __init__(self, kit: LayerKit, cache: Sequence[Any]) -> None:
@@ -33,7 +34,8 @@ class RowKV:
         self._forms: tuple[RowForm, ...] = ()
         self.lent_to: Sequence[Any] | None = cache
         self.reader: KVReader | None = None
-        self.tokens = self.counted = 0
+        self.runs = self.tokens = 0
+        self.counted = self.counted_arrays = 0
         self.token_bytes = 0.0
 
     @property

@@ -306,6 +306,7 @@ class KVStore:
             "held_bytes": resident.nbytes + self.lent_rows.nbytes,
             "used_bytes": sum(segment.nbytes for segment in segments),
             "budget_bytes": self._eviction.budget_bytes,
+            "arrays": resident.arrays,
             "checkpoints": len(checkpoints),
             "checkpoint_bytes": sum(checkpoints),
             "ghost_tokens": resident.ghosts,

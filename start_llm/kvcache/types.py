@@ -22,6 +22,11 @@ class RowForm(NamedTuple):
     group_size: int = 0
     bits: int = 0  # 0: keys and values are not quantised
 
+    @property
+    def arrays(self) -> int:
+        """How many arrays the rows are in: a quantised one is three."""
+        return len(self.columns) + (4 if self.bits else 0)
+
     def rows(self, start: int, stop: int) -> slice:
         """The rows of the tokens [start, stop)."""
         return slice(start // self.rate, stop // self.rate) if self.rate else slice(0, 0)
@@ -86,6 +91,7 @@ class Checkpoint:
 
     states: tuple[Any, ...]  # a `Window` each, or nested tuples and lists of arrays and plain values
     own_bytes: int  # of the arrays that no other checkpoint shares
+    own_arrays: int = 0  # how many these are
 
     def pieces(self) -> Iterator[WindowPiece]:
         for state in self.states:
@@ -97,21 +103,23 @@ class Checkpoint:
         """Its own bytes and its share of the pieces."""
         return self.own_bytes + sum(piece.nbytes // max(piece.holders, 1) for piece in self.pieces())
 
-    def hold(self) -> int:
-        """Counts it in. Returns the bytes that this adds to what is held."""
-        added = self.own_bytes
+    def hold(self) -> tuple[int, int]:
+        """Counts it in. Returns the bytes and arrays that this adds to what is held."""
+        nbytes, arrays = self.own_bytes, self.own_arrays
         for piece in self.pieces():
-            added += piece.nbytes if piece.holders == 0 else 0
+            if piece.holders == 0:
+                nbytes, arrays = nbytes + piece.nbytes, arrays + len(piece.arrays)
             piece.holders += 1
-        return added
+        return nbytes, arrays
 
-    def release(self) -> int:
+    def release(self) -> tuple[int, int]:
         """The reverse of `hold`."""
-        freed = self.own_bytes
+        nbytes, arrays = self.own_bytes, self.own_arrays
         for piece in self.pieces():
             piece.holders -= 1
-            freed += piece.nbytes if piece.holders == 0 else 0
-        return freed
+            if piece.holders == 0:
+                nbytes, arrays = nbytes + piece.nbytes, arrays + len(piece.arrays)
+        return nbytes, arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +178,5 @@ class StoreConfig:
     ttl_seconds: float = 0
     session_idle_seconds: float = 1800
     sessions_keep: int = 2
+    most_arrays: int = 0  # in memory: the device has room for so many buffers, however small they are; 0: no limit
     ghost_tokens: int = 4_000_000  # most tokens remembered after their KV was evicted

@@ -124,11 +124,27 @@ def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] =
     pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
     states = sum(checkpoint.own_bytes for checkpoint in checkpoints) + sum(pieces.values())
     assert resident.nbytes == own + states + sum(row.nbytes for row in at_rest.values())
+    arrays = sum(form.arrays for s in resident.tree if isinstance(s.rows, Slices) for form in s.rows.forms)
+    arrays += sum(form.arrays for row in at_rest.values() for form in row.forms)
+    arrays += sum(checkpoint.own_arrays for checkpoint in checkpoints) + 2 * len(pieces)
+    assert resident.arrays == arrays
     assert resident.ghosts == sum(segment.length for segment in resident.tree if segment.rows is None)
 
 
 def numbers(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_many_small_arrays_are_given_up_before_the_device_has_no_room_for_them(hybrid: bool) -> None:
+    config = StoreConfig(MANY, checkpoint_grid=8, checkpoints_recent=2, most_arrays=100)
+    store = KVStore(LayerKit(lambda: caches([], hybrid)), config)
+    for number in range(60):
+        tokens = numbers(1000 * number, 20)
+        store.put(tokens, caches(tokens, hybrid))
+        check(store)
+        assert store.stats()["arrays"] <= 100
+    assert store.stats()["tokens"] > 100 and store.lookup(tokens).length == 20
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

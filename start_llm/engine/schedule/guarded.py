@@ -17,7 +17,7 @@ from start_llm.kvcache.types import KVReader, Restored, RestorePlan, StoredEnd
 log = logging.getLogger(__name__)
 
 KV_FIGURES = (
-    *("segments", "tokens", "leaves", "bytes", "held_bytes", "used_bytes", "budget_bytes"),
+    *("segments", "tokens", "leaves", "bytes", "held_bytes", "used_bytes", "budget_bytes", "arrays"),
     *("checkpoints", "checkpoint_bytes", "sessions", "evicted"),
 )
 STORE_ERROR = "store_error"  # the reason of a miss: the store could not be asked, or could not read what it has
