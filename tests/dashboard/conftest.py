@@ -14,6 +14,13 @@ from tests.oracle.build import build_oracle
 # Refused in a test, or for a moment: pages that were left give their place back only when something is sent to them.
 MAY_BE_REFUSED = ("/page/models/pull", "/v1/chat/completions", "/page/feed", "/page/stored")
 
+CLEAR = """
+const done = arguments[0];
+localStorage.clear(); sessionStorage.clear();
+const gone = indexedDB.deleteDatabase('start_llm');
+gone.onsuccess = gone.onerror = gone.onblocked = () => done();
+"""
+
 
 @pytest.fixture(scope="module")
 def window() -> Iterator[Browser]:
@@ -34,7 +41,7 @@ def page(window: Browser, server: Live) -> Iterator[Browser]:
     """The page as a new visitor sees it; afterwards, nothing may have gone wrong in it."""
     window.open("about:blank")
     window.open(server.url)
-    window.run("localStorage.clear()")
+    window.driver.execute_async_script(CLEAR)
     window.open(server.url)
     window.until_text("#state", "ready")
     yield window

@@ -167,7 +167,7 @@ def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Brows
     page.until_text("#said .reasoning .text", "I look.")
     page.until_text("#try-label", "Result of read")
     send(page, "print(1)")
-    page.until_text("#said", "Result", "print(1)", f"It says {MARKUP}.", "tokens/s", "prompt tokens reused")
+    page.until_text("#said", "Result", "print(1)", f"It says {MARKUP}.", "tokens/s", "tokens reused")
     page.until(lambda: page.one("#try-again").is_enabled(), "the end of the answer")
     said = page.text("#said .text")
     page.open(server.url)

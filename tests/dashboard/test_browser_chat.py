@@ -81,7 +81,7 @@ def test_the_vendored_files_are_those_of_their_packages() -> None:
         content = (VENDOR / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == digest
         version = re.search(rf"\| {re.escape(name)} \| .* \| ([\d.]+) \|", table)
-        assert version is not None and version[1].encode() in content[:500], "the version that the file itself names"
+        assert version is not None and version[1].encode() in content, "the version that the file itself names"
         assert (VENDOR / f"{name.split('.')[0]}.LICENSE").read_text("utf-8")
 
 

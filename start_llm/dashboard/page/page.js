@@ -78,6 +78,7 @@ function take(message) {
   showEnded(message.ended);
   showNow(message.now, message.all, message.server.figures);
   showReuse(message.server.figures);
+  document.dispatchEvent(new CustomEvent("now", { detail: message.now })); // the chat looks for its own requests
   if (!message.all) return;
   showBytes(message.server.figures);
   showPressure(message.server.figures);

@@ -2,7 +2,7 @@
 
 import { ask, complaint, events } from "./net.js";
 
-// Runs one request. `change` is called with the message so far; returns {message, seconds, rate, usage}.
+// Runs one request. `change` is called with the message so far; returns {message, finish, first, rate, usage}.
 export async function talk(body, signal, change) {
   const began = performance.now();
   const answer = await ask("/v1/chat/completions", {
@@ -13,12 +13,17 @@ export async function talk(body, signal, change) {
   });
   if (!answer.ok) throw new Error(await complaint(answer));
   const message = { role: "assistant", content: "", reasoning_content: "", tool_calls: [] };
-  const seen = { first: 0, last: 0, pieces: 0, usage: null };
+  const seen = { first: 0, last: 0, pieces: 0, usage: null, finish: "" };
+  let whole = false;
   for await (const data of events(answer)) {
-    if (data === "[DONE]") break;
+    if (data === "[DONE]") {
+      whole = true;
+      break;
+    }
     const part = JSON.parse(data);
     if (part.error) throw new Error(part.error.message);
     if (part.usage) seen.usage = part.usage;
+    seen.finish = part.choices?.[0]?.finish_reason || seen.finish;
     const delta = part.choices && part.choices[0] && part.choices[0].delta;
     if (!delta || !add(message, delta)) continue;
     seen.last = performance.now();
@@ -26,7 +31,8 @@ export async function talk(body, signal, change) {
     seen.pieces += 1;
     change(message, rate(seen));
   }
-  return { message, first: seen.first ? (seen.first - began) / 1000 : null, rate: rate(seen), usage: seen.usage };
+  if (!whole) throw new Error("the server ended the answer early");
+  return { message, finish: seen.finish, first: seen.first ? (seen.first - began) / 1000 : null, rate: rate(seen), usage: seen.usage };
 }
 
 // Tokens a second behind the first one; a piece is about a token.

@@ -1,47 +1,75 @@
-// A chat with the served model. It is kept in this browser only.
+// A chat with a model of this server: what is said, edited, asked again and stopped. Chats are kept in this browser.
 
-import { chip, contentOf, hasFiles, hasImages, takeFiles } from "./attach.js";
-import { byId, copier, duration, make, number, setText } from "./dom.js";
-import { markdown } from "./markdown.js";
+import { contentOf, hasFiles, hasImages, takeFiles } from "./attach.js";
+import { beginList, foldList, showList } from "./chatlist.js";
+import { branches, chatOf, dropMessage, endOf, isLost, keepChat, keepComing, listed, messagesOf, newChat, newId, onOthers, openChats, pathTo, tab } from "./chats.js";
+import { byId, make, setText } from "./dom.js";
 import { json } from "./net.js";
+import { cost, editor, shown, waitingFor } from "./said.js";
 import { talk } from "./talk.js";
 
-const STORE = "start_llm_try";
-const LONG_ANSWER = 20_000; // characters; a longer one is shown as plain text until it is whole
+const OPEN = "start_llm_chat"; // which chat this tab shows
+const KEEP_MS = 500; // between two times that a coming answer is kept
+const NEAR_END = 48; // pixels; who has scrolled up further reads, and is not taken along
 const SAMPLING = { most: "max_tokens", temperature: "temperature", top_p: "top_p", seed: "seed" };
 const fields = {
   system: byId("try-system"), tools: byId("try-tools"), most: byId("try-most"), temperature: byId("try-temperature"),
   top_p: byId("try-top-p"), seed: byId("try-seed"),
 };
-let chat = { id: "", messages: [], told: {} };
-let running = null; // the AbortController of the answer that is coming
+const box = byId("said");
+const runs = new Map(); // conversation -> its answer that is coming
+let chat = newChat();
+let messages = new Map();
 let models = new Map();
+let editing = "";
 
-// --- keeping ---
+const path = () => pathTo(messages, chat.head);
+const running = () => runs.get(chat.id);
 
-function load() {
+// --- which chat ---
+
+async function open(chosen, byHand = true) {
+  chat = chosen || newChat(settings());
+  messages = await messagesOf(chat);
+  editing = "";
+  for (const [name, field] of Object.entries(fields)) field.value = chat.settings[name] ?? "";
+  chooseModel();
   try {
-    const kept = JSON.parse(localStorage.getItem(STORE));
-    if (kept && Array.isArray(kept.messages)) chat = { id: "", told: {}, ...kept };
-  } catch { /* not ours, or forbidden: a new chat */ }
-  chat.id ||= `page-${Date.now().toString(36)}`;
-  for (const [name, field] of Object.entries(fields)) field.value = chat[name] ?? field.value;
+    sessionStorage.setItem(OPEN, chat.id);
+  } catch { /* forbidden */ }
+  if (byHand) {
+    foldList();
+    setText(byId("try-told"), "");
+    byId("try-text").focus();
+  }
+  show(true);
+  await showList();
 }
 
-function keep() {
-  for (const [name, field] of Object.entries(fields)) chat[name] = field.value;
-  try {
-    localStorage.setItem(STORE, JSON.stringify(chat));
-  } catch { keepWithoutImages(); }
+function settings() {
+  const values = Object.entries(fields).map(([name, field]) => [name, field.value]);
+  return { ...Object.fromEntries(values), model: byId("try-model").value };
 }
 
-// A browser keeps about 5 MB: images are the first to go.
-function keepWithoutImages() {
-  const messages = chat.messages.map((message) =>
-    message.files ? { ...message, files: message.files.filter((file) => !file.image) } : message);
+// What could not be kept is said; the chat goes on.
+async function keep(changed = [], of = chat) {
   try {
-    localStorage.setItem(STORE, JSON.stringify({ ...chat, messages }));
-  } catch { /* full or forbidden: it lasts as long as the page */ }
+    await keepChat(of, changed);
+  } catch (error) {
+    setText(byId("try-told"), error.message);
+  }
+}
+
+async function changed(id) {
+  if (id === chat.id) {
+    const other = chatOf(id);
+    if (!other) return open(listed()[0] || null, false);
+    const follows = pathTo(messages, other.head).some((message) => message.id === chat.head);
+    if (!follows) other.head = chat.head; // another branch is looked at here
+    chat = other;
+    if (!running() && !editing) show();
+  }
+  return showList();
 }
 
 // --- the model ---
@@ -53,9 +81,13 @@ export async function openTry() {
     byId("try-model").replaceChildren(make("option", { value: "default" }, "main model"),
       ...writers.map((model) => make("option", { value: model.id }, model.id, model.details?.state === "ready" ? " (loaded)" : "")));
     models = new Map(writers.map((model) => [model.id, model]));
-    byId("try-model").value = models.has(chat.model) ? chat.model : "default";
-    tellOfImages();
+    chooseModel();
   } catch { /* the main model can be asked all the same */ }
+}
+
+function chooseModel() {
+  byId("try-model").value = models.has(chat.settings.model) ? chat.settings.model : "default";
+  tellOfImages();
 }
 
 // What becomes of an image where the chosen model does not see it.
@@ -68,69 +100,62 @@ function tellOfImages() {
 
 // --- showing ---
 
-function folded(message, live) {
-  if (!message.reasoning_content) return null;
-  const box = make("details", { class: "reasoning" }, make("summary", {}, live && !message.content ? "thinking" : "reasoning"),
-    make("div", { class: "text" }, message.reasoning_content));
-  return box;
+const atEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END;
+
+function show(toEnd = atEnd()) {
+  const [said, run] = [path(), running()];
+  box.replaceChildren(...said.filter((message) => message !== run?.message).map(article));
+  if (run) box.append(run.spot);
+  box.setAttribute("aria-busy", String(Boolean(run)));
+  if (!said.length) box.append(make("p", { class: "quiet" }, "Ask something. What is said stays in this browser."));
+  controls(said);
+  if (toEnd) box.scrollTop = box.scrollHeight;
 }
 
-function calls(message) {
-  return (message.tool_calls || []).map((call) =>
-    make("div", { class: "call" }, make("b", {}, call.function.name), make("pre", {}, pretty(call.function.arguments))));
+function article(message) {
+  if (message.id === editing) return editor(message, (text) => edited(message, text));
+  if (isLost(message)) Object.assign(message, { state: "failed", told: "broke off: the page was left" });
+  const others = branches(messages, message);
+  if (running()) return shown(message, { branch: null });
+  return shown(message, {
+    branch: [others.indexOf(message), others.length],
+    go: (at) => go(others[at]),
+    edit: message.role === "tool" ? null : () => beginEdit(message),
+    retry: ["failed", "stopped"].includes(message.state) ? () => again(message) : null,
+  }, message.state === "coming");
 }
 
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 1);
-  } catch {
-    return text;
-  }
+function go(message) {
+  chat.head = endOf(messages, message.id);
+  keep();
+  show(false);
+  const at = path().indexOf(message);
+  box.children[at]?.querySelector(".branches button:enabled")?.focus();
 }
 
-function shown(message, told, live = false) {
-  const who = { user: "You", assistant: "Model", tool: "Result" }[message.role];
-  const copy = message.role === "assistant" && message.content && !live ? copier(message.content, "this answer") : null;
-  return make("article", { class: `said ${message.role}`, "aria-label": who },
-    make("h3", {}, who), folded(message, live), text(message, live), ...calls(message),
-    ...(message.files || []).map(chip),
-    told || copy ? make("p", { class: "small quiet" }, told || "", " ", copy) : null);
-}
-
-function text(message, live) {
-  if (!message.content) return null;
-  if (message.role !== "assistant" || (live && message.content.length > LONG_ANSWER)) return make("div", { class: "text" }, message.content);
-  return make("div", { class: "text rich" }, markdown(message.content));
-}
-
-function show() {
-  byId("said").replaceChildren(...chat.messages.map((message, index) => shown(message, chat.told[index])));
-  if (!chat.messages.length) byId("said").append(make("p", { class: "quiet" }, "Ask something. What is said stays in this browser."));
-  controls();
-}
-
-function controls() {
-  const call = waiting()[0];
+function controls(said) {
+  const call = waiting(said)[0];
   setText(byId("try-label"), call ? `Result of ${call.function.name}` : "Message");
-  byId("try-stop").hidden = !running;
-  byId("try-send").disabled = Boolean(running);
-  byId("try-again").disabled = Boolean(running) || !chat.messages.length;
-  byId("try-clear").disabled = Boolean(running);
+  byId("try-stop").hidden = !running();
+  byId("try-send").disabled = Boolean(running());
+  byId("try-again").disabled = Boolean(running()) || !said.length;
+  byId("try-clear").disabled = !said.length;
 }
 
 // --- talking ---
 
 // Calls of the last answer that have no result yet.
-function waiting() {
-  const at = chat.messages.findLastIndex((message) => message.role === "assistant");
-  if (at < 0 || chat.messages.slice(at + 1).some((message) => message.role === "user")) return [];
-  const done = new Set(chat.messages.slice(at + 1).map((message) => message.tool_call_id));
-  return (chat.messages[at].tool_calls || []).filter((call) => !done.has(call.id));
+function waiting(said) {
+  const at = said.findLastIndex((message) => message.role === "assistant");
+  if (at < 0 || said.slice(at + 1).some((message) => message.role === "user")) return [];
+  const done = new Set(said.slice(at + 1).map((message) => message.tool_call_id));
+  return (said[at].tool_calls || []).filter((call) => !done.has(call.id));
 }
 
-function request() {
+function request(said) {
   const system = fields.system.value.trim();
-  const sent = chat.messages.map(({ role, content, files: attached, tool_calls: made, tool_call_id: of }) => ({
+  const told = said.filter((message) => message.role !== "assistant" || message.content || message.tool_calls?.length);
+  const sent = told.map(({ role, content, files: attached, tool_calls: made, tool_call_id: of }) => ({
     role, content: contentOf(content, attached), ...(made && made.length ? { tool_calls: made } : {}), ...(of ? { tool_call_id: of } : {}),
   }));
   const body = { model: byId("try-model").value, session_id: chat.id, messages: [...(system ? [{ role: "system", content: system }] : []), ...sent] };
@@ -139,71 +164,118 @@ function request() {
   return body;
 }
 
-function cost(result) {
-  const report = (result.usage && result.usage.start_llm) || {};
-  return [
-    result.usage && `${number(result.usage.completion_tokens)} tokens`,
-    result.rate && `${result.rate.toFixed(1)} tokens/s`,
-    result.first !== null && `first after ${duration(result.first)}`,
-    report.prompt && `${number(report.reused)} of ${number(report.prompt)} prompt tokens reused`,
-  ].filter(Boolean).join(" · ");
-}
-
+// Asks for the answer to the message that is last.
 async function run() {
   setText(byId("try-told"), "");
-  let latest = null;
-  const box = byId("said");
-  running = new AbortController();
-  show();
+  let body;
   try {
-    const body = request();
-    const spot = make("div", {});
-    box.append(spot);
-    let due = false;
-    const result = await talk(body, running.signal, (message, rate) => {
-      latest = message;
-      if (due) return;
-      due = true;
-      requestAnimationFrame(() => {
-        due = false;
-        const open = spot.querySelector("details[open]") !== null;
-        const now = shown(latest, rate ? `${rate.toFixed(1)} tokens/s` : "", true);
-        spot.replaceChildren(now);
-        const fold = now.querySelector("details");
-        if (fold) fold.open = open;
-        box.scrollTop = box.scrollHeight;
-      });
+    body = request(path());
+  } catch (error) {
+    setText(byId("try-told"), `Tools are no JSON: ${error.message}`);
+    return;
+  }
+  const asked = chat;
+  const message = { chat: chat.id, id: newId(), parent: chat.head, time: Date.now(), role: "assistant", content: "", state: "coming", tab, alive: Date.now() };
+  const now = { message, abort: new AbortController(), spot: make("div", { class: "coming" }), began: performance.now(), row: null, rate: null, due: false };
+  runs.set(asked.id, now);
+  asked.head = message.id;
+  asked.updated = Date.now();
+  await keep([message]);
+  show(true);
+  showList();
+  draw(asked, now);
+  const ticks = setInterval(() => draw(asked, now), 1000);
+  try {
+    const result = await talk(body, now.abort.signal, (latest, rate) => {
+      Object.assign(message, latest);
+      now.rate = rate;
+      draw(asked, now);
+      if (Date.now() - message.alive > KEEP_MS) keepComing(asked, message).catch(() => {});
     });
-    chat.told[chat.messages.length] = cost(result);
-    chat.messages.push(result.message);
+    Object.assign(message, result.message, { state: "", told: cost(result) });
   } catch (error) {
     const stopped = error.name === "AbortError";
-    if (latest && (latest.content || latest.reasoning_content)) {
-      chat.told[chat.messages.length] = stopped ? "stopped" : `broke off: ${error.message}`;
-      chat.messages.push({ ...latest, tool_calls: [] });
-    } else if (!stopped) {
-      setText(byId("try-told"), error instanceof SyntaxError ? `Tools are no JSON: ${error.message}` : error.message);
-    }
+    Object.assign(message, { state: stopped ? "stopped" : "failed", told: stopped ? "stopped" : `broke off: ${error.message}`, tool_calls: [] });
   }
-  running = null;
-  keep();
-  show();
-  box.scrollTop = box.scrollHeight;
+  clearInterval(ticks);
+  runs.delete(asked.id);
+  await keep([message], asked);
+  if (asked.id === chat.id) show();
 }
 
-function say(words) {
-  const [call, ...more] = waiting();
-  if (call) chat.messages.push({ role: "tool", tool_call_id: call.id, content: words });
-  else chat.messages.push({ role: "user", content: words, files: takeFiles() });
-  keep();
-  show();
-  if (!more.length) run();
+// The answer that is coming, at most once a frame. What is open stays open, and the focus stays where it is.
+function draw(asked, now) {
+  if (now.due || asked.id !== chat.id) return;
+  now.due = true;
+  requestAnimationFrame(() => {
+    now.due = false;
+    if (running() !== now) return;
+    const [follows, open] = [atEnd(), now.spot.querySelector("details[open]") !== null];
+    const { message } = now;
+    const begun = message.content || message.reasoning_content || message.tool_calls?.length;
+    const told = begun ? (now.rate ? `${now.rate.toFixed(1)} tokens/s` : "") : waitingFor(now.row, (performance.now() - now.began) / 1000);
+    now.spot.replaceChildren(shown({ ...message, told }, {}, true));
+    const fold = now.spot.querySelector("details");
+    if (fold) fold.open = open;
+    if (follows) box.scrollTop = box.scrollHeight;
+  });
+}
+
+// What the server tells of its running requests, at most four times a second.
+document.addEventListener("now", ({ detail: rows }) => {
+  for (const [id, now] of runs) {
+    now.row = rows.findLast((row) => row.session === id) || now.row;
+    draw({ id }, now);
+  }
+});
+
+function add(message) {
+  const row = { ...message, chat: chat.id, id: newId(), parent: message.parent ?? chat.head, time: Date.now() };
+  chat.head = row.id;
+  chat.updated = row.time;
+  chat.settings = settings();
+  return row;
+}
+
+async function say(words) {
+  const [call, ...more] = waiting(path());
+  await keep([add(call ? { role: "tool", tool_call_id: call.id, content: words } : { role: "user", content: words, files: takeFiles() })]);
+  if (more.length) show(true);
+  else await run();
+}
+
+function beginEdit(message) {
+  editing = message.id;
+  show(false);
+  box.querySelector(".editor textarea").focus();
+}
+
+// The message as it was stays, as a branch.
+async function edited(message, text) {
+  editing = "";
+  if (text === null || (text === message.content && message.role === "assistant") || !text.trim()) {
+    show(false);
+    byId("try-text").focus();
+    return;
+  }
+  const { role, files, parent } = message;
+  await keep([add({ role, content: text, files, parent, ...(role === "assistant" ? { told: "edited" } : {}) })]);
+  if (role === "user") await run();
+  else show();
+  byId("try-text").focus();
+}
+
+// Another answer in the place of this one, which stays as a branch if there is anything in it.
+async function again(message) {
+  chat.head = message.parent;
+  if (!message.content && !message.reasoning_content && message.state) await dropMessage(chat, message);
+  await run();
 }
 
 byId("try-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const words = byId("try-text").value;
-  if (running || !(words.trim() || hasFiles())) return;
+  if (running() || !(words.trim() || hasFiles())) return;
   byId("try-text").value = "";
   say(words);
 });
@@ -213,28 +285,31 @@ byId("try-text").addEventListener("keydown", (event) => {
     byId("try-form").requestSubmit();
   }
 });
-byId("try-stop").addEventListener("click", () => running && running.abort());
-byId("try-again").addEventListener("click", () => {
-  if (running) return;
-  while (chat.messages.length && chat.messages[chat.messages.length - 1].role === "assistant") {
-    chat.messages.pop();
-    delete chat.told[chat.messages.length];
-  }
-  if (chat.messages.length) run();
-});
-byId("try-clear").addEventListener("click", () => {
-  if (running) return;
-  chat = { ...chat, id: `page-${Date.now().toString(36)}`, messages: [], told: {} };
-  keep();
-  show();
+byId("try-stop").addEventListener("click", () => {
+  running()?.abort.abort();
   byId("try-text").focus();
 });
-byId("try-form").addEventListener("files", tellOfImages);
-byId("try-model").addEventListener("change", () => {
-  tellOfImages();
-  chat.model = byId("try-model").value;
-  keep();
+byId("try-again").addEventListener("click", () => {
+  if (running()) return;
+  const last = path().at(-1);
+  if (last?.role === "assistant") again(last);
+  else if (last) run();
 });
-for (const field of Object.values(fields)) field.addEventListener("change", keep);
-load();
-show();
+byId("try-clear").addEventListener("click", () => open(null));
+byId("try-form").addEventListener("files", tellOfImages);
+byId("try-model").addEventListener("change", tellOfImages);
+for (const field of [...Object.values(fields), byId("try-model")]) {
+  field.addEventListener("change", () => {
+    chat.settings = settings();
+    if (chatOf(chat.id)) keep();
+  });
+}
+
+await openChats();
+onOthers(changed);
+beginList(open, () => chat);
+let last = "";
+try {
+  last = sessionStorage.getItem(OPEN) || "";
+} catch { /* forbidden */ }
+await open(chatOf(last) || listed()[0] || null, false);
