@@ -2,7 +2,8 @@
 
     python3.12 install_and_run.py run scripts/pi_like_probe.py --url http://127.0.0.1:8080 --turns 4
 
-Works with any model: where it calls no tool, the probe goes on with the next user message. Exits 1 if a request failed.
+Works with any model: where it calls no tool, the probe goes on with the next user message. Exits 1 if a request failed;
+with `--check` also if less of a prompt was reused than `LEAST`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from scripts.bench.probing import add_server_options, client_of, reused, row_of
 from scripts.bench.texts import Writer
 
 MAX_CALLS = 4
+LEAST = {2: 0.94, 3: 0.97}
+"""Of the prompt of the second request, and of all later ones."""
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -31,6 +34,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=4, help="user messages")
     parser.add_argument("--reasoning", choices=["strip", "echo", "doubled"], default="echo", help="how it is sent back")
     parser.add_argument("--arguments", choices=["as_is", "compact", "sorted", "object"], default="compact")
+    parser.add_argument("--check", action="store_true", help="exit 1 if too little was reused")
     parser.add_argument("--lines", type=int, default=100, help="lines of the system prompt, about 25 tokens each")
     return parser.parse_args(argv)
 
@@ -68,7 +72,10 @@ def main(argv: list[str] | None = None) -> int:
     later = [reused(reply) for reply in replies[1:]]
     if later:
         print(f"reused after the first request: {sum(later) / len(later):.1%} on average, {min(later):.1%} at worst")
-    return int(any(reply.error for reply in replies))
+    poor = [n for n, share in enumerate(later, 2) if share < LEAST[min(n, 3)]] if options.check else []
+    if poor:
+        print(f"too little was reused in request {', '.join(map(str, poor))}")
+    return int(bool(poor) or any(reply.error for reply in replies))
 
 
 if __name__ == "__main__":
