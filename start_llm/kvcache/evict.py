@@ -73,15 +73,11 @@ class Eviction:
 
     def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
         """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
-        if not more():
-            return
         resident = self._resident
         ends = self._sessions.protection(now, self.budget_bytes)
         strengths = whole_paths(resident.tree, ends)
         order = self._order(now, ends, strengths, thin)
-        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
-        if thin and (place := place_to_cut(ranks, strengths, resident.nbytes - self.budget_bytes, now)) is not None:
-            ranks[place] = 3, strengths[id(place)], math.inf
+        ranks = self._ranks(order, strengths, now, thin)
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
         queue = [(its, next(turns), segment) for segment, its in ranks.items()]
@@ -98,10 +94,20 @@ class Eviction:
             elif not is_lent(segment.rows) and (above := self._give_up(segment, strengths)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
 
+    def _ranks(
+        self, order: Callable[[Segment], Rank], strengths: Strengths, now: float, thin: bool
+    ) -> dict[Segment, Rank]:
+        """Of all leaves, and with `thin` of all checkpoints."""
+        ranks = {s: order(s) for s in self._resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
+        excess = self._resident.nbytes - self.budget_bytes
+        if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
+            ranks[place] = 3, strengths[id(place)], math.inf
+        return ranks
+
     def _order(self, now: float, ends: Strengths, strengths: Strengths, thin: bool) -> Callable[[Segment], Rank]:
         """Gives the rank of a leaf, or with `thin` of a checkpoint above one. `strengths`: of `whole_paths`."""
         nearest = nearest_ends(self._resident.tree, ends) if thin else {}
-        state_tokens = self._resident.estimate(0) / max(self._resident.token_bytes, 1)
+        state_tokens = self._resident.sizes.estimate(0) / max(self._resident.sizes.token_bytes, 1)
         window = int(_WINDOW * math.sqrt(state_tokens))
 
         def order(segment: Segment) -> Rank:

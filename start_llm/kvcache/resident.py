@@ -19,6 +19,33 @@ _SPARE_SHARE = 24  # a row at rest may have room for this part of its tokens tha
 _TRIMMED_SHARE = 128  # of its tokens; where memory is short, a row with more room than this is copied to be rid of it
 
 
+class Sizes:
+    """What KV takes, judged by what was held or learnt so far; 0 before that."""
+
+    def __init__(self) -> None:
+        self._token_bytes: dict[tuple[RowForm, ...], float] = {}  # of the last rows of each form
+        self._state_bytes = 0  # of the largest checkpoint so far
+
+    def learn(self, rows: StoredRows | None, checkpoint: Checkpoint | None) -> None:
+        """`rows`: of a sample, or of a segment."""
+        if rows is not None:
+            self._token_bytes[rows.forms] = rows.nbytes / rows.length
+        if checkpoint is not None:
+            self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the rows of one token."""
+        return min(list(self._token_bytes.values()), default=0.0)
+
+    def estimate(self, tokens: int) -> int:
+        """Bytes of a row of so many tokens.
+
+        Where some rows are quantised and others not yet, a long row is judged by the quantised ones.
+        """
+        return int(tokens * self.token_bytes) + self._state_bytes
+
+
 class ResidentKV:
     """Model thread only.
 
@@ -27,6 +54,7 @@ class ResidentKV:
         nbytes: KV in memory, checkpoints included; what checkpoints share counts once, what is lent does not count: it
             is the request's. Exact after `tidy`.
         arrays: how many arrays `nbytes` is of: each is a buffer of the device.
+        sizes: what a token and a checkpoint take.
         ghosts: tokens remembered without KV in memory.
     """
 
@@ -38,18 +66,11 @@ class ResidentKV:
         self.nbytes = self.arrays = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self._token_bytes: dict[tuple[RowForm, ...], float] = {}  # of the last rows of each form
-        self._state_bytes = 0  # of the largest checkpoint so far
-
-    def learn(self, rows: StoredRows, checkpoint: Checkpoint | None) -> None:
-        """Notes how many bytes a token and a checkpoint take, for `estimate`. `rows`: of a sample, or of a segment."""
-        self._token_bytes[rows.forms] = rows.nbytes / rows.length
-        if checkpoint is not None:
-            self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
+        self.sizes = Sizes()
 
     def fill(self, segment: Segment, rows: StoredRows) -> None:
         """The segment, a ghost until now, holds its rows."""
-        self.learn(rows, None)
+        self.sizes.learn(rows, None)
         self.hold(segment, rows)
         self.ghosts -= segment.length
 
@@ -57,7 +78,7 @@ class ResidentKV:
         """The segment, without a checkpoint until now, has one."""
         segment.checkpoint = checkpoint
         self._add(*checkpoint.hold())
-        self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
+        self.sizes.learn(None, checkpoint)
 
     def drop(self, segment: Segment) -> Segment | None:
         """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
@@ -103,18 +124,6 @@ class ResidentKV:
         for segment in path:
             segment.used = now
             segment.uses += 1
-
-    @property
-    def token_bytes(self) -> float:
-        """Bytes of the rows of one token, judged by what was held or learnt so far; 0 before that."""
-        return min(list(self._token_bytes.values()), default=0.0)
-
-    def estimate(self, tokens: int) -> int:
-        """Bytes of a row of so many tokens, judged by what was held or learnt so far; 0 before that.
-
-        Where some rows are quantised and others not yet, a long row is judged by the quantised ones.
-        """
-        return int(tokens * self.token_bytes) + self._state_bytes
 
     # --- segments whose KV lies in a row ---------------------------------------
 

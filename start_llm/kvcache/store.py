@@ -39,7 +39,6 @@ from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
 from start_llm.kvcache.types import (
     Checkpoint,
-    KVReader,
     Restored,
     RestorePlan,
     StoreConfig,
@@ -107,7 +106,7 @@ class KVStore:
 
     def snapshot(self) -> StoredTree:
         """The whole tree, for people. Any thread; does not change the store. Raises TimeoutError, like `peek`."""
-        tree, token_bytes = self.resident.tree, self.resident.token_bytes
+        tree, token_bytes = self.resident.tree, self.resident.sizes.token_bytes
         return tree.read_consistently(lambda: snapshot(tree, self._sessions.ends(), self._clock(), token_bytes))
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
@@ -117,7 +116,7 @@ class KVStore:
         match = self.resident.tree.walk(self._memo.get(prompt.tokens))
         config = self._config
         # As many as take no more than the KV of the tools+system block itself.
-        dense = int(self.resident.estimate(0) / max(self.resident.token_bytes, 1))
+        dense = int(self.resident.sizes.estimate(0) / max(self.resident.sizes.token_bytes, 1))
         head_grid = min(max(dense, _LEAST_GRID), config.checkpoint_grid)
         found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid, head_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
@@ -169,10 +168,6 @@ class KVStore:
                 return path
             # A file was gone or damaged and is forgotten now: plan again without it.
 
-    def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
-        """See `LentRows.moved`."""
-        self.lent_rows.moved(cache, reader)
-
     def take_back(self, cache: Sequence[Any], *, valid: bool = True) -> None:
         """The request of these caches has ended: see `LentRows.take_back`."""
         self.lent_rows.take_back(cache, valid=valid)
@@ -195,7 +190,7 @@ class KVStore:
         try:
             end = self._insert(array, cache, about)
             for length, layers in about.states:
-                self._attach(array[:length], layers)
+                _attach(self._kit, self.resident, array[:length], layers)
         except Unstorable as error:
             self.resident.counters["refused"] += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
@@ -240,12 +235,6 @@ class KVStore:
         resident.use(path, self._clock())
         return end
 
-    def _attach(self, tokens: Tokens, layers: Sequence[Any]) -> None:
-        """Saves a checkpoint at the end of `tokens`, which are stored."""
-        place = self.resident.tree.extend(tokens)[-1]
-        if place.rows is not None and place.checkpoint is None:
-            self.resident.attach(place, self._kit.checkpoint(layers))
-
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
         for segment in self.resident.tree.below(self._memo.get(tokens), length):
@@ -268,13 +257,13 @@ class KVStore:
     def has_room(self, tokens: int) -> bool:
         """Whether `tokens` more fit without pushing out a protected conversation. For work that nobody asked for."""
         protected = self._sessions.protected_bytes(self._clock())
-        return protected + self.resident.estimate(tokens) <= self._eviction.budget_bytes
+        return protected + self.resident.sizes.estimate(tokens) <= self._eviction.budget_bytes
 
     def learn(self, tokens: int, cache: Sequence[Any]) -> None:
         """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored. Raises
         Unstorable: a layer of it cannot be stored."""
         checkpoint = None if self._kit.cuttable else self._kit.checkpoint(cache)
-        self.resident.learn(self._kit.slice(cache, 0, tokens), checkpoint)
+        self.resident.sizes.learn(self._kit.slice(cache, 0, tokens), checkpoint)
 
     def set_budget(self, budget_bytes: int) -> None:
         """From now on at most so many bytes in memory."""
@@ -337,6 +326,13 @@ def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequenc
         if segment.end <= match.length and segment.checkpoint is not None:
             return None if segment.end == len(tokens) else kit.checkpoint(cache, segment.checkpoint)
     return kit.checkpoint(cache)
+
+
+def _attach(kit: LayerKit, resident: ResidentKV, tokens: Tokens, layers: Sequence[Any]) -> None:
+    """Saves a checkpoint at the end of `tokens`, which are stored."""
+    place = resident.tree.extend(tokens)[-1]
+    if place.rows is not None and place.checkpoint is None:
+        resident.attach(place, kit.checkpoint(layers))
 
 
 def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:

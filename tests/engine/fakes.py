@@ -175,6 +175,8 @@ class FakeStore:
     def resident(self) -> FakeStore:
         return self
 
+    sizes = lent_rows = resident
+
     def estimate(self, tokens: int) -> int:
         return tokens * self.token_bytes
 

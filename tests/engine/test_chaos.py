@@ -34,7 +34,7 @@ from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.lending import LentRows
-from start_llm.kvcache.resident import ResidentKV
+from start_llm.kvcache.resident import ResidentKV, Sizes
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
 from tests.engine.fakes import FixedMemory, engine_step
@@ -165,11 +165,12 @@ def play(life: Life) -> None:
 
 METHODS = {
     KVStore: (
-        *("lookup", "peek", "pauses", "restore", "put", "moved", "take_back"),
+        *("lookup", "peek", "pauses", "restore", "put", "take_back"),
         *("idle", "has_room", "set_budget", "stats"),
     ),
-    ResidentKV: ("estimate", "fill", "tidy"),
-    LentRows: ("lend", "take_back", "fill_from"),
+    ResidentKV: ("fill", "tidy"),
+    Sizes: ("estimate",),
+    LentRows: ("lend", "moved", "take_back", "fill_from"),
     LayerKit: ("build", "make_room", "take_buffers"),
     SegmentTree: ("__iter__", "walk", "read_consistently", "extend", "split", "absorb", "remove"),
     ModelRunner: ("prefill", "insert", "decode", "remove", "clear"),

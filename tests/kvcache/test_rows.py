@@ -206,9 +206,9 @@ def test_what_is_held_counts_spare_room_but_not_that_of_a_batch(hybrid: bool) ->
     for layer in one_row:
         if isinstance(layer, KVCache):
             layer.keys, layer.values = layer.keys[..., :301, :], layer.values[..., :301, :]
-    store.moved(cache, lambda place: one_row if place is None else [one_row[place]])
+    store.lent_rows.moved(cache, lambda place: one_row if place is None else [one_row[place]])
     assert store.stats()["held_bytes"] == states + 301 * TOKEN_BYTES
-    store.moved(cache, None)
+    store.lent_rows.moved(cache, None)
     store.take_back(cache)
     assert store.stats()["held_bytes"] == store.stats()["bytes"]
 
@@ -264,7 +264,7 @@ def test_a_row_that_never_came_out_of_its_batch_is_given_up() -> None:
     tokens = numbers(1, 200)
     turn(store, tokens)
     cache = begin(store, [*tokens, 900])
-    store.moved(cache, lambda place: cache if place is None else [cache[place]])
+    store.lent_rows.moved(cache, lambda place: cache if place is None else [cache[place]])
     store.take_back(cache)
     check(store)
     assert store.lookup(tokens).length == store.resident.nbytes == 0

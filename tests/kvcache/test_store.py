@@ -284,13 +284,13 @@ def test_memory_of_evicted_kv_goes_back_to_the_system(how: str) -> None:
 
 def test_a_row_is_estimated_by_what_was_stored() -> None:
     store = store_of()
-    assert store.resident.estimate(1000) == 0
+    assert store.resident.sizes.estimate(1000) == 0
     put(store, run(0, 50))
-    assert store.resident.estimate(1000) == 1000 * TOKEN_BYTES
+    assert store.resident.sizes.estimate(1000) == 1000 * TOKEN_BYTES
     hybrid = store_of(hybrid=True)
     put(hybrid, run(0, 50), hybrid=True)
     put(hybrid, run(0, 52), hybrid=True)  # shares most of its window with the checkpoint before
-    assert hybrid.resident.estimate(1000) == 1000 * TOKEN_BYTES + STATE_BYTES
+    assert hybrid.resident.sizes.estimate(1000) == 1000 * TOKEN_BYTES + STATE_BYTES
 
 
 def test_evicted_text_is_remembered_within_bounds() -> None:

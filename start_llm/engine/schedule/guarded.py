@@ -95,7 +95,7 @@ class GuardedStore:
         """If it fails the KV is given up: nobody would know where it is."""
 
         def noted() -> bool:
-            self._store.moved(cache, reader)
+            self._store.lent_rows.moved(cache, reader)
             return True
 
         if not self._or(False, noted, method="moved"):
@@ -126,7 +126,7 @@ class GuardedStore:
         self._or(None, self._store.learn, tokens, cache)
 
     def estimate(self, tokens: int) -> int:
-        return self._or(0, self._store.resident.estimate, tokens)
+        return self._or(0, self._store.resident.sizes.estimate, tokens)
 
     @property
     def nbytes(self) -> int:
