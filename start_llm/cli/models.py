@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +26,7 @@ from start_llm.models.recommended import (
     SOURCE,
     Recommendation,
     bandwidth,
+    outdated,
     published_head,
     recommend,
     tokens_per_second,
@@ -104,8 +106,10 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     if not found:
         print("None of the table fits; the small embedded model does: leave MODEL_PATH unset.")
         return 0
-    headings = ("NAME", "WEIGHTS", "KV 32K", "KV 128K", "TOKENS/S", "")
+    headings = ("NAME", "WEIGHTS", "KV 32K", "KV 100K", "KV 200K", "TOKENS/S", "")
     print_table(headings, [_row(model, device.chip) for model in found], words=("NAME", ""))
+    if old := outdated(found, date.today()):
+        print(old)
     for model in found:
         if head := published_head(model.repository):
             print(f"{model.short}: `{program()} pull {model.short}` fetches {head} with it, which drafts for it")
@@ -114,7 +118,7 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _row(model: Recommendation, chip: str) -> tuple[str, ...]:
-    sizes = (model.weights, model.kv_bytes(32_768), model.kv_bytes(131_072))
+    sizes = (model.weights, *(model.kv_bytes(tokens) for tokens in (32_768, 100_000, 200_000)))
     rate = tokens_per_second(model, chip)
     speed = "-" if rate is None else f"~{rate:.0f}"
     return model.short, *(f"{size / GIB:.1f} GiB" for size in sizes), speed, model.note

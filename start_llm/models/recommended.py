@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date
 from importlib.resources import files
 
 from start_llm.models.device import GIB, PREFILL_BYTES, ROW_PEAK
 
 KV_BYTES = 2  # per number: half precision
 KV_TOKENS = 32_768  # of a conversation that has to fit beside the weights
+FRESH_DAYS = 90  # so long an entry is believed without a word
 READ_SHARE = 0.7  # of the memory's bandwidth that decoding reaches
 
 
@@ -22,13 +25,13 @@ class Recommendation:
     weights: int  # bytes in memory
     active: int  # bytes that one token reads
     least_memory: int  # bytes of the machine that it is meant for
-    kv: tuple[int, int, int]  # layers whose KV grows with the text, KV heads, head size
+    kv: int  # numbers that a token adds to the cache
+    seen: date  # when these figures were looked at
     note: str
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of KV of a conversation of so many tokens, without states of fixed size."""
-        layers, heads, size = self.kv
-        return 2 * layers * heads * size * KV_BYTES * tokens
+        return self.kv * KV_BYTES * tokens
 
     def needs(self, tokens: int) -> int:
         """Bytes that it takes while it answers in a conversation of so many tokens."""
@@ -36,11 +39,8 @@ class Recommendation:
 
 
 _TABLE = tomllib.loads(files("start_llm.models").joinpath("recommended.toml").read_text(encoding="utf-8"))
-RECOMMENDED = tuple(
-    Recommendation(**row | {"least_memory": row["least_memory"] * GIB, "kv": tuple(row["kv"])})
-    for row in _TABLE["model"]
-)
-SOURCE = f"{_TABLE['source']}, {_TABLE['date']}"
+RECOMMENDED = tuple(Recommendation(**row | {"least_memory": row["least_memory"] * GIB}) for row in _TABLE["model"])
+SOURCE = f"{_TABLE['source']}, {max(model.seen for model in RECOMMENDED)}"
 SHORT_NAMES = {model.short: model.repository for model in RECOMMENDED}
 
 
@@ -53,6 +53,15 @@ def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
     """The best models first, for a machine of `memory` bytes; weights and KV of 32k tokens take `usable` bytes."""
     meant = [model for model in RECOMMENDED if model.least_memory <= memory]
     return [each for each in meant if each.needs(KV_TOKENS) <= usable][:count]
+
+
+def outdated(models: Iterable[Recommendation], today: date) -> str:
+    """A sentence about entries that nobody has looked at for over `FRESH_DAYS` days; empty if there are none."""
+    old = [model for model in models if (today - model.seen).days > FRESH_DAYS]
+    if not old:
+        return ""
+    names = ", ".join(model.short for model in old)
+    return f"Over {FRESH_DAYS} days old (newer models may be better): {names}, from {min(model.seen for model in old)}."
 
 
 def published_head(model: str) -> str:

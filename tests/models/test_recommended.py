@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from start_llm.models.device import GIB
@@ -9,6 +11,7 @@ from start_llm.models.recommended import (
     SOURCE,
     bandwidth,
     full_name,
+    outdated,
     published_head,
     recommend,
     tokens_per_second,
@@ -27,6 +30,20 @@ def test_three_at_most_that_fit_best_first(gib: int) -> None:
     found = recommend(gib * GIB, usable)
     assert 1 <= len(found) <= 3 and found == [model for model in RECOMMENDED if model in found]
     assert all(model.weights + model.kv_bytes(32_768) <= usable for model in found)
+
+
+def test_a_pool_takes_a_fraction() -> None:
+    pooled = next(model for model in RECOMMENDED if model.short == "deepseek-v4-flash")
+    assert pooled.kv_bytes(200_000) < 2 * GIB  # 4 and 128 tokens have a row; 43 layers of 512 would take 8 GiB
+
+
+def test_old_entries_are_told() -> None:
+    newest = max(model.seen for model in RECOMMENDED)
+    assert outdated(RECOMMENDED, newest) == ""
+    later = newest + timedelta(days=91)
+    assert outdated(RECOMMENDED[:1], later).startswith("Over 90 days old") and RECOMMENDED[0].short in outdated(
+        RECOMMENDED[:1], later
+    )
 
 
 def test_nothing_for_a_tiny_machine() -> None:
