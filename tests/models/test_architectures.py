@@ -1,4 +1,4 @@
-"""The architectures of mlx-lm through the whole engine; docs/architectures.md tells of all of them."""
+"""The architectures of both libraries through the whole engine; docs/architectures.md tells of all of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from scripts.architectures import PAGE, WAYS, tried
 from tests.models.architectures import all_names
 from tests.models.decode_everywhere import try_architecture
+from tests.models.vlm_types import CONFIGS
 
 HANDFUL = ("llama", "qwen3_next", "gemma3_text", "deepseek_v41", "gemma2")
 """Attention, recurrent state, windows, pools; two that cannot be batched."""
@@ -23,7 +24,7 @@ def test_the_same_tokens_however_they_come_about(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", all_names())
+@pytest.mark.parametrize("name", [*all_names(), *CONFIGS])
 def test_every_architecture_does_as_the_page_says(name: str) -> None:
     found = tried(name)
     if "refused" in found:
@@ -35,5 +36,7 @@ def test_every_architecture_does_as_the_page_says(name: str) -> None:
 
 def test_the_page_names_every_architecture() -> None:
     text = Path(PAGE).read_text("utf-8")
-    assert [name for name in all_names() if f"| {name} |" not in text and f"- `{name}`: " not in text] == []
+    assert [
+        name for name in (*all_names(), *CONFIGS) if f"| {name} |" not in text and f"- `{name}`: " not in text
+    ] == []
     assert text.count(" | equal | equal | equal | equal | equal | ") >= 80

@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
         "moe_layer_freq": [0, 1, 1, 1],
         "sparse_attention_config": {
+            "use_sparse_attention": True,
             "sparse_num_index_heads": 1,
             "sparse_index_dim": 16,
             "sparse_block_size": 8,
