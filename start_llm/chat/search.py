@@ -11,7 +11,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import astuple, replace
 
@@ -153,18 +153,23 @@ class SearchingStream:
         self._remember(self._request.id, report)
         return report
 
+    def _answer(self) -> Generator[ev.Event, None, tuple[list[ev.Event], ev.ChoiceDone, ev.Done | None]]:
+        """Passes one answer of the model on. Returns what it said, and how it ended; ``None``: it has no end."""
+        said, end, done = list[ev.Event](), ev.ChoiceDone("stop"), None
+        for event in self._stream:
+            if isinstance(event, ev.Done):
+                done = event
+            elif isinstance(event, ev.ChoiceDone):
+                end = event
+            elif self._spent is None or not isinstance(event, ev.Started | ev.FirstToken):
+                said.append(event)
+                yield event
+        return said, end, done
+
     def _run(self) -> Iterator[ev.Event]:
         usage = ev.Usage(0, 0, 0)
         for left in reversed(range(MOST_ANSWERS)):
-            said, end, done = list[ev.Event](), ev.ChoiceDone("stop"), None
-            for event in self._stream:
-                if isinstance(event, ev.Done):
-                    done = event
-                elif isinstance(event, ev.ChoiceDone):
-                    end = event
-                elif self._spent is None or not isinstance(event, ev.Started | ev.FirstToken):
-                    said.append(event)
-                    yield event
+            said, end, done = yield from self._answer()
             if done is None:
                 return
             usage = ev.Usage(*map(sum, zip(astuple(usage), astuple(done.usage), strict=True)))

@@ -124,7 +124,11 @@ def _pooling(source: str, folder: Path, architecture: str) -> Pooling | None:
     if odd:
         raise NotSupported(f"{source} computes {', '.join(odd)} on top of its pooling, which is not done here.")
     path = str(kinds["Pooling"].get("path")) if "Pooling" in kinds else "1_Pooling"
-    settings = _json(folder / Path(path).name / "config.json")
+    return _mode(source, _json(folder / Path(path).name / "config.json"))
+
+
+def _mode(source: str, settings: Any) -> Pooling | None:
+    """What a pooling's configuration says; ``None``: nothing. Raises NotSupported."""
     modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
     if named := settings.get("pooling_mode"):
         modes = [f"pooling_mode={name}" for name in (named if isinstance(named, list) else [named])]
