@@ -5,21 +5,29 @@ for a chunk of n tokens. They take it on a clock of the model thread for which n
 oracle's log has its times. An answer is streamed; after some tokens alone a prompt arrives beside it. Then a prompt
 like it is computed alone.
 
+With `--questions`: small questions of 800 tokens (10 tokens of an answer) come beside the prompt, so many a minute at
+random times. How long do they wait for their first token, and how much longer does the prompt take? Here the scheduler
+runs alone, with a runner that only adds up times: 60 ms a pass and `--token` seconds more for each prompt token (a
+27B model of 4 bits at about 590 tokens a second).
+
 usage: python3.12 install_and_run.py run scripts/bench_share.py [--tokens N] [--share SHARE]
+       python3.12 install_and_run.py run scripts/bench_share.py --questions A_MINUTE [--tokens N] [--token SECONDS]
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -30,12 +38,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench.drafted import serving
 from scripts.bench.virtual import VirtualClock
+from start_llm.core.events import EngineEvent, Sampled
+from tests.engine.fakes import PASS, Collected, SlowRunner, scheduler_of, submit
 from tests.oracle.build import build_oracle
 from tests.oracle.log import LoggedPass, mark, passes
 
-PASS = 0.06
 PASSES = f"{PASS} {PASS / 16} 0 0"
 ALONE = 40  # tokens that the answer has said when the prompt arrives
+QUESTION = 800  # tokens
+SEEDS = 40
+SHARES = {"median": 0.5, "p95": 0.95}
 QUIET = 1.0  # real seconds without a pass after which nothing runs any more
 WAIT = 1800.0
 
@@ -137,11 +149,68 @@ def shared(tokens: int, share: float) -> Shared:
     )
 
 
+class FirstToken(Collected):
+    """When a request came, and when its first token did."""
+
+    def __init__(self, runner: SlowRunner) -> None:
+        super().__init__()
+        self._runner, self.came, self.waited = runner, runner.now, math.inf
+
+    def put(self, event: EngineEvent, /) -> None:
+        super().put(event)
+        if isinstance(event, Sampled):
+            self.waited = min(self.waited, self._runner.now - self.came)
+
+
+def beside_a_prompt(tokens: int, token: float, a_minute: float, seed: int) -> tuple[float, list[float]]:
+    """Seconds to the prompt's first token, and to those of the questions."""
+    runner, chance = SlowRunner(token=token), random.Random(seed)
+    scheduler, found = scheduler_of(runner, 0.5), list[FirstToken]()
+
+    def add(count: int, answer: int) -> None:
+        found.append(FirstToken(runner))
+        name = len(found)
+        scheduler.add(replace(submit(str(name), [name, *range(count - 1)], max_tokens=answer)[0], sink=found[-1]))
+
+    if a_minute:
+        add(QUESTION, 10)  # the server knows that questions come
+    while scheduler.busy:
+        scheduler.step()
+    found.clear()
+    add(tokens, 4096)
+    due = runner.now + chance.expovariate(a_minute / 60) if a_minute else math.inf
+    while not found[0].tokens:
+        while due <= runner.now:
+            add(QUESTION, 10)
+            found[-1].came, due = due, due + chance.expovariate(a_minute / 60)
+        scheduler.step()
+    while any(not one.tokens for one in found):
+        scheduler.step()
+    return found[0].waited, [one.waited for one in found[1:]]
+
+
+def tell_questions(tokens: int, token: float, a_minute: float) -> None:
+    alone = beside_a_prompt(tokens, token, 0, 1)[0]
+    runs = [beside_a_prompt(tokens, token, a_minute, seed) for seed in range(SEEDS)]
+    waited = sorted(seconds for _, each in runs for seconds in each)
+    longer, count = [prompt / alone for prompt, _ in runs], len(waited) / SEEDS
+    print(f"a prompt of {tokens:,} tokens alone: {alone:.1f} s; a question alone: {PASS * 3 + QUESTION * token:.2f} s")
+    print(f"{a_minute:g} questions a minute, {count:.1f} beside each prompt; {SEEDS} runs")
+    print(f"the prompt takes {statistics.mean(longer):.2f} times as long, {max(longer):.2f} at most")
+    shares = ", ".join(f"{name} {waited[int(len(waited) * share)]:.2f} s" for name, share in SHARES.items())
+    print(f"first token of a question: {shares}, {waited[-1]:.2f} s at most")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokens", type=int, default=30_000, help="of the prompt, about")
     parser.add_argument("--share", type=float, default=0.5, help="DECODE_SHARE")
+    parser.add_argument("--questions", type=float, default=None, help="small ones that come beside it, a minute")
+    parser.add_argument("--token", type=float, default=0.0017, help="with --questions: seconds of a prompt token")
     options = parser.parse_args()
+    if options.questions is not None:
+        tell_questions(options.tokens, options.token, options.questions)
+        return 0
     found = shared(options.tokens, options.share)
     print(f"a prompt of {found.prompt:,} tokens takes {found.longer:.2f} times as long beside an answer as alone")
     print(f"the answer beside it: {found.speed:.2f} of its speed alone; longest pause {found.pause:.2f} s")

@@ -15,9 +15,9 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.row import DecodeRow, RowState
-from start_llm.engine.schedule.guarded import KV_FIGURES
-from start_llm.engine.schedule.memory import SharedMemory
-from start_llm.engine.schedule.scheduler import Scheduler
+from start_llm.engine.schedule.guarded import KV_FIGURES, GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import RestorePlan
 from start_llm.kvcache.types import StoredEnd
@@ -217,6 +217,48 @@ class FixedMemory(SharedMemory):
     @property
     def total(self) -> int:
         return self.fixed
+
+
+PASS = 0.06
+"""Seconds of a decode pass of a large model."""
+
+
+@dataclass
+class SlowRunner(FakeRunner):
+    """Each pass takes the time that it would take on the machine. `token`: seconds of each token of a chunk."""
+
+    now: float = 0.0
+    token: float = PASS / 16
+    passes: list[float] = field(default_factory=list)
+    chunks: list[float] = field(default_factory=list)
+    answer: int = 10**9
+
+    def clock(self) -> float:
+        return self.now
+
+    def prefill(self, cache: list[Any], tokens: Sequence[int], images: Sequence[Any] = ()) -> int:
+        self.chunks.append(PASS + self.token * len(tokens))
+        self.now += self.chunks[-1]
+        return super().prefill(cache, tokens, images)
+
+    def decode(self) -> list[DecodeRow]:
+        self.now += PASS
+        self.passes.append(self.now)
+        return super().decode()
+
+
+def scheduler_of(runner: SlowRunner, share: float) -> Scheduler:
+    """`share`: of rows that decode beside a prompt."""
+    guarded = GuardedStore(FakeStore(), list)  # type: ignore[arg-type]
+    return Scheduler(
+        runner,
+        guarded,
+        FakeDrawing,
+        limits=SchedulerLimits(None, decode_share=share),
+        max_concurrency=8,
+        memory=MemoryGuard(guarded, FixedMemory()),
+        clock=runner.clock,
+    )
 
 
 def new_row(

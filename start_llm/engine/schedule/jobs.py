@@ -54,6 +54,7 @@ class Job:
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # what decoding it took
     failures: int = 0  # steps of several rows that failed while this was one of them
     alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
+    urgent: bool = False  # a small question: see `urgent`
     idle: bool = False  # work for an idle gap: it has no client and yields to everyone
     cancelled: bool = False
     drawing: Any = None  # a `TextDrawing`: how its tokens are drawn, once it is admitted

@@ -18,6 +18,7 @@ from start_llm.engine.decode.row import Cache
 from start_llm.engine.schedule.guarded import STORE_ERROR, GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.steps import StepSize
+from start_llm.engine.schedule.urgent import UrgentShare, is_question
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
 from start_llm.kvcache.types import KVReader, Restored, RestorePlan, StoredEnd
 
@@ -199,7 +200,8 @@ class IdlePrefill:
 class Prompts:
     """`least_shared`: a shared beginning that is shorter than this is computed again rather than waited for.
 
-    `trim_misses`: restores that were shorter than what is stored, for want of a checkpoint.
+    `trim_misses`: restores that were shorter than what is stored, for want of a checkpoint. `urgent`: the share of
+    small questions.
     """
 
     def __init__(
@@ -215,6 +217,7 @@ class Prompts:
         self._jobs: list[Job] = []
         self._turn = 0
         self.trim_misses = 0
+        self.urgent = UrgentShare(clock)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -273,12 +276,15 @@ class Prompts:
         self._restore(job, plan, joined=plan.length - job.stored if is_own else 0)
 
     def next(self, may_decode: Callable[[Job], bool]) -> Job | None:
-        """Alternates between the oldest and the one that is nearest to its first token.
+        """A small question before a long prompt, if questions have not had their share. Of several by turns the oldest
+        and the one that is nearest to its first token.
 
         `may_decode`: whether a job whose prompt is done may start to decode now; else it is passed over.
         """
         here = [job for job in self._jobs if job.leader is None and job.cache is not None]
         ready = [job for job in here if job.position < job.prefix or may_decode(job)]
+        urgent, long = [job for job in ready if job.urgent], [job for job in ready if not job.urgent]
+        ready = urgent if urgent and (self.urgent.goes_first or not long) else long
         if not ready:
             return None
         self._turn += 1
@@ -286,15 +292,25 @@ class Prompts:
 
     def compute(self, job: Job, step: int) -> int:
         """A chunk of at most `step` tokens. Returns the tokens done."""
+        began = self._clock()
         done = self._prefill.chunk(job, step)
+        self.charge(self._clock() - began, urgent=job.urgent)
         job.send(Progress(min(job.position + 1, len(job.tokens)), len(job.tokens), job.computed))
         now = self._clock()
         for waiting in self._jobs:  # where prefill makes progress, nobody's time runs out
             waiting.watched = now
         return done
 
+    def charge(self, seconds: float, *, urgent: bool) -> None:
+        """Small questions, or a long prompt, have had so much time."""
+        if any(not job.urgent for job in self._jobs):
+            self.urgent.took(seconds, urgent=urgent)
+
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
         restored, job.leader = self._prefill.restore(job, plan), None
+        if not job.planned and is_question(job.work, job.prefix - job.position):
+            job.urgent = True
+            self.urgent.came()
         self.trim_misses += plan.reason == "no_checkpoint"
         if job.planned:
             return  # it goes on after an interruption

@@ -35,6 +35,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    @property
+    def are_urgent(self) -> bool:
+        """There are rows, and all of them answer small questions."""
+        return bool(self._jobs) and all(job.urgent for job in self._jobs.values())
+
     def prepare(self, job: Job) -> None:
         """To be called before its prefill: the index of its drafts is built meanwhile."""
         if job.drawing is None:

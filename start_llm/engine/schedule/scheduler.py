@@ -35,6 +35,7 @@ from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, rep
 from start_llm.engine.schedule.requests import Draw, Requests, Rows
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
 from start_llm.engine.schedule.trials import Trials
+from start_llm.engine.schedule.urgent import is_question
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.models.device import PREFILL_BYTES
 
@@ -141,7 +142,8 @@ class Scheduler:
         self._preemption.relieve()
         self._admit()
         self._decode()
-        if not len(self._rows) or self._share.may_prefill:
+        late = self._rows.are_urgent and not self._prompts.urgent.goes_first
+        if not len(self._rows) or self._share.may_prefill or late:
             self._compute()
 
     def recover(self, error: Exception) -> None:
@@ -187,12 +189,16 @@ class Scheduler:
 
     def _admit(self) -> None:
         waiting = self.requests.waiting
-        while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
+        while waiting and self.running < self._room:
             job = waiting[0]
+            if self._prompts.urgent.goes_first:
+                job = next((one for one in waiting if is_question(one.work, one.prefix)), job)
+            if not self._trials.may_start(job):
+                return
             with self.requests.failing(job):
                 if not self._preemption.admit(job):
                     return
-                waiting.popleft()
+                waiting.remove(job)
                 self._rows.prepare(job)
                 self._prompts.begin(job)
                 self._preemption.restored(job)
@@ -211,7 +217,10 @@ class Scheduler:
             self._trials.begin(jobs, valid=trusted(error))
             return
         if rows:
-            self._share.decoded(self._clock() - began)
+            seconds = self._clock() - began
+            self._share.decoded(seconds)
+            if self._rows.are_urgent:
+                self._prompts.charge(seconds, urgent=True)
         for job, row in rows:
             if job.stage is not Stage.DECODE:
                 continue  # put back meanwhile: it will draw this token again
@@ -245,11 +254,14 @@ class Scheduler:
             if next_job is None:
                 break
             done = 0
-            left = min(left, self._prefill.steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
+            shared, expecting = self.crowded or len(self.requests) > 1, self._prompts.urgent.is_expected
+            left = min(left, self._prefill.steps.next(next_job.position, shared=shared, expecting=expecting))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
                 if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
                     self._start_decoding(next_job)
+                    if next_job.urgent and not any(job.urgent for job in self._prompts):
+                        left = 0  # its first token comes before a chunk of a long prompt
             left -= max(1, done)
         if decoding and left < math.inf:
             self._share.prefilled(self._clock() - began)

@@ -10,6 +10,8 @@ from __future__ import annotations
 DECODE_SHARE = 0.5
 """Of the model's time, that answers in progress get while other prompts are computed."""
 ALONE_SECONDS = 2.0
+EXPECTING_SECONDS = 0.8
+"""Of a step where nobody else is there, and a small question may come."""
 SHARED_SECONDS = 0.5
 FIRST, LEAST, MOST = 512, 256, 4096
 TIGHT = 64  # fewer tokens than this are never worth a step, however short memory is
@@ -29,16 +31,20 @@ class StepSize:
         self._bytes = 0.0  # a token, at a context of so many tokens:
         self._context = 1
 
-    def next(self, context: int, *, shared: bool) -> int:
+    def next(self, context: int, *, shared: bool, expecting: bool = False) -> int:
         """Tokens of the next step.
 
-        `context`: tokens that are in the row's KV before it. `shared`: somebody else waits for a token or for a turn.
+        Args:
+            context: tokens that are in the row's KV before it.
+            shared: somebody else waits for a token or for a turn.
+            expecting: somebody may come who should not wait for long.
         """
         if self._fixed is not None:
             return self._fixed
         size = float(self._reach)
         if self._seconds:
-            size = min(size, (SHARED_SECONDS if shared else ALONE_SECONDS) / self._seconds)
+            alone = EXPECTING_SECONDS if expecting else ALONE_SECONDS
+            size = min(size, (SHARED_SECONDS if shared else alone) / self._seconds)
         elif shared:  # nobody knows how long a large one would take
             size = TIGHT
         size = max(size, TIGHT if shared else LEAST)

@@ -2,58 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 
-from start_llm.engine.decode.row import DecodeRow
-from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.schedule.steps import DecodeShare
-from tests.engine.fakes import FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
+from tests.engine.fakes import PASS, SlowRunner, scheduler_of, submit
 
-PASS = 0.06
-"""Seconds of a decode pass of a large model; a chunk of n tokens takes 1 + n/16 times that."""
 PROMPT = 30_000
-
-
-@dataclass
-class SlowRunner(FakeRunner):
-    """Each pass takes the time that it would take on the machine."""
-
-    now: float = 0.0
-    passes: list[float] = field(default_factory=list)
-    chunks: list[float] = field(default_factory=list)
-    answer: int = 10**9
-
-    def clock(self) -> float:
-        return self.now
-
-    def prefill(self, cache: list[Any], tokens: Sequence[int], images: Sequence[Any] = ()) -> int:
-        self.chunks.append(PASS * (1 + len(tokens) / 16))
-        self.now += self.chunks[-1]
-        return super().prefill(cache, tokens, images)
-
-    def decode(self) -> list[DecodeRow]:
-        self.now += PASS
-        self.passes.append(self.now)
-        return super().decode()
-
-
-def scheduler_of(runner: SlowRunner, share: float) -> Scheduler:
-    guarded = GuardedStore(FakeStore(), list)  # type: ignore[arg-type]
-    return Scheduler(
-        runner,
-        guarded,
-        FakeDrawing,
-        limits=SchedulerLimits(None, decode_share=share),
-        max_concurrency=8,
-        memory=MemoryGuard(guarded, FixedMemory()),
-        clock=runner.clock,
-    )
 
 
 def prefilled(share: float, rows: int) -> SlowRunner:

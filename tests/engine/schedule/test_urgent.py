@@ -1,0 +1,145 @@
+"""Small questions beside long prompts: who is computed first, and who is never left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from start_llm.engine.schedule.jobs import Stage
+from start_llm.engine.schedule.scheduler import Scheduler
+from start_llm.engine.schedule.urgent import URGENT_ANSWER, URGENT_TOKENS
+from tests.engine.fakes import Collected, SlowRunner, scheduler_of, submit
+
+LONG = 30_000
+FIRST = 10**6  # a question's first token; a long prompt begins with a smaller one
+
+
+@dataclass
+class OrderedRunner(SlowRunner):
+    """`order`: the first token of each chunk's prompt."""
+
+    order: list[int] = field(default_factory=list)
+
+    def prefill(self, cache: list[Any], tokens: Sequence[int], images: Sequence[Any] = ()) -> int:
+        self.order.append(cache[0] if cache else tokens[0])
+        return super().prefill(cache, tokens, images)
+
+
+def question(number: int, tokens: int = 800, **more: Any) -> tuple[Any, Collected]:
+    return submit(f"question {number}", [FIRST + number, *range(tokens - 1)], **{"max_tokens": 10, **more})
+
+
+def long_prompt(name: str = "long") -> tuple[Any, Collected]:
+    return submit(name, range(10, 10 + LONG), max_tokens=10**5)
+
+
+@pytest.fixture
+def runner() -> OrderedRunner:
+    return OrderedRunner()
+
+
+@pytest.fixture
+def scheduler(runner: OrderedRunner) -> Scheduler:
+    """A long prompt is on its way."""
+    found = scheduler_of(runner, 0.5)
+    found.add(long_prompt()[0])
+    for _ in range(4):
+        found.step()
+    runner.order.clear()
+    return found
+
+
+def test_a_question_is_answered_before_the_long_prompt_goes_on(scheduler: Scheduler, runner: OrderedRunner) -> None:
+    work, sink = question(1)
+    scheduler.add(work)
+    while not sink.tokens:
+        scheduler.step()
+    assert set(runner.order[:-1]) == {FIRST + 1}, "at most the chunk beside its first token is the long one's"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "one_shot", "goes_first"),
+    [
+        (800, 10, False, True),
+        (800, 10**5, True, True),
+        (800, 10**5, False, False),
+        (URGENT_TOKENS + 1, URGENT_ANSWER, False, True),
+        (URGENT_TOKENS + 2, URGENT_ANSWER, False, False),
+        (800, URGENT_ANSWER + 1, False, False),
+    ],
+)
+def test_what_is_short_and_wants_little_or_stands_beside_is_a_question(
+    scheduler: Scheduler, runner: OrderedRunner, tokens: int, max_tokens: int, one_shot: bool, goes_first: bool
+) -> None:
+    scheduler.add(question(1, tokens, max_tokens=max_tokens, one_shot=one_shot)[0])
+    for _ in range(4):
+        scheduler.step()
+    assert (set(runner.order[:3]) == {FIRST + 1}) == goes_first
+
+
+def test_what_is_stored_does_not_count(runner: OrderedRunner) -> None:
+    """A classifier with a long system text that it sends each time."""
+    found = scheduler_of(runner, 0.5)
+    system = [FIRST, *range(8000)]
+    found.add(submit("first", system, max_tokens=1)[0])
+    while found.busy:
+        found.step()
+    found.add(long_prompt()[0])
+    found.step()
+    runner.order.clear()
+    found.add(submit("again", [*system, *range(100, 900)], max_tokens=10)[0])
+    for _ in range(3):
+        found.step()
+    assert set(runner.order[:3]) == {FIRST}
+
+
+def test_questions_without_end_leave_the_long_prompt_its_share(runner: OrderedRunner) -> None:
+    found = scheduler_of(runner, 0.5)
+    work, sink = long_prompt()
+    found.add(work)
+    number = 0
+    while not sink.tokens:
+        while len(found.requests) < 5:
+            number += 1
+            found.add(question(number)[0])
+        found.step()
+    long, questions = sum(first < FIRST for first in runner.order), sum(first >= FIRST for first in runner.order)
+    assert number > 5 and questions > 20 and long > questions
+
+
+def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner: OrderedRunner) -> None:
+    found = scheduler_of(runner, 0.5)
+    found._room = 1
+    found.add(question(0)[0])
+    for number in range(2):
+        found.add(long_prompt(f"long {number}")[0])
+    found.step()
+    found.add(question(1)[0])
+    while len(found.requests) > 2:
+        found.step()
+    assert {job.stage for job in found.requests} == {Stage.WAITING}, "both questions were answered before"
+    found._prompts.urgent.took(100.0, urgent=True)
+    found.add(question(2)[0])
+    found.step()
+    assert [job.work.id for job in found.requests if job.stage is not Stage.WAITING] == ["long 0"]
+
+
+def test_where_questions_came_chunks_are_smaller_for_a_while(runner: OrderedRunner) -> None:
+    found = scheduler_of(runner, 0.5)
+    found.add(question(1)[0])
+    while found.busy:
+        found.step()
+    longest = []
+    for number in range(2):
+        runner.chunks.clear()
+        found.add(submit(f"long {number}", range(10 + number, LONG), max_tokens=10**5)[0])
+        for _ in range(20):
+            found.step()
+        longest.append(max(runner.chunks))
+        found.cancel(f"long {number}")
+        found.step()
+        runner.now += 3600
+    assert longest[0] < 1.1 < 1.5 < longest[1]
