@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.settings import Settings
-from start_llm.models.checkpoint import context_length, read_config
+from start_llm.models.checkpoint import context_length, library_of, maps_ngrams, read_config
 from start_llm.models.family import Family, chosen_family, detect_family, families
 from start_llm.models.generation_config import GenerationConfig, read_generation_config
 from start_llm.models.overrides import SAMPLING, TRAIT_NAMES, Overrides, read_overrides
@@ -137,6 +137,10 @@ class Capabilities:
             "family": Fact(family.name, self.family.source),
             "context": Fact(context_length(self.config), "config"),
         }
+        if library_of(self.config) == "mlx-vlm":
+            found["library"] = Fact("mlx-vlm", "config")
+        if maps_ngrams(self.config):
+            found["ngram_table"] = Fact("read from the disk, not in memory", "config")
         if self.hints is not None:
             found |= self.hints.facts(family)
             if not self.hints.template:

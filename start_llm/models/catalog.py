@@ -143,7 +143,7 @@ def describe(name: str, folder: Path) -> StoredModel:
         task = task_of(config)
         whole = task is not None or "vision_config" in config  # mlx-lm reads fewer of them than mlx-vlm
         weights = folder.glob("*.safetensors" if whole else "model*.safetensors")
-        nbytes = weights_on_disk(folder) if maps_ngrams(folder) else sum(path.stat().st_size for path in weights)
+        nbytes = weights_on_disk(folder) if maps_ngrams(config) else sum(path.stat().st_size for path in weights)
         stored = replace(stored, weight_bytes=nbytes)
         if task is not None:
             stored = replace(stored, can=(task,))

@@ -322,7 +322,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def weights_on_disk(folder: Path) -> int:
     """Bytes that a checkpoint's weights take in memory: what its index says, else its files. 0 if it has neither."""
     files = sorted(folder.glob("model*.safetensors"))
-    if files and maps_ngrams(folder):
+    if files and maps_ngrams(_quietly(folder)):
         headers = [header for path in files if (header := safetensors_header(path)) is not None]
         tensors = [pair for header in headers for pair in header.tensors.items()]
         return sum(tensor.end - tensor.begin for name, tensor in tensors if NGRAMS not in name)
@@ -339,12 +339,17 @@ def weights_on_disk(folder: Path) -> int:
         return sum(path.stat().st_size for path in files)
 
 
-def maps_ngrams(folder: Path) -> bool:
-    """Whether a checkpoint's n-gram table stays on the disk and is read there, row by row (Qwen3.8-Flash-Next)."""
+def _quietly(folder: Path) -> dict[str, Any]:
+    """`read_config`, or nothing of what cannot be read."""
     try:
-        text = read_config(folder).get("text_config")
+        return read_config(folder)
     except (OSError, ValueError):
-        return False
+        return {}
+
+
+def maps_ngrams(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's n-gram table stays on the disk and is read there, row by row (Qwen3.8-Flash-Next)."""
+    text = config.get("text_config")
     return isinstance(text, dict) and bool(text.get("ple_storage"))
 
 

@@ -304,7 +304,8 @@ def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     stays on the disk.
     """
     files = sorted(folder.glob("model*.safetensors"))
-    if sum(path.stat().st_size for path in files) > most or maps_ngrams(folder):
+    mapped = (folder / "config.json").is_file() and maps_ngrams(read_config(folder))
+    if mapped or sum(path.stat().st_size for path in files) > most:
         return
     for path in files:
         with path.open("rb", buffering=0) as file:
