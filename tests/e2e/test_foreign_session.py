@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import CODEX, call
-from tests.e2e.world import World
+from tests.e2e.world import World, make_world
 from tests.oracle.oracle import script
+
+
+@pytest.fixture
+def world(tmp_path: Path, oracle_folder: Path) -> Iterator[World]:
+    """Of its own: another test's sessions are none of this one's."""
+    (tmp_path / "world").mkdir()
+    with make_world(tmp_path / "world", oracle_folder) as made:
+        yield made
+
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 FOREIGN = [

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,17 @@ import pytest
 
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import call
-from tests.e2e.world import World
+from tests.e2e.world import World, make_world
 from tests.oracle.oracle import script
+
+
+@pytest.fixture
+def world(tmp_path: Path, oracle_folder: Path) -> Iterator[World]:
+    """Of its own: another test's sessions are none of this one's."""
+    (tmp_path / "world").mkdir()
+    with make_world(tmp_path / "world", oracle_folder) as made:
+        yield made
+
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SERVER = """
