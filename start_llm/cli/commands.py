@@ -334,6 +334,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             joins=True,
         ),
         Command(
+            "search",
+            "look for models on Hugging Face: size, context, what fits this machine",
+            "start_llm.cli.fetched:main_search",
+            (flag("words", nargs="+", metavar="WORDS", help="part of a model's name"), JSON),
+            (("search qwen coder", "those that are fetched most first"),),
+        ),
+        Command(
             "pull",
             "fetch a model; one that was broken off goes on where it was",
             "start_llm.cli.fetched:main_pull",

@@ -1,21 +1,22 @@
-"""The commands `pull` and `rm`: models from a hub, and their end."""
+"""The commands `search`, `pull` and `rm`: models from a hub, and their end."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
+import json
 import sys
+from dataclasses import asdict
 
 from rich.console import Console
 
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
+from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.ports import served_model
-from start_llm.models.catalog import hub_folder
-from start_llm.models.checkpoint import is_path
-from start_llm.models.pull import PullError, fetch_lock, pull
+from start_llm.models.device import Accelerator, inspect_device
+from start_llm.models.hub_search import search_hub
+from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import full_name, published_head
 from start_llm.service.place import running_ports
 
@@ -51,38 +52,46 @@ def _pull(repository: str, revision: str | None, then: str) -> bool:
 def main_rm(settings: Settings, options: argparse.Namespace) -> int:
     """Removes a model that came from a hub. 1 if it is not there, is somebody's own folder, or is served now."""
     repository = full_name(options.name) or options.name
-    refusal = _not_removable(settings, repository)
-    if refusal is not None:
-        print(refusal, file=sys.stderr)
-        return 1
-    folder = hub_folder(repository)
-    lock = fetch_lock(folder)
-    if not lock.take():
-        print(f"{repository} is being fetched by another process; end that first.", file=sys.stderr)
-        return 1
     try:
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-        shutil.rmtree(folder)
-    finally:
-        lock.drop()
+        removable(repository)
+        for port in running_ports(settings):
+            if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
+                raise PullError(f"{repository} is served on port {port}; `{program()} stop --port {port}` first.")
+        size = remove(repository)
+    except PullError as error:
+        print(error, file=sys.stderr)
+        return 1
     print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
     return 0
 
 
-def _not_removable(settings: Settings, repository: str) -> str | None:
-    """Why it cannot be removed, as a sentence."""
-    if is_path(repository):
-        return f"{repository} is a folder of yours; remove it yourself if you want to (rm -r)."
+def main_search(settings: Settings, options: argparse.Namespace) -> int:
+    """Models on the hub, those that are fetched most first. 1 with a sentence where there is no hub or no model."""
+    words = " ".join(options.words)
     try:
-        found = hub_folder(repository).is_dir()  # also of a fetch that was begun and never ended
-    except ValueError:
-        found = False
+        found = search_hub(words)
+    except PullError as error:
+        print(error, file=sys.stderr)
+        return 1
+    usable = inspect_device(lambda: Accelerator("metal" if sys.platform == "darwin" else "cpu")).usable
+    if options.json:
+        print(json.dumps([asdict(model) | {"fits": model.fits(usable)} for model in found], indent=2))
+        return 0
     if not found:
-        return f"{repository} is not on this disk; `{program()} models` lists what is."
-    for port in running_ports(settings):
-        if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
-            return f"{repository} is served on port {port}; `{program()} stop --port {port}` first."
-    folder = hub_folder(repository)
-    if folder.is_symlink():  # to a disk of the user's, say: what is behind it is not ours to remove
-        return f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to."
-    return None
+        print(f"The hub has no model for MLX with {words!r} in its name.", file=sys.stderr)
+        return 1
+    fits = {True: "yes", False: "no", None: "-"}
+    rows = [
+        (
+            model.short or model.name,
+            f"{model.bytes / GB:.1f} GB" if model.bytes else "-",
+            model.quantisation or "-",
+            f"{model.context:,}" if model.context else "-",
+            f"{model.downloads:,}",
+            fits[model.fits(usable)],
+        )
+        for model in found
+    ]
+    print_table(("NAME", "SIZE", "QUANT", "CONTEXT", "DOWNLOADS", "FITS"), rows, words=("NAME",))
+    print(f"FITS: weights and KV of 32k tokens in {usable / GB:.1f} GB. `{program()} pull NAME` fetches one.")
+    return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import os
 import re
 import shutil
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -41,6 +42,7 @@ PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktok
 SPARE_BYTES = 256 << 20  # of the disk that stay free
 TRIES = 5  # without a byte of progress between them
 TIMEOUT_SECONDS = 30.0
+REACH_SECONDS = 5.0
 GB = 1e9
 
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{7,64}")
@@ -96,6 +98,7 @@ def pull(
     revision = revision or DEFAULT_REVISION
     if not _REVISION.fullmatch(revision) or ".." in revision:
         raise PullError(f"{revision[:80]!r} is no branch, tag or commit.")
+    reach_hub(repository)
     commit, files = _listing(repository, revision)
     folder = hub_folder(repository)
     lock = fetch_lock(folder)
@@ -139,6 +142,44 @@ def find_folder(
         return pull(source, progress, check=check).folder
     except PullError as error:
         raise NotFound(f"{setting}={source}: {error}") from error
+
+
+def reach_hub(what: str) -> None:
+    """Raises PullError at once where there is no hub: its own client tries again and again, for half a minute."""
+    try:
+        if not constants.HF_HUB_OFFLINE:
+            httpx.head(constants.ENDPOINT, timeout=REACH_SECONDS)
+    except (httpx.HTTPError, OSError) as error:
+        raise PullError(_REFUSALS[-1][1].format(what[:120], "", _reason(error), command())) from error
+
+
+def removable(repository: str) -> Path:
+    """The folder of a model that was fetched, also if not to its end. Raises PullError: it must stay, and why."""
+    if is_path(repository):
+        raise PullError(f"{repository} is a folder of yours; remove it yourself if you want to (rm -r).")
+    try:
+        folder = hub_folder(repository)
+    except ValueError as error:
+        raise PullError(f"{error}.") from error
+    if not folder.is_dir():
+        raise PullError(f"{repository} is not on this disk; `{command()} models` lists what is.")
+    if folder.is_symlink():  # to a disk of the user's, say: what is behind it is not ours to remove
+        raise PullError(f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to.")
+    return folder
+
+
+def remove(repository: str) -> int:
+    """Removes a model that was fetched. The bytes that are free again. Raises PullError."""
+    folder = removable(repository)
+    lock = fetch_lock(folder)
+    if not lock.take():
+        raise PullError(f"{repository} is being fetched by another process; end that first.")
+    try:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        shutil.rmtree(folder)
+    finally:
+        lock.drop()
+    return size
 
 
 def fetch_lock(folder: Path) -> FileLock:

@@ -35,7 +35,19 @@ class Recommendation:
 
     def needs(self, tokens: int) -> int:
         """Bytes that it takes while it answers in a conversation of so many tokens."""
-        return self.weights + int(self.kv_bytes(tokens) * ROW_PEAK) + PREFILL_BYTES
+        return needed_bytes(self.weights, self.kv, tokens)
+
+    def fits(self, memory: int, usable: int) -> bool:
+        """Whether it is for a machine of `memory` bytes, where weights and KV may take `usable` of them."""
+        return self.least_memory <= memory and self.needs(KV_TOKENS) <= usable
+
+
+def needed_bytes(weights: int, kv: int, tokens: int) -> int:
+    """Bytes that a model takes while it answers in a conversation of so many tokens: the one rule of what fits.
+
+    `kv`: numbers that a token adds to the cache.
+    """
+    return weights + int(kv * KV_BYTES * tokens * ROW_PEAK) + PREFILL_BYTES
 
 
 _TABLE = tomllib.loads(files("start_llm.models").joinpath("recommended.toml").read_text(encoding="utf-8"))
@@ -51,8 +63,7 @@ def recommended_model(memory: int) -> Recommendation | None:
 
 def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
     """The best models first, for a machine of `memory` bytes; weights and KV of 32k tokens take `usable` bytes."""
-    meant = [model for model in RECOMMENDED if model.least_memory <= memory]
-    return [each for each in meant if each.needs(KV_TOKENS) <= usable][:count]
+    return [model for model in RECOMMENDED if model.fits(memory, usable)][:count]
 
 
 def outdated(models: Iterable[Recommendation], today: date) -> str:

@@ -75,7 +75,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
         found = _RESOLVE.fullmatch(path)
-        if path.startswith("/api/models/owner/model"):
+        if path == "/api/models":
+            row = {"id": "owner/model", "downloads": 7, "safetensors": {"parameters": {"U32": 1000, "BF16": 50}}}
+            self._send(200, json.dumps([row, {"id": "<b>odd"}, 5]).encode(), {"Content-Type": "application/json"})
+        elif path.startswith("/api/models/owner/model"):
             if "/revision/" in path and path.rpartition("/")[2] not in {"main", self.hub.commit}:
                 self._refuse("RevisionNotFound")
                 return

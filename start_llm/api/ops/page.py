@@ -47,7 +47,7 @@ from start_llm.host.hints import hint
 from start_llm.host.home import command
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, is_embedded, stored_models
 from start_llm.models.checkpoint import CheckpointError, check_library, check_source, is_path, read_config
-from start_llm.models.device import PREFILL_BYTES
+from start_llm.models.device import PREFILL_BYTES, machine_memory
 from start_llm.models.pull import PullError, pull
 from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
 from start_llm.proxy.nodes import ServerNode, look_at, nodes_of
@@ -230,13 +230,13 @@ class Page:
             if key not in found or row["loaded"]:  # a folder may be listed by two names
                 found[key] = row
         here = {model["name"] for model in found.values()}
+        memory = int(self._metrics.figures().get("models_memory_bytes", 0))
         known = [
             {"short": model.short, "name": model.repository, "bytes": model.weights, "note": model.note}
-            | {"needs": model.needs(KV_TOKENS)}
+            | {"needs": model.needs(KV_TOKENS), "fits": model.fits(machine_memory(), memory)}
             for model in RECOMMENDED
             if model.repository not in here
         ]
-        memory = self._metrics.figures().get("models_memory_bytes", 0)
         return _reply({"models": list(found.values()), "known": known, "memory": memory})
 
     def agents(self, inbound: Request) -> Reply:

@@ -80,6 +80,11 @@ export async function openChats() {
   const late = Date.now() - UNDO_MS;
   for (const chat of [...chats.values()].filter((each) => each.deleted && each.deleted < late)) await forget(chat);
   await takeEarlier();
+  setTimeout(readWords, 500); // the first search need not wait for it
+}
+
+async function readWords() {
+  words ??= new Map((await all("words")).map((row) => [row.id, row.text]));
 }
 
 // Newest first.
@@ -161,7 +166,7 @@ const textOf = (messages) => [...messages.values()].map((message) => message.con
 export async function search(text) {
   const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
   if (!wanted.length) return listed();
-  words ??= new Map((await all("words")).map((row) => [row.id, row.text]));
+  await readWords();
   return listed().filter((chat) => {
     const [title, said] = [chat.title.toLowerCase(), words.get(chat.id) || ""];
     return wanted.every((word) => title.includes(word) || said.includes(word));

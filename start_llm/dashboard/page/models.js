@@ -9,7 +9,8 @@ let serves = "";
 
 // What is said of a model that takes more memory than there is for models; nothing where that is not known.
 function tooLarge(model, memory) {
-  if (!memory || model.needs <= memory) return null;
+  if (!memory || (model.fits ?? model.needs <= memory)) return null;
+  if (model.needs <= memory) return make("span", { class: "tag" }, "meant for a machine with more memory");
   return make("span", { class: "tag" }, `does not fit: needs ${bytes(model.needs)}, there are ${bytes(memory)}`);
 }
 
