@@ -23,6 +23,7 @@ from start_llm.core.errors import ExitCode, StartLLMError
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.process_log import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines, make_console
+from start_llm.host.awake import Awake
 from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home
 from start_llm.host.processes import created
@@ -122,6 +123,8 @@ def _run(app: App, place: Place, settings: Settings, tell_ready: Callable[[], No
     if settings.idle_shutdown_minutes:
         watched = (app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end)
         threading.Thread(target=end_when_unused, args=watched, name="idle-watch", daemon=True).start()
+    if settings.keep_awake == "on":
+        Awake(app.activity.idle_seconds).start()
     if settings.model_path is None:
         app.recommend()
     return app.wait()

@@ -172,6 +172,8 @@ class Settings(BaseModel):
     """Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does."""
     idle_shutdown_minutes: Annotated[float, Field(ge=0)] = 0.0
     """The server ends after this many minutes without a request and without a launched agent; 0 = never."""
+    keep_awake: Annotated[Literal["on", "off"], Lower] = "on"
+    """on: the machine does not go to sleep while requests are answered and five minutes behind them."""
     context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = 1.0
     """Anthropic API: factor of the token counts that clients are told. auto: a client that assumes a context of
     200,000 tokens compacts in time."""

@@ -21,6 +21,7 @@ from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, load_settings
 from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
+from start_llm.host.awake import CHILDREN
 from start_llm.host.hints import hint
 from start_llm.host.home import BEGIN, home
 from start_llm.host.home import command as program
@@ -137,7 +138,9 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         fields = asdict(state)
         names = ("pid", "since", "model", "proxy_url", "restarts", "last_exit", "background")
         known |= {name: fields[name] for name in names} | {"users": place.users()}
-        known["memory_bytes"] = _memory(state) if running else 0
+        members = _members(state) if running else []
+        known["memory_bytes"] = sum(size for _, size in members)
+        known["awake"] = any(name in CHILDREN for name, _ in members)
     if health:
         models = _loaded_models(place, key)
         known |= {"models": models, "model": models[0]["id"] if models else ""}
@@ -152,13 +155,13 @@ def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def _memory(state: ServerState) -> int:
-    """Bytes that the server's processes hold."""
-    process, total = running(state.pid, state.created), 0
+def _members(state: ServerState) -> list[tuple[str, int]]:
+    """(name, bytes in memory) of the server's processes."""
+    process, found = running(state.pid, state.created), []
     for member in family(process) if process is not None else ():
         with suppress(psutil.Error):
-            total += member.memory_info().rss
-    return total
+            found.append((member.name(), member.memory_info().rss))
+    return found
 
 
 def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
@@ -184,6 +187,8 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         yield f"now          {known['detail']}"
     if known.get("memory_bytes"):
         yield f"memory       {known['memory_bytes'] / GIB:.1f} GiB"
+    if known.get("awake"):
+        yield "awake        the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"
     if known.get("restarts"):
         last = known["last_exit"]
         yield f"restarts     {known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago"
