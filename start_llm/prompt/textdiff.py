@@ -39,11 +39,11 @@ def diff(old: str, new: str) -> list[str] | None:
     if max(len(a), len(b)) > MAX_LINES:
         return None
     lines: list[str] = []
-    places, still = _Places(after), {line for line in after if len(line.strip()) >= _ALIKE}
+    places, still = _places(after), {line for line in after if len(line.strip()) >= _ALIKE}
     ordered = sorted(before) if a else ()
     for a1, a2, b1, b2 in _differences(a, b):
         gone, came = a[a1:a2], b[b1:b2]
-        place = places.at(head + b1)
+        place = places[head + b1]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
             pairs = zip(gone, came, strict=True)
             lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
@@ -123,26 +123,19 @@ def _name(line: str, ordered: Sequence[str]) -> str:
     return f"{name} ..."
 
 
-class _Places:
-    """How a reader finds a line: in the file that it stands in, or in the whole text. Asked in order."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        self._lines = lines
-        self._seen = 0
-        self._opened: int | None = None
-
-    def at(self, index: int) -> str:
-        for number in range(self._seen, index):
-            line = self._lines[number]
-            if self._opened is None and _FENCE.match(line):
-                self._opened = number
-            elif self._opened is not None and _CLOSING.search(line):
-                self._opened = None
-        self._seen = max(self._seen, index)
-        name = self._lines[self._opened - 1].strip().removesuffix(":") if self._opened else ""
-        if self._opened is None or not 0 < len(name) <= _NAME:
-            return f"line {index + 1}"
-        return f"{name}, line {index - self._opened}"
+def _places(lines: Sequence[str]) -> list[str]:
+    """How a reader finds each line, and the end: in the file that it stands in, or in the whole text."""
+    places: list[str] = []
+    opened: int | None = None
+    for number, line in enumerate((*lines, "")):
+        name = lines[opened - 1].strip().removesuffix(":") if opened else ""
+        in_file = opened is not None and 0 < len(name) <= _NAME
+        places.append(f"{name}, line {number - (opened or 0)}" if in_file else f"line {number + 1}")
+        if opened is None:
+            opened = number if _FENCE.match(line) else None
+        elif _CLOSING.search(line):
+            opened = None
+    return places
 
 
 def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
@@ -159,24 +152,8 @@ def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int,
         elif one != other:
             for kind, a1, a2, b1, b2 in SequenceMatcher(None, one, other).get_opcodes():
                 if kind != "equal":
-                    for c1, c2, d1, d2 in _pairs_apart(one[a1:a2], other[b1:b2]):
-                        yield left + a1 + c1, left + a1 + c2, right + b1 + d1, right + b1 + d2
+                    yield left + a1, left + a2, right + b1, right + b2
         left, right = i + 1, j + 1
-
-
-def _pairs_apart(gone: Sequence[str], came: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Parts of a difference, so that a long line which has changed in part stands beside what it was."""
-    a = b = 0
-    if len(gone) != len(came):
-        for j, line in enumerate(came):
-            i = next((i for i in range(a, len(gone)) if len(line) > _WORTH and _begin_alike(gone[i], line)), None)
-            if i is not None:
-                if (a, b) != (i, j):
-                    yield a, i, b, j
-                yield i, i + 1, j, j + 1
-                a, b = i + 1, j + 1
-    if a < len(gone) or b < len(came):
-        yield a, len(gone), b, len(came)
 
 
 def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:

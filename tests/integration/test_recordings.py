@@ -20,7 +20,7 @@ Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "e2e" / "recordings"
 WITH_MESSAGES = ("claude", "codex", "qwen", "cn")
 FLATTENED = ("opencode", "kilo")
-LENGTHS = [16_000, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64_000, 150_000))]
+LENGTHS = [16_000, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64_000, 130_000))]
 KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.thorough)]
 
 

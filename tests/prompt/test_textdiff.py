@@ -111,11 +111,6 @@ def test_a_line_that_has_the_mark_in_it_is_told_whole():
     assert changed(RULE.format("Ann"), new) == new
 
 
-def test_a_long_line_stands_beside_what_it_was_though_lines_came_in_front_of_it():
-    told = diff(f"One.\n{RULE.format('Ann')}\nTwo.", f"One.\nNew.\n{RULE.format('Bob')}\nTwo.")
-    assert told is not None and told[:3] == ["line 2:", "+New.", "line 3, now:"] and "Ann" not in "".join(told)
-
-
 def test_a_long_line_that_is_gone_is_named_by_its_beginning():
     assert diff(f"One.\n{RULE}", "One.") == ["line 2, no longer valid:", "-Before anything is deleted, moved, ..."]
     # Not if another line begins so.
