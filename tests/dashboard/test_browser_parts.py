@@ -20,6 +20,7 @@ from start_llm.proxy.nodes import NodeStatus
 from tests.dashboard.browser import WAIT, Browser
 from tests.integration.live import Live
 from tests.lazy import Package
+from tests.oracle.oracle import script
 
 webdriver: Any = Package("selenium.webdriver")
 pytestmark = pytest.mark.thorough
@@ -217,7 +218,24 @@ axe.run(document, { resultTypes: ['violations'] }).then((found) => done(found.vi
 """
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+MARKDOWN = """## Title
+
+Of $x^2$ and `code` and a [link](https://example.com).
+
+```python
+def f(n: int) -> str:  # a comment
+    return "text" * 2
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+> quoted
+"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_axe_finds_nothing_serious(page: Browser, server: Live, axe: str, width: int, dark: bool) -> None:
     ask(server, "Something [[long 40]]", "looked-at")
     page.until_text("#ended", "looked-at")
@@ -228,6 +246,10 @@ def test_axe_finds_nothing_serious(page: Browser, server: Live, axe: str, width:
             if name == "try":
                 page.until(lambda: len(page.all("#try-model option")) > 1, "the models")
                 page.run("document.querySelector('#try-form details').open = true")
+                page.run("document.getElementById('try-text').value = arguments[0]", script(MARKDOWN))
+                page.press("#try-send")
+                page.until(lambda: page.all("#said .rich math"), "the formula")
+                page.until(lambda: page.one("#try-again").is_enabled(), "the end of the answer")
             if name == "overview":
                 page.press("#ended details summary")
                 page.until_text("#ended dl", "told")
