@@ -28,9 +28,10 @@ from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
 from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
 from start_llm.host.home import home
+from start_llm.host.mac import read_mac, remarks
 from start_llm.host.ports import address, ask_json, bind_error, who_listens
 from start_llm.models.capabilities import NO_TEMPLATE
-from start_llm.models.catalog import has_template, snapshot
+from start_llm.models.catalog import folder_of, has_template, snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
@@ -220,10 +221,20 @@ def check_machine(settings: Settings, device: Device, gflops: float) -> Iterator
         f"{device.memory / GIB:.1f} GiB, {device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
     )
     yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", text)
+    if device.system == "macOS":
+        wheel = metadata.distribution("mlx").read_text("WHEEL") or ""
+        for well, line in remarks(read_mac(), device.chip, device.usable, _weights(settings), wheel):
+            yield Finding("Mac", "ok" if well else "note", line)
     best = recommended_model(device.memory) if device.apple_silicon else None
     if best is not None:
         size = f"{best.weights / 1e9:.1f} GB"
         yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({size}; {best.note})")
+
+
+def _weights(settings: Settings) -> int:
+    """Bytes of the model's files, if it is here; else 0."""
+    folder = folder_of(settings.model_path) if settings.model_path else None
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder is not None else 0
 
 
 def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_count() or 1) -> str:

@@ -16,6 +16,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import Audit
 from start_llm.dashboard.observer import Outcome
+from start_llm.host.mac import MacFacts
 from start_llm.models.device import GIB, Accelerator, Device
 from start_llm.proxy.gate import READY_BODY
 from tests.launch.stub import serving
@@ -87,11 +88,14 @@ def test_a_slow_figure_comes_with_its_reason() -> None:
     assert "no more" in doctor.why_slow(shim, load=0.5, cores=2)
 
 
-def test_apple_silicon_gets_a_recommendation(settings: Settings) -> None:
+def test_apple_silicon_gets_a_recommendation(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "read_mac", lambda: MacFacts("15.0", True, 0))
     found = subjects(list(doctor.check_machine(settings, MAC, 5000.0)))
     assert "qwen3.6-35b: mlx-community/Qwen3.6-35B-A3B-4bit" in found["model for it"].text
     assert "model for it" not in subjects(list(doctor.check_machine(settings, CPU, 150.0)))
     assert "48.0 GiB" in found["memory"].text
+    lines = [each for each in doctor.check_machine(settings, MAC, 5000.0) if each.subject == "Mac"]
+    assert [each.verdict for each in lines] == ["ok", "note", "ok"]
 
 
 def test_a_taken_port_is_named() -> None:
