@@ -24,6 +24,7 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.loop import SHUTTING_DOWN, Command, Loop
 from start_llm.engine.runtime import TextRuntime
+from start_llm.engine.schedule.prefill import planned
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.watchdog import InflightRequests, Watchdog
 from start_llm.host.pressure import Pressure
@@ -124,7 +125,7 @@ class EngineThread:
 
     def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
         """How much of `prompt` would be reused now. Does not wait for the model; raises Unavailable, TimeoutError."""
-        return self._loop.scheduler(model).plan(prompt.tokens)
+        return planned(self._loop.scheduler(model).store, prompt.tokens)
 
     def stored(self, model: str = "") -> StoredTree:
         """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""

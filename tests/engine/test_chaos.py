@@ -30,6 +30,7 @@ from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.prefill import planned
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
@@ -140,7 +141,7 @@ def play(life: Life) -> None:
     shape = Prompt(tokens, boundaries=(40, 80))
     scheduler.idle_prefill.begin(Submit("anchor", shape, GREEDY, 1, Client(), session="a"))
     life.run()
-    scheduler.plan(tokens)
+    planned(scheduler.store, tokens)
     scheduler.store.idle()
     scheduler.figures()
     # 3. a next turn, one cancelled in its prompt, and enough others that KV is evicted

@@ -60,7 +60,7 @@ class SharedMemory:
 
     def press(self, level: Pressure) -> None:
         """The system is short of memory, still is, or is so no more: stored KV gives way, a part each time."""
-        stored = sum(guard.store.nbytes for guard in self.guards)
+        stored = sum(guard.store.budget.nbytes for guard in self.guards)
         least = min(stored, LEAST_STORED)
         self._pressed = None if level is Pressure.NORMAL else max(least, int(stored * _KEPT_SHARE[level]))
         self.apply()
@@ -86,14 +86,14 @@ class SharedMemory:
             return
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
         if len(self.guards) == 1:
-            self.guards[0].store.set_budget(pot)
+            self.guards[0].store.budget.set(pot)
             return
         sure = pot // len(self.guards)
-        stored = {id(guard): guard.store.nbytes for guard in self.guards}
+        stored = {id(guard): guard.store.budget.nbytes for guard in self.guards}
         for guard in self.guards:
             others = sum(stored.values()) - stored[id(guard)]
-            guard.store.set_budget(max(sure, pot - others))
-            stored[id(guard)] = guard.store.nbytes
+            guard.store.budget.set(max(sure, pot - others))
+            stored[id(guard)] = guard.store.budget.nbytes
 
 
 class MemoryGuard:
@@ -142,7 +142,7 @@ class MemoryGuard:
 
         Raises OutOfMemory if it can never fit.
         """
-        need, total = self.store.estimate(tokens), self._shared.total
+        need, total = self.store.budget.estimate(tokens), self._shared.total
         if not total or need <= total:
             return True
         if self._shared.reclaim(need - total):
@@ -157,9 +157,9 @@ class MemoryGuard:
 
         `model`: it is this model's, and all others may go for it but those of the weights `staying`: see `check`.
         """
-        state = self.store.estimate(0)
+        state = self.store.budget.estimate(0)
         total = self._shared.total if model is None else self._shared.total_alone(model, staying)
-        a_million = self.store.estimate(2**20) - state
+        a_million = self.store.budget.estimate(2**20) - state
         return max(0, (total - state) * 2**20 // a_million) if total and a_million > 0 else None
 
     def take(self, key: str, tokens: int) -> None:
@@ -184,4 +184,4 @@ class MemoryGuard:
 
     def _bytes(self, held: Iterable[int]) -> int:
         rows = list(held)
-        return len(rows) * self.store.estimate(max(rows)) if rows else 0
+        return len(rows) * self.store.budget.estimate(max(rows)) if rows else 0

@@ -191,7 +191,7 @@ class IdlePrefill:
     def _restore(self, job: Job) -> bool:
         """False: nothing is to be done, or there is no room for it."""
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
-        if plan.length >= job.prefix or not self._store.has_room(job.prefix - plan.length):
+        if plan.length >= job.prefix or not self._store.budget.has_room(job.prefix - plan.length):
             return False
         job.report = replace(job.report, reused=self._prefill.restore(job, plan).length)
         return True
@@ -342,3 +342,9 @@ def report_of(prompt: int, plan: RestorePlan) -> CacheReport:
             stored=plan.behind if plan.matched == plan.seen < prompt else (),
         ),
     )
+
+
+def planned(store: GuardedStore, tokens: tuple[int, ...]) -> CacheReport:
+    """What a request for this prompt would reuse now. Any thread; nobody waits for it."""
+    array = as_tokens(tokens)
+    return report_of(len(array), store.peek(array, limit=len(array) - 1))

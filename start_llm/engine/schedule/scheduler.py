@@ -23,7 +23,7 @@ from zlib import crc32
 
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Sampled
-from start_llm.core.report import DRAFT_COUNTS, CacheReport
+from start_llm.core.report import DRAFT_COUNTS
 from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
@@ -31,12 +31,11 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.preemption import Preemption
-from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, report_of, trusted
+from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, trusted
 from start_llm.engine.schedule.requests import Draw, Requests, Rows
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
 from start_llm.engine.schedule.trials import Trials
 from start_llm.engine.schedule.urgent import is_question
-from start_llm.kvcache.blocks import as_tokens
 from start_llm.models.device import PREFILL_BYTES
 
 log = logging.getLogger(__name__)
@@ -172,11 +171,6 @@ class Scheduler:
             "requests_paused": self._preemption.paused,
             **self.store.figures(),
         }
-
-    def plan(self, tokens: tuple[int, ...]) -> CacheReport:
-        """What a request for this prompt would reuse now. Any thread; nobody waits for it."""
-        array = as_tokens(tokens)
-        return report_of(len(array), self.store.peek(array, limit=len(array) - 1))
 
     # --- the parts of a step --------------------------------------------------
 

@@ -173,7 +173,7 @@ def test_a_prompt_that_turns_out_too_large_ends_in_its_prefill() -> None:
 
 def test_rows_are_counted_as_wide_as_the_batch_makes_them() -> None:
     """A short row beside a long one takes as much as the long one."""
-    guard = MemoryGuard(FakeStore(token_bytes=MIB), FixedMemory(2000 * MIB, 0))
+    guard = MemoryGuard(GuardedStore(FakeStore(token_bytes=MIB), list), FixedMemory(2000 * MIB, 0))  # type: ignore[arg-type]
     guard.take("long", 900)
     assert guard.admits(10) and guard.admits(1000) and not guard.admits(1001)
     guard.take("short", 10)
@@ -215,7 +215,7 @@ def real(
     quantisation = None if kv_bits is None else Quantisation(kv_bits, 32, LONGEST + 8)
     gate = drafts.gate if drafts is not None else None
     runner = ModelRunner(model(name), eos=eos, max_rows=4, gate=gate, quantisation=quantisation)
-    guarded.learn(*runner.sample())
+    guarded.budget.learn(*runner.sample())
     return Scheduler(
         runner,
         guarded,
@@ -274,7 +274,7 @@ def check_answers(name: str, way: str, monkeypatch: pytest.MonkeyPatch, **more: 
     monkeypatch.setattr(pressure, "LEAST_ANSWER", 4)
     monkeypatch.setattr(pressure, "GROWTH", 5)
     plenty = real(name, 2**40, kv_bits=more.get("kv_bits"))
-    enough = 3 * plenty.store.estimate(LONGEST + 18)  # to begin together, not to go on together
+    enough = 3 * plenty.store.budget.estimate(LONGEST + 18)  # to begin together, not to go on together
     alone = answers(plenty, way, together=False)
     scheduler = real(name, enough, **more)
     found = answers(scheduler, way, together=True)
@@ -315,7 +315,7 @@ def test_a_row_that_decodes_alone_is_paused(
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []
-    scheduler.requests._memory._shared.fixed = plenty.store.estimate(380)  # room for the longer one only
+    scheduler.requests._memory._shared.fixed = plenty.store.budget.estimate(380)  # room for the longer one only
     scheduler.step()
     assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
     drain(scheduler, 2000)
@@ -329,7 +329,7 @@ def test_a_row_that_decodes_alone_is_paused(
 def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, tokens in SMALL:
         monkeypatch.setattr(pressure, setting, tokens)
-    scheduler = real("llama", real("llama", 2**40).store.estimate(120))
+    scheduler = real("llama", real("llama", 2**40).store.budget.estimate(120))
     work, sink = submit("a", random_tokens(60, seed=3), max_tokens=FAR)
     scheduler.add(work)
     drain(scheduler, 2000)
@@ -341,13 +341,14 @@ class Held:
     """A store of so many bytes that shrinks to its budget."""
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes, self.budget = nbytes, 0
+        self.nbytes, self.most = nbytes, 0
+        self.budget = self
 
     def estimate(self, tokens: int) -> int:
         return tokens * MIB
 
-    def set_budget(self, budget_bytes: int) -> None:
-        self.budget = budget_bytes
+    def set(self, budget_bytes: int) -> None:
+        self.most = budget_bytes
         self.nbytes = min(self.nbytes, budget_bytes)
 
 
@@ -357,16 +358,16 @@ def test_models_share_what_their_weights_leave() -> None:
     shared.place("one", Weights(GIB))
     one = MemoryGuard(first := Held(10**12), shared)
     one.take("a", 1)
-    assert first.nbytes == first.budget == int(6 * GIB * STORED_SHARE), "alone it has all of it"
+    assert first.nbytes == first.most == int(6 * GIB * STORED_SHARE), "alone it has all of it"
     shared.place("two", Weights(2 * GIB))
     two = MemoryGuard(second := Held(0), shared)
-    assert first.nbytes == first.budget == int(4 * GIB * STORED_SHARE), "what the other does not need it keeps"
-    assert second.budget == first.budget // 2, "but an equal part is sure"
-    second.nbytes = second.budget
+    assert first.nbytes == first.most == int(4 * GIB * STORED_SHARE), "what the other does not need it keeps"
+    assert second.most == first.most // 2, "but an equal part is sure"
+    second.nbytes = second.most
     two.take("b", 1000)
-    assert first.nbytes + second.nbytes <= int(4 * GIB * STORED_SHARE) and first.nbytes == first.budget >= second.budget
+    assert first.nbytes + second.nbytes <= int(4 * GIB * STORED_SHARE) and first.nbytes == first.most >= second.most
     two.take("b", 3000)
-    assert first.budget + second.budget <= 4 * GIB - 3001 * MIB
+    assert first.most + second.most <= 4 * GIB - 3001 * MIB
     assert one.crowded and two.crowded and shared.running == 3001 * MIB
     assert not one.admits(600) and one.admits(500), "what the other model's request holds is not there"
     one.take("a", 1200)
@@ -382,7 +383,7 @@ def test_models_share_what_their_weights_leave() -> None:
     assert one.most_tokens("one") == 6144, "once the other one has gone for it"
     two.close()
     shared.place("two", None)
-    assert one.check(4200) and first.budget == int(6 * GIB * STORED_SHARE)
+    assert one.check(4200) and first.most == int(6 * GIB * STORED_SHARE)
 
 
 def test_weights_that_models_share_take_their_bytes_once() -> None:
@@ -403,7 +404,7 @@ def test_stored_kv_gives_way_in_steps_while_other_programs_need_the_memory() -> 
     shared.place("one", Weights(GIB))
     MemoryGuard(store := Held(GIB), shared)
     shared.apply()
-    before = store.budget
+    before = store.most
     shared.press(Pressure.WARNING)
     assert store.nbytes == int(0.8 * GIB)
     shared.press(Pressure.CRITICAL)
@@ -412,4 +413,4 @@ def test_stored_kv_gives_way_in_steps_while_other_programs_need_the_memory() -> 
         shared.press(Pressure.CRITICAL)
     assert store.nbytes == LEAST_STORED, "what helps nobody stays"
     shared.press(Pressure.NORMAL)
-    assert store.budget == before > GIB
+    assert store.most == before > GIB
