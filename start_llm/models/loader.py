@@ -33,7 +33,7 @@ from start_llm.models.overrides import FOLDER
 from start_llm.models.pull import find_folder
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, read_weights, refusing
-from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
+from start_llm.models.tokenizer import read_tokenizer, writing_hints
 from start_llm.models.vision import VisionProcessor, has_vision, load_vision, read_text_model
 from start_llm.parsing.registry import OutputStyle, output_style
 
@@ -90,7 +90,6 @@ class LoadedModel:
         return output_style(
             tool_parser=known.tool_parser,
             reasoning_parser=known.reasoning_parser,
-            external=tool_format(self.wrapper),
             reasoning_tags=hints.think_tags if hints is not None else None,
         )
 

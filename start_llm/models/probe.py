@@ -14,7 +14,6 @@ from start_llm.models.capabilities import DecodingCheck, ProbeResult
 from start_llm.models.loader import LoadedModel
 from start_llm.models.overrides import LEAST_CONTEXT
 from start_llm.models.probe_table import FILE, keep_probe, probe_key, read_probe
-from start_llm.models.tokenizer import tool_format
 from start_llm.models.tool_probe import ExpectedStyle, Generate, ToolCallProbe, probe_tool_calls
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
@@ -71,7 +70,6 @@ def _probe(loaded: LoadedModel, generate: Generate | None) -> Generator[float, N
             (assumed["tool_parser"].value, *family.tool_parsers),
             assumed["reasoning_parser"].value,
             hints.think_tags,
-            tool_format(loaded.wrapper),
         )
         detokenizer = lambda: loaded.wrapper.detokenizer  # noqa: E731
         trial = yield from probe_tool_calls(template, tokenizer, traits, expected, detokenizer, generate)

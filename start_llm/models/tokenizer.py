@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from start_llm.models.capabilities import WritingHints, read_hints
 from start_llm.models.catalog import OLDER_TEMPLATE
 from start_llm.models.checkpoint import read_json
-from start_llm.parsing.calls import ExternalFormat
+from start_llm.parsing.registry import TOOL_FORMATS
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -61,16 +61,11 @@ def writing_hints(wrapper: Any) -> WritingHints:
     """What shows of how the model writes. `wrapper`: as of `read_tokenizer`. Any thread."""
     tokenizer = wrapper._tokenizer
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
-    known = wrapper.init_kwargs.get("tool_parser_type") or "json_tools" if tool_format(wrapper) is not None else None
-    hints = read_hints(known, tokenizer.get_vocab(), tags, str(tokenizer.chat_template or ""))
+    found = wrapper.init_kwargs.get("tool_parser_type") or "json_tools" if wrapper.has_tool_calling else None
+    hints = read_hints(
+        found if found in TOOL_FORMATS else None, tokenizer.get_vocab(), tags, str(tokenizer.chat_template or "")
+    )
     return replace(hints, template=bool(wrapper.has_chat_template))
-
-
-def tool_format(wrapper: Any) -> ExternalFormat | None:
-    """mlx-lm's parser for the model's tool calls, if it has one."""
-    if not wrapper.has_tool_calling or wrapper.tool_parser is None:
-        return None
-    return ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
 
 
 def _older_template(folder: Path) -> str | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
 from start_llm.models.background import in_background
-from start_llm.parsing.calls import ExternalFormat
 from start_llm.parsing.choice import Detokenizer, StreamingDetokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
@@ -86,7 +85,6 @@ class ExpectedStyle:
     formats: tuple[str, ...]  # ids of tool formats to try first; all others follow
     reasoning: str
     think_tags: tuple[str, str] | None = None
-    external: ExternalFormat | None = None
 
 
 def probe_tool_calls(
@@ -147,7 +145,6 @@ def read_call(text: str, expected: ExpectedStyle, *, in_reasoning: bool) -> tupl
         style = output_style(
             tool_parser=ident,
             reasoning_parser=other or expected.reasoning,
-            external=expected.external,
             reasoning_tags=None if other else expected.think_tags,
         )
         if _calls(text, style, in_reasoning):
@@ -165,8 +162,8 @@ def _wrote(text: str, style: OutputStyle, in_reasoning: bool) -> bool:
     sign = SHARED_SIGNS.get(ident)
     if sign is not None and sign.search(text):
         return True
-    alone = OutputStyle(style.reasoning, style.tools, others=(), external=style.external)
-    return bool(style.tools.openers or style.external) and _calls(text, alone, in_reasoning)
+    alone = OutputStyle(style.reasoning, style.tools, others=())
+    return bool(style.tools.openers) and _calls(text, alone, in_reasoning)
 
 
 def _calls(text: str, style: OutputStyle, in_reasoning: bool) -> bool:

@@ -1,6 +1,6 @@
 """Tool calls of one answer: what formats read (`Calls`) becomes events, with ids. Knows no format and no model.
 
-A format is a `ToolFormat`; one whose parser comes from elsewhere an `ExternalFormat`.
+A format is a `ToolFormat`.
 
 Text that looked like a call and is none is given back to the source (`NotACall`). Two equal calls are two calls. One
 exception: a call inside reasoning was only planned there if the same one comes again behind the block, without an id.
@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from start_llm.core.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
 from start_llm.core.messages import Tool, ToolCall
 from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
 from start_llm.parsing.output import EventBuffer
 from start_llm.parsing.schema import ANYTHING, Schema, dump, parse_literal
-from start_llm.parsing.source import LiteralScanner, Source, Step
+from start_llm.parsing.source import Source, Step
 
 type NewId = Callable[[], str]
 type Parse = Callable[[Calls], Step[None]]
@@ -284,47 +283,3 @@ class ToolFormat:
 
     def openers_for(self, tools: Sequence[Tool]) -> list[Opener]:
         return [*(opener for tool in tools for opener in self.per_tool(tool)), *self.openers]
-
-
-@dataclass(frozen=True)
-class ExternalFormat:
-    """A parser from elsewhere (mlx-lm's ``tool_parsers``), for formats that have no reader of ours.
-
-    `start` and `end` are the block's markers; without `end` it runs to the end of the text. `parse` takes the text
-    between and OpenAI tool definitions. It gives ``{"name", "arguments"}`` or a list of these, or raises anything.
-    """
-
-    start: str
-    end: str
-    parse: Callable[[str, Any], dict[str, Any] | list[dict[str, Any]]] = field(compare=False)
-
-    def for_tools(self, ident: str, tools: Sequence[Tool]) -> ToolFormat:
-        """The format for a request's tools, which the parser wants to see. A block is parsed when its end is there."""
-        definitions = [tool.as_function() for tool in tools]
-        scanner = LiteralScanner((self.end,))
-
-        def parse(calls: Calls) -> Step[None]:
-            held: list[str] = []
-            while True:
-                text, end = yield from scanner.step(calls.source)
-                held.append(text)
-                if end or not text:
-                    break
-            for found in self._calls("".join(held), definitions):
-                ident = found.get("id")
-                call = calls.begin(str(found.get("name") or ""), ident if isinstance(ident, str) else None)
-                arguments = found.get("arguments")
-                call.write(as_object(dump({} if arguments is None else arguments), call.schema))
-                call.finish(True)
-
-        return ToolFormat(ident, (Opener(self.start, parse),), (self.end,) if self.end else ())
-
-    def _calls(self, text: str, definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        try:
-            found = self.parse(text, definitions)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError) as error:
-            raise NotACall from error
-        listed = found if isinstance(found, list) else [found]
-        if not listed or not all(isinstance(call, dict) and call.get("name") for call in listed):
-            raise NotACall
-        return listed

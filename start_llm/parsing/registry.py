@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
-from start_llm.parsing.calls import ExternalFormat, Opener, ToolFormat
+from start_llm.parsing.calls import Opener, ToolFormat
 from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, HARMONY, KIMI_K2, MISTRAL
 from start_llm.parsing.tools.hermes import HY_V4, INKLING, K2_HORIZON, LONGCAT, SHARED
 from start_llm.parsing.tools.minimax_m3 import MINIMAX_M3
@@ -52,19 +52,15 @@ class OutputStyle:
     reasoning: ReasoningStyle
     tools: ToolFormat
     others: tuple[ToolFormat, ...] = (SHARED,)
-    external: ExternalFormat | None = None
     stray_ends: StrayEndTags = field(default_factory=StrayEndTags, compare=False)
 
     def openers(self, tools: Sequence[Tool]) -> tuple[Opener, ...]:
         """All openers; where two share a literal, the later one counts, and that is the model's own."""
-        return tuple(opener for form in (*self.others, self._own(tools)) for opener in form.openers_for(tools))
+        return tuple(opener for form in (*self.others, self.tools) for opener in form.openers_for(tools))
 
     @property
     def closers(self) -> frozenset[str]:
-        return frozenset(closer for form in (*self.others, self._own(())) for closer in form.closers)
-
-    def _own(self, tools: Sequence[Tool]) -> ToolFormat:
-        return self.external.for_tools(self.tools.id, tools) if self.external else self.tools
+        return frozenset(closer for form in (*self.others, self.tools) for closer in form.closers)
 
 
 # Recognised whatever the family, by what stands in the text.
@@ -97,13 +93,11 @@ def output_style(
     *,
     tool_parser: str = "null",
     reasoning_parser: str = "null",
-    external: ExternalFormat | None = None,
     reasoning_tags: tuple[str, str] | None = None,
 ) -> OutputStyle:
     """The style for a pair of ids. Raises ValueError for an id that is not known, with nothing that stands for it.
 
     Args:
-        external: used where `tool_parser` is no id of ours.
         reasoning_tags: (start, end) as mlx-lm's tokenizer found them; used where `reasoning_parser` is no id of ours.
     """
     reasoning = REASONING_STYLES.get(reasoning_parser)
@@ -112,8 +106,6 @@ def output_style(
     if reasoning is None:
         raise ValueError(f"reasoning parser {reasoning_parser!r} is not known; known are {sorted(REASONING_STYLES)}")
     form = TOOL_FORMATS.get(tool_parser)
-    if form is None and external is not None:
-        return OutputStyle(reasoning, ToolFormat(tool_parser), external=external)
     if form is None:
         raise ValueError(f"tool parser {tool_parser!r} is not known; known are {sorted(TOOL_FORMATS)}")
     return OutputStyle(reasoning, form)
