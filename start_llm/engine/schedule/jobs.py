@@ -27,6 +27,23 @@ class Stage(Enum):
     ENDED = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A job in prefill that computes what another one needs, up to the token `until`.
+
+    `stored`: tokens that were stored when the other one began to wait.
+    """
+
+    job: Job
+    until: int
+    stored: int
+
+    @property
+    def is_over(self) -> bool:
+        """The KV is there, or will not come."""
+        return self.job.stage is not Stage.PREFILL or self.job.position >= self.until
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """Mutable state of one `Submit`."""
@@ -36,7 +53,7 @@ class Job:
     submitted: float
     stage: Stage = Stage.WAITING
     position: int = 0  # how many of `tokens` are in `cache` so far
-    pauses: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
+    stops: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
     cache: Cache | None = None
     lent: Cache | None = None  # the caches that the store takes back when the job runs no more
     states: list[tuple[int, Cache]] = field(default_factory=list)  # of its answer, see `RowState`
@@ -48,9 +65,7 @@ class Job:
     admitted: float = 0.0
     watched: float | None = None  # clock reading from which the watchdog counts, ``None`` while it does not
     counted: float = 0.0  # seconds that the watchdog has counted before that
-    leader: Job | None = None  # the prefilling job whose KV this one waits for,
-    leader_until: int = 0  # up to this token;
-    stored: int = 0  # and what was stored when it began to wait
+    follows: Followed | None = None  # the job whose KV this one waits for
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # what decoding it took
     failures: int = 0  # steps of several rows that failed while this was one of them
     alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
@@ -91,9 +106,9 @@ class Job:
         self.watched = None
         if self.generated:
             self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
-        self.stage, self.position, self.pauses = Stage.WAITING, 0, []
+        self.stage, self.position, self.stops = Stage.WAITING, 0, []
         self.states = []  # they are stored, or of tokens that were not reported and may be drawn otherwise
-        self.cache = self.leader = None
+        self.cache = self.follows = None
         if self.pending is None:
             self.drawing = None
 

@@ -16,7 +16,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache
 from start_llm.engine.schedule.guarded import STORE_ERROR, GuardedStore
-from start_llm.engine.schedule.jobs import Job, Stage
+from start_llm.engine.schedule.jobs import Followed, Job, Stage
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.engine.schedule.urgent import UrgentShare, is_question
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
@@ -44,10 +44,10 @@ class Prefill:
         assert job.cache is not None
         before = job.position
         end = min(before + step, job.prefix)
-        while job.pauses and job.pauses[0] <= before:
-            job.pauses.pop(0)
-        if job.pauses:
-            end = min(end, job.pauses[0])
+        while job.stops and job.stops[0] <= before:
+            job.stops.pop(0)
+        if job.stops:
+            end = min(end, job.stops[0])
         end = _whole_images(job, before, end)
         if end > before:
             began = self._clock()
@@ -60,7 +60,7 @@ class Prefill:
             self.seconds_per_token = 0.8 * usual + 0.2 * cost if usual else cost
             self.steps.measure(end - before, end, seconds, nbytes)
             job.prefilled(end - before)
-        if job.position in job.pauses[:1]:
+        if job.position in job.stops[:1]:
             self.keep(job)
         return end - before
 
@@ -68,7 +68,7 @@ class Prefill:
         """The job goes on from what is stored."""
         restored = self._store.restore(job.tokens, plan)
         job.cache, job.lent, job.position = restored.cache, restored.cache, restored.length
-        job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
+        job.stops = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
         if plan.reason == "no_checkpoint":
             self._runner.parted(job.work.owner, job.tokens[: plan.matched])
         return restored
@@ -240,10 +240,7 @@ class Prompts:
 
     def released(self) -> list[Job]:
         """Jobs that waited for another one's KV, which is there now or will not come."""
-        followers = [(job, job.leader) for job in self._jobs if job.leader is not None]
-        return [
-            job for job, leader in followers if leader.stage is not Stage.PREFILL or leader.position >= job.leader_until
-        ]
+        return [job for job in self._jobs if job.follows is not None and job.follows.is_over]
 
     def _follow(self, job: Job, stored: int) -> bool:
         """Makes `job` wait if another one is computing more of its prompt than the `stored` tokens.
@@ -253,27 +250,28 @@ class Prompts:
         leader: Job | None = None
         reach = stored + self._least_shared
         for other in self._jobs:
-            if other is job or other.leader is not None:
+            if other is job or other.follows is not None:
                 continue
             shared = min(common_prefix(job.tokens, other.tokens), job.prefix, other.prefix)
             if shared > reach:
                 leader, reach = other, shared
         if leader is None:
             return False
-        job.leader, job.leader_until, job.stored = leader, reach, stored
-        if reach not in leader.pauses and reach > leader.position:
-            leader.pauses = sorted({*leader.pauses, reach})
+        job.follows = Followed(leader, reach, stored)
+        if reach not in leader.stops and reach > leader.position:
+            leader.stops = sorted({*leader.stops, reach})
         return True
 
     def take_over(self, job: Job) -> None:
         """A job of `released` goes on from the KV that is stored by now."""
-        leader = job.leader
-        if leader is not None and leader.stage is Stage.PREFILL:
+        assert job.follows is not None
+        leader, stored = job.follows.job, job.follows.stored
+        if leader.stage is Stage.PREFILL:
             self._prefill.keep(leader)
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
         # Who else is running a prompt now is told to its own owner only.
-        is_own = leader is not None and leader.work.owner == job.work.owner
-        self._restore(job, plan, joined=plan.length - job.stored if is_own else 0)
+        is_own = leader.work.owner == job.work.owner
+        self._restore(job, plan, joined=plan.length - stored if is_own else 0)
 
     def next(self, may_decode: Callable[[Job], bool]) -> Job | None:
         """A small question before a long prompt, if questions have not had their share. Of several by turns the oldest
@@ -281,7 +279,7 @@ class Prompts:
 
         `may_decode`: whether a job whose prompt is done may start to decode now; else it is passed over.
         """
-        here = [job for job in self._jobs if job.leader is None and job.cache is not None]
+        here = [job for job in self._jobs if job.follows is None and job.cache is not None]
         ready = [job for job in here if job.position < job.prefix or may_decode(job)]
         urgent, long = [job for job in ready if job.urgent], [job for job in ready if not job.urgent]
         ready = urgent if urgent and (self.urgent.goes_first or not long) else long
@@ -307,7 +305,7 @@ class Prompts:
             self.urgent.took(seconds, urgent=urgent)
 
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
-        restored, job.leader = self._prefill.restore(job, plan), None
+        restored, job.follows = self._prefill.restore(job, plan), None
         if not job.planned and is_question(job.work, job.prefix - job.position):
             job.urgent = True
             self.urgent.came()
