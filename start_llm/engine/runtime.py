@@ -30,6 +30,7 @@ from start_llm.kvcache.kinds import undescribed
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
+from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.loader import LoadedModel
 from start_llm.parsing.registry import SHARED_SIGNS
 from start_llm.parsing.tools.pythonic import LLAMA
@@ -61,6 +62,7 @@ class TextRuntime:
     ) -> None:
         self.loaded, self.store, self.drafts, self.grammars = loaded, store, drafts, grammars
         self.memory = memory
+        bound_freed_buffers()
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
         made.callback(self.runner.close)
         self._made = made
@@ -106,6 +108,13 @@ class TextRuntime:
                 step()
             except Exception:  # the thread's edge: what comes after it must be done all the same
                 log.warning("closing failed", exc_info=True)
+
+
+def bound_freed_buffers() -> None:
+    """MLX keeps freed buffers for later, on Metal without a bound. What one chunk takes is enough to keep."""
+    before = mx.set_cache_limit(PREFILL_BYTES)
+    if before < PREFILL_BYTES:
+        mx.set_cache_limit(before)
 
 
 def end_streams() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.engine.runtime import call_marks_of, landmarks_of, make_runner
+from start_llm.engine.runtime import bound_freed_buffers, call_marks_of, landmarks_of, make_runner
 from start_llm.models.capabilities import DecodingCheck
+from start_llm.models.device import PREFILL_BYTES
 from start_llm.parsing.registry import output_style
 from tests.kvcache.tiny import model
 
@@ -69,3 +71,13 @@ def test_kv_bits_quantise_and_still_batch() -> None:
     assert quantised.max_rows == 8 and type(quantised.sample()[1][0]) is QuantizedKVCache
     with pytest.raises(NotSupported, match="sinks"):
         make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"), None, Ranks())
+
+
+@pytest.mark.parametrize(("before", "after"), [(64 * PREFILL_BYTES, PREFILL_BYTES), (2**25, 2**25)])
+def test_what_mlx_keeps_of_freed_buffers_is_bounded(before: int, after: int) -> None:
+    own = mx.set_cache_limit(before)
+    try:
+        bound_freed_buffers()
+        assert mx.set_cache_limit(own) == after
+    finally:
+        mx.set_cache_limit(own)
