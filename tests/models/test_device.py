@@ -61,12 +61,12 @@ def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (8, "mlx-community/Qwen3.5-4B-4bit"),
         (16, "mlx-community/Qwen3.5-9B-4bit"),
-        (24, "mlx-community/Qwen3.5-9B-4bit"),
-        (32, "mlx-community/Qwen3.6-27B-4bit"),
+        (24, "mlx-community/gpt-oss-20b-MXFP4-Q4"),
+        (32, "mlx-community/Qwen3.8-27B-4bit"),
         (36, "mlx-community/Qwen3.6-35B-A3B-4bit"),
         (64, "mlx-community/Qwen3-Coder-Next-4bit"),
         (128, "mlx-community/Qwen3-Coder-Next-8bit"),
-        (512, "mlx-community/Qwen3-Coder-Next-8bit"),
+        (512, "mlx-community/GLM-5.3-Flash-4bit"),
     ],
 )
 def test_recommendation_by_memory(gib: int, repository: str) -> None:
