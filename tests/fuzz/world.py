@@ -29,6 +29,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.settings import load_settings
 from start_llm.core.work import EngineStatus, Submit
+from start_llm.engine.schedule.prefill import planned
 from start_llm.models.pull import PullError
 from tests.fuzz.bodies import LAST
 from tests.fuzz.requests import Request
@@ -106,8 +107,7 @@ class ScriptedEngine:
         """Nothing runs on."""
 
     def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
-        found: CacheReport = self._runtime(model).scheduler.plan(prompt.tokens)
-        return found
+        return planned(self._runtime(model).scheduler.store, prompt.tokens)
 
     def stored(self, model: str = "") -> StoredTree:
         found: StoredTree = self._runtime(model).scheduler.store.show()

@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.integration.live import Live
 from tests.oracle import script
+from tests.vendors import anthropic, openai
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:

@@ -75,12 +75,18 @@ function change(rows, gone = []) {
 export async function openChats() {
   if (database) return;
   database = await connect();
-  if (database) database.onversionchange = () => database.close(); // somebody clears it
+  if (database) database.onversionchange = disconnect; // somebody clears it
   for (const chat of await all("chats")) chats.set(chat.id, chat);
   const late = Date.now() - UNDO_MS;
   for (const chat of [...chats.values()].filter((each) => each.deleted && each.deleted < late)) await forget(chat);
   await takeEarlier();
   setTimeout(readWords, 500); // the first search need not wait for it
+}
+
+// From now on all lasts as long as the page.
+function disconnect() {
+  database?.close();
+  database = null;
 }
 
 async function readWords() {
@@ -139,11 +145,11 @@ export async function dropMessage(chat, message) {
 }
 
 // It is out of the list, and can come back until the page is opened anew.
-export function setDeleted(chat, deleted) {
+export async function setDeleted(chat, deleted) {
   chat.deleted = deleted && Date.now();
   chats.set(chat.id, chat);
-  tell(chat);
-  return change([["chats", chat]]);
+  await change([["chats", chat]]);
+  tell(chat); // other tabs read what is written
 }
 
 async function forget(chat) {
@@ -181,6 +187,7 @@ const tell = (chat) => others?.postMessage(chat.id);
 export function onOthers(changed) {
   if (!others || !database) return;
   others.onmessage = async ({ data: id }) => {
+    if (!database) return;
     const [row, text] = await Promise.all(["chats", "words"].map((store) => result(database.transaction(store).objectStore(store).get(id))));
     if (row) chats.set(id, row); else chats.delete(id);
     if (words && text) words.set(id, text.text);

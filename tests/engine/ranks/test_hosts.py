@@ -133,7 +133,15 @@ def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 def follower_of(process: subprocess.Popen[str]) -> psutil.Process:
-    return next(each for each in psutil.Process(process.pid).children() if "--rank" in each.cmdline())
+    return next(each for each in psutil.Process(process.pid).children() if "--rank" in _words_of(each))
+
+
+def _words_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty if it ends at this moment."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def ask(url: str) -> httpx.Response:
