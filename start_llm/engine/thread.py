@@ -93,26 +93,10 @@ class EngineThread:
             raise Unavailable(SHUTTING_DOWN)
         if self._lost or status.state in {"loading", "failed", "stopped"}:
             raise Unavailable(status.detail or f"The model is {status.state}.")
-        self._refuse_wedged(status)
-        self._refuse_long(work)
+        _refuse_wedged(status, self._watchdog_seconds)
+        if self._pressure is Pressure.CRITICAL and len(work.prompt.tokens) > LONG_PROMPT:
+            _refuse_long(len(work.prompt.tokens) - self.plan(work.prompt, work.model).reused)
         self._commands.put(partial(self._loop.submit, self._requests.add(work)))
-
-    def _refuse_wedged(self, status: EngineStatus) -> None:
-        """What waits for a thread that hangs would be too late, and take memory until then."""
-        if status.state == "wedged" and self._watchdog_seconds:
-            raise Unavailable(status.detail, retry_after=min(self._watchdog_seconds, WEDGED_RETRY_SECONDS))
-
-    def _refuse_long(self, work: Submit) -> None:
-        """While memory is critically short, what would need much of it. A conversation goes on."""
-        if self._pressure is not Pressure.CRITICAL or len(work.prompt.tokens) <= LONG_PROMPT:
-            return
-        new = len(work.prompt.tokens) - self.plan(work.prompt, work.model).reused
-        if new > LONG_PROMPT:
-            raise Unavailable(
-                f"{_SHORT[Pressure.CRITICAL]} This one has {new:,} tokens that are not stored; {LONG_PROMPT:,} are "
-                "taken now. Close another program, or try again.",
-                retry_after=SHORT_RETRY_SECONDS,
-            )
 
     def press(self, level: Pressure) -> None:
         """How short of memory the machine is; to be said again while it is short: memory is given back in steps."""
@@ -160,7 +144,7 @@ class EngineThread:
         Returns what they return, when that is done. Raises what they raise, Unavailable if the thread ends before
         or hangs already, TimedOut if it has not moved for the watchdog's time.
         """
-        self._refuse_wedged(self.status())
+        _refuse_wedged(self.status(), self._watchdog_seconds)
         return self.guest(steps, limit=self._watchdog_seconds)
 
     def guest(self, steps: Generator[float, None, Any], limit: float = 0.0) -> Any:
@@ -250,6 +234,22 @@ class EngineThread:
         finally:
             self._loop.close()
             self._at_end()
+
+
+def _refuse_wedged(status: EngineStatus, watchdog: float) -> None:
+    """What waits for a thread that hangs would be too late, and take memory until then."""
+    if status.state == "wedged" and watchdog:
+        raise Unavailable(status.detail, retry_after=min(watchdog, WEDGED_RETRY_SECONDS))
+
+
+def _refuse_long(new: int) -> None:
+    """Memory is critically short: what has many tokens that are not stored would need much of it."""
+    if new > LONG_PROMPT:
+        raise Unavailable(
+            f"{_SHORT[Pressure.CRITICAL]} This one has {new:,} tokens that are not stored; {LONG_PROMPT:,} are "
+            "taken now. Close another program, or try again.",
+            retry_after=SHORT_RETRY_SECONDS,
+        )
 
 
 def _returned(result: Any) -> Any:
