@@ -58,11 +58,18 @@ def _quick_processes() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many workers `-n auto` means: one more than cores for all tests, none for what somebody names."""
+    """How many workers `-n auto` means: one more than cores for all tests, none for what somebody names.
+
+    Only the cores that this process may use count: a container or `taskset` may give it a few of many.
+    """
     named = [(config.invocation_params.dir / argument).resolve() for argument in config.args]
     if named != [Path(__file__).resolve().parent]:
         return 0
-    return min(MOST_WORKERS, (os.cpu_count() or 1) + 1)  # a fifth of the time a test waits for a process or a clock
+    return min(MOST_WORKERS, cores() + 1)  # a fifth of the time a test waits for a process or a clock
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

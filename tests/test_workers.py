@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from tests.conftest import COLLECTED, MOST_WORKERS, pytest_xdist_auto_num_workers
+from tests.conftest import COLLECTED, MOST_WORKERS, cores, pytest_xdist_auto_num_workers
 from tests.lazy import SLOW_TO_IMPORT
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +31,15 @@ ROOT = Path(__file__).parents[1]
 )
 def test_how_many_workers_there_are(folder: Path, named: list[str], side_by_side: bool) -> None:
     config: Any = SimpleNamespace(args=named, invocation_params=SimpleNamespace(dir=folder))
-    workers = min(MOST_WORKERS, (os.cpu_count() or 1) + 1)
+    workers = min(MOST_WORKERS, cores() + 1)
     assert pytest_xdist_auto_num_workers(config) == (workers if side_by_side else 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores can be given to a process on Linux")
+def test_only_cores_that_the_tests_may_use_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    config: Any = SimpleNamespace(args=["tests"], invocation_params=SimpleNamespace(dir=ROOT))
+    assert pytest_xdist_auto_num_workers(config) == 2
 
 
 def test_no_file_imports_what_is_slow_while_it_is_collected(request: pytest.FixtureRequest) -> None:
