@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -52,6 +54,44 @@ class Tool:
         """The shape that chat templates and mlx-lm's tool parsers take (OpenAI's)."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
+
+
+# --- calls of one answer ---
+
+_OF_ANSWER = re.compile(r"call_([0-9a-f]{20})[0-9a-f]{4}")
+
+
+def call_ids() -> Callable[[], str]:
+    """Makes the ids of one answer's calls: the first 20 digits are random and the answer's, the last four count."""
+    answer, numbers = uuid.uuid4().hex[:20], count()
+    return lambda: f"call_{answer}{next(numbers) % 0x10000:04x}"
+
+
+def with_calls_together(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with all calls of one answer in one message, and their results behind it.
+
+    Some clients send every call in an assistant message of its own, each with its result behind it (Goose, November
+    2026). The ids of `call_ids` show that one answer made them: then the model is shown the answer that it gave.
+    """
+    shown: list[Message] = []
+    calling = 0  # where the last assistant message stands, while only results follow it
+    for message in messages:
+        if message.role == "assistant":
+            bare = not (message.content or message.reasoning or message.images or message.attachments)
+            if bare and shown and _answer_of(message) and _answer_of(message) == _answer_of(shown[calling]):
+                calls = shown[calling].tool_calls + message.tool_calls
+                shown[calling] = replace(shown[calling], tool_calls=calls)
+                continue
+        if message.role != "tool":
+            calling = len(shown)
+        shown.append(message)
+    return tuple(shown)
+
+
+def _answer_of(message: Message) -> str:
+    """The digits that the ids of all its calls share; empty if they do not, or are not this server's."""
+    found = {match[1] if (match := _OF_ANSWER.fullmatch(call.id)) else "" for call in message.tool_calls}
+    return found.pop() if len(found) == 1 else ""
 
 
 # --- images: as clients send them, and as they stand in a conversation that is shown to a model ---

@@ -25,11 +25,10 @@ What is decided here:
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Sequence
 
 from start_llm.core.events import Event
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import Message, Tool, call_ids
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.parsing.calls import NAME, Calls, NewId, Opener
 from start_llm.parsing.output import CodeTracker, EventBuffer, TextChannel
@@ -73,10 +72,6 @@ class AnswerLiterals:
         self.in_reasoning = LiteralScanner({*ends, *reasoning.drop, *self.harmony, *LEAKED, *inside})
 
 
-def call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
 class OutputParser:
     """One per choice; one thread.
 
@@ -87,7 +82,7 @@ class OutputParser:
         tool_calls: False: all markup of calls is text.
         whole: nobody reads the events before the end. Text is then held back while it may turn out to be reasoning
             whose block was never opened.
-        new_id: makes ids for calls that bring none.
+        new_id: makes ids for calls that bring none (`call_ids`).
 
     Attributes:
         stopped: the stop string that ended the text.
@@ -105,7 +100,7 @@ class OutputParser:
         tool_calls: bool = True,
         whole: bool = False,
         choice: int = 0,
-        new_id: NewId = call_id,
+        new_id: NewId | None = None,
     ) -> None:
         self.stopped: str | None = None
         self.ended = False
@@ -116,7 +111,7 @@ class OutputParser:
         self._buffer = EventBuffer(choice, holding=self._waits_for_end or (whole and not self.in_reasoning))
         self._content = TextChannel(self._buffer.text, gap=" \t\r\n")
         self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
-        self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins, new_id=new_id)
+        self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins, new_id=new_id or call_ids())
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
         self._closer = self._literals.reasoning.end
         self._steps = self._read()

@@ -59,6 +59,9 @@ def test_a_session_with_foreign_items_is_resumed(world: World) -> None:
     turn(CODEX.first(f"Say hello. {script('Hello.')}", data))
     (rollout,) = data.glob("sessions/**/*.jsonl")
     lines = rollout.read_text().splitlines()
+    (window,) = {json.loads(line)["payload"]["model_context_window"] for line in lines if '"task_started"' in line}
+    context = json.loads((data / "catalog.json").read_text())["models"][0]["context_window"]
+    assert window == context * 95 // 100, "Codex goes by the server's context, of which it keeps 5% free"
     place = next(n for n, line in enumerate(lines) if '"role":"assistant"' in line)
     stamp = {name: json.loads(lines[place])[name] for name in ("timestamp", "ordinal")}
     told = [json.dumps(stamp | {"type": "response_item", "payload": item}) for item in FOREIGN]
