@@ -1,20 +1,16 @@
-"""The agents that are known, one file each: how their requests are known, what they change in them, how they start.
+"""The agents that are known, one TOML file each (`agent.AgentClient` has its keys). Adding an agent is adding a file.
 
-Standard library only: the command line lists them.
+A file says how its requests are known, what it changes in them, and how it is launched. Standard library only: the
+command line lists the agents.
 """
 
-from start_llm.clients.agent import AgentClient
-from start_llm.clients.aider import AIDER
-from start_llm.clients.claude import CLAUDE
-from start_llm.clients.cline import CLINE
-from start_llm.clients.cn import CN
-from start_llm.clients.codex import CODEX
-from start_llm.clients.kilo import KILO
-from start_llm.clients.openclaw import OPENCLAW
-from start_llm.clients.opencode import OPENCODE
-from start_llm.clients.pi import PI
-from start_llm.clients.qwen import QWEN
+import tomllib
+from pathlib import Path
+
+from start_llm.clients.agent import AgentClient, described
+
+_ORDER = ("claude", "codex", "opencode", "openclaw", "pi", "qwen", "cline", "kilo", "cn", "aider")
 
 CLIENTS: dict[str, AgentClient] = {
-    client.name: client for client in (CLAUDE, CODEX, OPENCODE, OPENCLAW, PI, QWEN, CLINE, KILO, CN, AIDER)
+    name: described(name, tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text("utf-8"))) for name in _ORDER
 }

@@ -10,9 +10,10 @@ import pytest
 
 from start_llm.clients import CLIENTS
 from start_llm.clients.agent import Endpoint
-from start_llm.clients.claude import LARGE, SMALL
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:4321", key="the-key", model="the-model", context=54_321, answer=4_096)
+LARGE = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL")
+SMALL = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
 DOCS = Path(__file__).parents[2] / "docs" / "clients"
 
 
@@ -59,6 +60,12 @@ def test_claude_codes_small_model_is_the_servers_where_that_has_one(tmp_path: Pa
     two = CLIENTS["claude"].plan(replace(ENDPOINT, small="claude-haiku-4-5"), tmp_path).env
     assert {two[name] for name in LARGE} == {"the-model"} and {two[name] for name in SMALL} == {"claude-haiku-4-5"}
     assert "CLAUDE_CODE_SUBAGENT_MODEL" not in two, "a sub-agent has the model that it is made for"
+
+
+def test_openclaws_port_is_one_and_the_same(tmp_path: Path) -> None:
+    plan = CLIENTS["openclaw"].plan(ENDPOINT, tmp_path)
+    config = json.loads(plan.files[tmp_path / "openclaw.json"])
+    assert str(config["gateway"]["port"]) == plan.env["OPENCLAW_GATEWAY_PORT"]
 
 
 def test_pi_keeps_its_history_in_a_small_context(tmp_path: Path) -> None:

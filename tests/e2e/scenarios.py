@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from start_llm.clients.openclaw import GATEWAY_PORT
+from start_llm.clients import CLIENTS
 from tests.oracle.oracle import script
 
 TRY = "python3 -c 'import src.calc as c; print(c.add(1, 2))' > out.txt"
@@ -308,7 +308,7 @@ OPENCLAW = Scenario(
     fresh=_openclaw("second"),
     sub_agent=True,
     told=2,
-    beside=(["gateway"], f"http://127.0.0.1:{GATEWAY_PORT}/readyz"),
+    beside=(["gateway"], f"http://127.0.0.1:{CLIENTS['openclaw'].env['OPENCLAW_GATEWAY_PORT']}/readyz"),
     seconds=300,
     **_openclaw_parts(),
 )
