@@ -1,8 +1,8 @@
 """LiteLLM's application with this project's layers around it. Imported by the proxy's process only: LiteLLM takes
 seconds and hundreds of megabytes.
 
-A request passes `gate` (who may ask), `bodies` (what may be asked), `Direct` (what LiteLLM fails on goes past it),
-`fallback` (only with FALLBACK_MODEL), `balancer` (only with NODES), then the routes of `passthrough` or LiteLLM's own.
+A request passes `gate` (who may ask), `bodies` (what may be asked), `balancer` (who answers), then the routes of
+`passthrough` or LiteLLM's own.
 
 Used of LiteLLM: its application, its lists of its own parameters, its rules for models that it does not know, and the
 transport of its HTTP clients.
@@ -32,12 +32,11 @@ from start_llm.core.modelmap import PROXIED
 from start_llm.proxy.balancer import Balancer
 from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
 from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind
-from start_llm.proxy.fallback import Fallback
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.gate import ProxyGate
 from start_llm.proxy.nodes import ServerNode
 from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
-from start_llm.proxy.passthrough import Direct, ServerRoutes
+from start_llm.proxy.passthrough import ServerRoutes
 
 _CLIENT_OPTIONS = frozenset({"default_headers", "deployment_id", "extra_headers", "extra_query", "specific_deployment"})
 _FALLBACKS = frozenset({"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "litellm_params"})
@@ -71,13 +70,9 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     litellm.logging_callback_manager.add_litellm_callback(Hooks(fallback and fallback["name"]))
     for name in LOGGERS:
         logging.getLogger(name).addFilter(OneLine())
-    if len(nodes) > 1:
-        infos = [entry["model_info"] for entry in config["model_list"]]
-        holders = {info["id"]: info["node"] for info in infos if "node" in info}
-        app.add_middleware(Balancer, fleet=fleet, holders=holders)
-    if fallback:
-        app.add_middleware(Fallback, **fallback)
-    app.add_middleware(Direct, server=server)
+    infos = [entry["model_info"] for entry in config["model_list"]]
+    holders = {info["id"]: info["node"] for info in infos if "node" in info}
+    app.add_middleware(Balancer, fleet=fleet, holders=holders, server=server, fallback=fallback)
     app.add_middleware(RequestBodies, litellm_names=litellm_names(), names=names_behind(config), **additions["bodies"])
     app.add_middleware(ProxyGate, **additions["gate"])
 

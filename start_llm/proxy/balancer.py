@@ -1,19 +1,30 @@
-"""Sends each conversation to a node, and to another one if that fails before it has begun to answer. Part of LiteLLM's
-process, around LiteLLM.
+"""Who answers a request: a node, or another one if that fails before it has begun to answer; FALLBACK_MODEL if no node
+can; the server past LiteLLM if LiteLLM itself fails. Part of LiteLLM's process, around LiteLLM.
 
 `fleet` picks the node, and `outcome.Hooks` has LiteLLM take that node's entry. A request is sent again only as long as
 nothing of an answer has gone to the client, and never to the same node twice. If the connection broke after the request
 had been sent, or the node said 500, nothing, or HTML, it is sent again once: a request that kills its server must not
 kill all of them. A stream that breaks later ends with an error in the words of its dialect.
+
+LiteLLM's own `fallbacks` follow upon every error, a bad request's too. The server says by a header which errors are its
+own: the request is sound, and another model could answer it. Only such a request is put to LiteLLM a second time, by
+the name of the entry of FALLBACK_MODEL. The way to the provider, retries and cool-downs are LiteLLM's.
+
+LiteLLM reads much of a body on the way and ends with a status of 500 where it does not understand it. Such a request is
+put to the server, which answers it, or says in a sentence what is wrong, as it does at its own port.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,18 +39,17 @@ from start_llm.proxy.asgi import (
     off_the_loop,
     replay,
     says_something,
+    with_body,
 )
-from start_llm.proxy.fleet import (
-    ELSEWHERE,
-    MOST_BREAKS,
-    NODE_HEADER,
-    Choice,
-    NodeFleet,
-    broken,
-)
+from start_llm.proxy.fleet import ELSEWHERE, MOST_BREAKS, NODE_HEADER, Choice, NodeFleet, broken
 from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
+from start_llm.proxy.own_fields import for_provider
+from start_llm.proxy.passthrough import ServerRoutes
 from start_llm.proxy.routing import RouteKey, fields_of, route_key
+from start_llm.proxy.sent import SentRecord
 
+FALLBACK_HEADER = "x-start-llm-fallback"
+"""Of a request: ``off`` (or ``on``). Of an answer: ``MODEL; REASON``, then ``; failed`` with the server's own error."""
 _LOOK_SECONDS = 0.5
 # At the beginning of a line: the model may write the same words.
 _ENDS = re.compile(
@@ -49,62 +59,103 @@ _ENDS = re.compile(
 _TAIL_BYTES = 4096
 
 
-class _Routed(NamedTuple):
-    """A request, and what of it decides where it goes."""
+class _Client:
+    """A `Receive` of who asks, behind the body. It remembers whether the client has left."""
 
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.has_left = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.has_left = self.has_left or message["type"] == "http.disconnect"
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that is being answered."""
+
+    scope: Scope
+    client: _Client
+    body: bytes
+    answer: _HeldAnswer
+    outcome: RequestOutcome
     key: RouteKey
     holder: str | None  # the node that has the response which it goes on from
-    body: bytes
 
 
 class Balancer:
-    """ASGI middleware, within `bodies.RequestBodies`: a body comes in one message.
+    """ASGI middleware, within `bodies.RequestBodies`: a body comes in one message. Each request has a `RequestOutcome`.
 
-    `holders`: names of nodes by the ids of LiteLLM's entries.
+    Args:
+        holders: names of nodes by the ids of LiteLLM's entries.
+        server: asks the server past LiteLLM.
+        fallback: FALLBACK_MODEL (``model``), its entry in LiteLLM's configuration (``name``), and the file of
+            `sent.SentRecord` (``record``).
     """
 
-    def __init__(self, app: ASGIApp, *, fleet: NodeFleet, holders: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        fleet: NodeFleet,
+        holders: Mapping[str, str],
+        server: ServerRoutes,
+        fallback: Mapping[str, str] | None = None,
+    ) -> None:
         self._app = app
         self._fleet = fleet
         self._holders = holders
+        self._server = server
+        self._fallback = fallback
+        self._record = SentRecord(Path(fallback["record"])) if fallback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect, outcome = dialect_of(scope), current.get()
+        dialect, outcome = dialect_of(scope), RequestOutcome()
         if scope["type"] == "lifespan":
             self._fleet.watch()
-        if dialect is None or outcome is None or outcome.of_fallback:
+        elif scope["type"] == "http":
+            current.set(outcome)  # of the task that the server runs this request in
+        if dialect is None:
             await self._app(scope, receive, send)
             return
-        body = (await receive())["body"]
-        answer = _NodeAnswer(dialect, send)
+        body, answer, client = (await receive())["body"], _HeldAnswer(dialect, send), _Client(receive)
+        key, holder = await off_the_loop(len(body), self._read, body, Headers(scope=scope))
+        asked = _Asked(scope, client, body, answer, outcome, key, holder)
         try:
-            routed = await off_the_loop(len(body), self._read, body, Headers(scope=scope))
-            while await self._send_once(scope, routed, receive, answer, outcome):
+            while await self._send_once(asked):
                 outcome.forget_failure()
         except StartLLMError as error:  # no node is left
-            outcome.failed, outcome.status = True, error.status
-            outcome.error = outcome.error or openai_error(error)["error"]
-            await answer.refuse(scope, receive, error)
-        finally:
-            outcome.node = ""
+            await answer.refuse(scope, client, error)
 
-    async def _send_once(
-        self, scope: Scope, routed: _Routed, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
-    ) -> bool:
+    def _read(self, body: bytes, headers: Headers) -> tuple[RouteKey, str | None]:
+        """What decides where a request goes; nothing where there is one node."""
+        if len(self._fleet.members) == 1:
+            return RouteKey("", (), ""), None
+        given = fields_of(body, is_json=True)
+        return route_key(given, headers), node_of_response(given.get("previous_response_id"), self._holders)
+
+    async def _send_once(self, asked: _Asked) -> bool:
         """Sends the request to one node. Whether it is to be sent to another one. Raises Unavailable."""
-        choice = await self._ask_node(scope, routed, receive, answer, outcome)
+        outcome, answer = asked.outcome, asked.answer
+        choice = await self._ask_node(asked)
+        if asked.client.has_left:
+            return False
         if not outcome.failed and answer.says_nothing:
             outcome.failed = outcome.is_lost = True
-        if not outcome.failed:
-            await answer.finish(None)
-            return False
-        goes_elsewhere = self._blame(choice, outcome)
-        if goes_elsewhere and not answer.has_begun:
-            answer.drop()
+        if outcome.failed and self._blame(choice, outcome) and not answer.has_begun:
             return True
-        if outcome.is_lost and not answer.has_begun and (len(self._fleet.members) > 1 or answer.says_nothing):
-            raise Unavailable(broken(choice.node, "")["message"])
-        await answer.finish(outcome.error or broken(choice.node, answer.dialect))
+        if outcome.reason and not answer.has_begun and await self._ask_fallback(asked):
+            return False
+        is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
+        if answer.error_status >= 500 and outcome.error is None and not is_node_lost:  # a fault of LiteLLM's
+            response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
+            await response(asked.scope, asked.client, answer.send)
+            return False
+        if outcome.is_lost and not answer.has_begun and (is_node_lost or answer.says_nothing):
+            raise Unavailable(broken(choice.node.name, "")["message"])
+        await answer.finish(outcome.error or broken(choice.node.name, answer.dialect) if outcome.failed else None)
         return False
 
     def _blame(self, choice: Choice, outcome: RequestOutcome) -> bool:
@@ -114,114 +165,166 @@ class Balancer:
         if at_node:
             self._fleet.failed(choice.node.name)
         outcome.breaks += is_faulty or (outcome.is_lost and not outcome.is_unsent)
-        if not (at_node or outcome.reason):
+        if not (at_node or outcome.reason) or len(self._fleet.members) == 1:
             return False
         outcome.tried.add(choice.node.name)
         return outcome.breaks < MOST_BREAKS and len(outcome.tried) < len(self._fleet.members)
 
-    async def _ask_node(
-        self, scope: Scope, routed: _Routed, receive: Receive, answer: _NodeAnswer, outcome: RequestOutcome
-    ) -> Choice:
-        """Chooses a node and has LiteLLM ask it; `outcome` says how that ended. Raises Unavailable."""
-        key, holder, body = routed
+    async def _ask_node(self, asked: _Asked) -> Choice:
+        """Chooses a node and has LiteLLM ask it; the outcome says how that ended. Raises Unavailable."""
+        outcome, answer, fleet = asked.outcome, asked.answer, self._fleet
         anthropic = answer.dialect == "messages"
-        choice = await self._fleet.pick(key, outcome.tried, holder=holder, explain=body, anthropic=anthropic)
-        outcome.node = choice.node.name
-        with self._fleet.sending(choice) as begun:
-            send = answer.begin(choice, begun)
-            inner = dict(scope) | {"state": dict(scope.get("state") or {})}
-            asking = asyncio.ensure_future(self._app(inner, replay(body, receive), send))
+        choice = await fleet.pick(
+            asked.key, outcome.tried, holder=asked.holder, explain=asked.body, anthropic=anthropic
+        )
+        outcome.node = choice.node.name if len(fleet.members) > 1 else ""
+        with fleet.sending(choice) as begun:
+            send = answer.begin(NODE_HEADER, choice.label, begun)
+            asking = asyncio.ensure_future(self._ask_litellm(asked, asked.scope, asked.body, send))
             try:
-                is_frozen = await self._wait(asking, choice, answer, outcome.tried)
+                while not (await asyncio.wait((asking,), timeout=_LOOK_SECONDS))[0]:
+                    if fleet.gives_up(choice.node.name, outcome.tried, begun=answer.has_begun):
+                        break  # it is frozen: nothing more is to be expected of it
+                else:
+                    asking.result()
             finally:
                 asking.cancel()
-        if is_frozen:
+        if not asking.done():
             answer.end()
             await asyncio.wait((asking,), timeout=_LOOK_SECONDS)  # LiteLLM may say more of it on its way out
             outcome.failed = outcome.is_lost = True
         return choice
 
-    def _read(self, body: bytes, headers: Headers) -> _Routed:
-        given = fields_of(body, is_json=True)
-        holder = node_of_response(given.get("previous_response_id"), self._holders)
-        return _Routed(route_key(given, headers), holder, body)
+    async def _ask_litellm(self, asked: _Asked, scope: Scope, body: bytes, send: Send) -> None:
+        scope = dict(scope) | {"state": dict(scope.get("state") or {})}
+        await self._app(scope, replay(body, asked.client), send)
 
-    async def _wait(
-        self, asking: asyncio.Future[None], choice: Choice, answer: _NodeAnswer, tried: Collection[str]
-    ) -> bool:
-        """Until LiteLLM has answered. Whether the node is frozen, and nothing more is to be expected of it."""
-        while True:
-            done, _ = await asyncio.wait((asking,), timeout=_LOOK_SECONDS)
-            if done:
-                asking.result()
-                return False
-            if self._fleet.gives_up(choice.node.name, tried, begun=answer.has_begun):
-                return True
+    async def _ask_fallback(self, asked: _Asked) -> bool:
+        """Has FALLBACK_MODEL answer what the server has refused. Whether it did: its errors are told to nobody."""
+        if self._fallback is None or self._record is None or _asks_off(asked.scope) or asked.client.has_left:
+            return False
+        answer, reason = asked.answer, str(asked.outcome.reason)
+        raw, dialect = asked.body, answer.dialect
+        body = await off_the_loop(len(raw), _provider_body, dialect, raw, self._fallback["name"])
+        if body is None:
+            return False
+        outcome, label = RequestOutcome(of_fallback=True), f"{self._fallback['model']}; {reason}"
+        own = answer.kept
+        current.set(outcome)
+        send = answer.begin(FALLBACK_HEADER, label, lambda: None)
+        await self._ask_litellm(asked, with_body(asked.scope, body), body, send)
+        self._record.add(reason, ok=answer.has_begun)
+        if answer.has_begun:
+            await answer.finish(outcome.error)
+        else:
+            answer.restore(own, f"{label}; failed")
+        return answer.has_begun
 
 
-class _NodeAnswer:
-    """A `Send` for what LiteLLM answers, node after node. It keeps an error back until `drop` or `finish`.
+def _asks_off(scope: Scope) -> bool:
+    """Whatever else a client writes there, it does not say yes."""
+    name = FALLBACK_HEADER.encode()
+    return any(each == name and value.strip().lower() != b"on" for each, value in scope["headers"])
 
-    The head goes out with the first piece of the body, so it names the node that this piece is from. A sign of life may
-    be that piece, and then another node may answer: a comment in the stream names that one.
+
+def _provider_body(dialect: str, raw: bytes, name: str) -> bytes | None:
+    """What FALLBACK_MODEL is sent; ``None``: this request must stay here."""
+    body = json.loads(raw)
+    if body.get("disable_fallbacks") or body.get("previous_response_id"):
+        return None
+    return json.dumps(for_provider(dialect, body) | {"model": name}).encode()
+
+
+class _HeldAnswer:
+    """A `Send` for what LiteLLM answers, attempt after attempt. It keeps an error back until `finish`.
+
+    The head goes out with the first piece of the body, so it names who this piece is from. A sign of life may be that
+    piece, and then somebody else may answer: a comment in the stream names that one.
+
+    Attributes:
+        kept: an error, head and body.
+        has_begun: something of an answer has gone to the client.
     """
 
     def __init__(self, dialect: str, send: Send) -> None:
-        self.dialect, self._send = dialect, send
+        self.dialect, self.send = dialect, send
+        self.has_begun = False
+        self.kept: list[Message] = []
         self._head_sent = self._is_stream = False
         self._head: Message | None = None  # of an answer, until the first piece of its body
-        self._kept: list[Message] = []  # an error, head and body
         self._tail = b""  # the last bytes of a stream that were sent
-        self._asked = 0  # nodes, and ends of them
-        self.has_begun = False  # something of an answer has gone to the client
+        self._asked = 0  # attempts, and ends of them
+        self._name, self._label = "", ""
 
-    def begin(self, choice: Choice, begun: Any) -> Send:
-        """For what comes from that node. Once it has been given up, whatever it still says goes nowhere."""
-        self._choice, self._begun = choice, begun
+    def begin(self, name: str, label: str, begun: Callable[[], None]) -> Send:
+        """For what comes from one attempt. Once that has been given up, whatever it still says goes nowhere.
+
+        Args:
+            name, label: the header that says where the answer is from; without a label there is none.
+            begun: is called with the first piece of an answer.
+        """
+        self._name, self._label, self._begun = name, label, begun
+        self.kept, self._head = [], None  # of an earlier attempt: the client never sees it
         self.end()
         asked = self._asked
 
         async def send(message: Message) -> None:
             if asked == self._asked:
-                await self(message)
+                await self._take(message)
 
         return send
 
     def end(self) -> None:
-        """Nothing more is taken from the node that was asked last."""
+        """Nothing more is taken from who was asked last."""
         self._asked += 1
+
+    def restore(self, kept: list[Message], label: str) -> None:
+        """The error of an earlier attempt is the answer after all; `label` says what was tried since."""
+        self.kept, self._head, self._label = kept, None, label
 
     @property
     def says_nothing(self) -> bool:
         """Neither an answer nor an error has come."""
-        return not self.has_begun and not self._kept
+        return not self.has_begun and not self.kept
 
-    async def __call__(self, message: Message) -> None:
+    @property
+    def error_status(self) -> int:
+        """Of an error that can still have a status; else 0."""
+        is_whole = self.kept and self.kept[0]["type"] == START and not self._head_sent
+        return int(self.kept[0]["status"]) if is_whole else 0
+
+    async def _take(self, message: Message) -> None:
         if message["type"] == START:
             await self._start(message)
-        elif self._kept:
-            self._kept.append(message)
+        elif self.kept:
+            self.kept.append(message)
         elif message["type"] == BODY:
             await self._pass_on(message)
         else:
-            await self._send(message)
+            await self.send(message)
 
     async def _start(self, message: Message) -> None:
         if message["status"] >= 400:
-            self._kept = [message]
+            self.kept = [message]
         elif not self._head_sent:
             kind = dict(message.get("headers", ())).get(b"content-type", b"")
             self._is_stream = kind.startswith(b"text/event-stream")
-            headers = [*message.get("headers", ()), (NODE_HEADER.encode(), self._choice.label.encode())]
-            self._head = dict(message) | {"headers": headers}
-        elif self._is_stream:
-            comment = f": {NODE_HEADER}: {self._choice.label}\n\n".encode()
-            await self._send({"type": BODY, "body": comment, "more_body": True})
+            self._head = self._labelled(message)
+        elif self._is_stream and self._label:
+            await self.send({"type": BODY, "body": self._comment(), "more_body": True})
+
+    def _labelled(self, head: Message) -> Message:
+        said = [(self._name.encode(), self._label.encode())] if self._label else []
+        return dict(head) | {"headers": [*head.get("headers", ()), *said]}
+
+    def _comment(self) -> bytes:
+        """Of an event stream: clients pass it over, people find it."""
+        return f": {self._name}: {self._label}\n\n".encode()
 
     async def _send_head(self) -> None:
         if self._head is not None:
             head, self._head, self._head_sent = self._head, None, True
-            await self._send(head)
+            await self.send(head)
 
     async def _pass_on(self, message: Message) -> None:
         body = message.get("body", b"")
@@ -230,45 +333,38 @@ class _NodeAnswer:
             return
         if not self._is_stream and not body and not self.has_begun:
             return
-        if not self._is_stream:
+        if self._is_stream and _is_error(body):
+            self.kept = [message]
+            return
+        if not self._is_stream or says_something(message):
             self.has_begun = True
             self._begun()
+        if self._is_stream:
+            self._tail = (self._tail + body)[-_TAIL_BYTES:]
+            message = dict(message) | {"more_body": True}  # `finish` writes the end, when it is known how it has ended
+        if body or not self._is_stream:
             await self._send_head()
-            await self._send(message)
-            return
-        if _is_error(body):
-            self._kept = [message]
-            return
-        if says_something(message):
-            self.has_begun = True
-            self._begun()
-        self._tail = (self._tail + body)[-_TAIL_BYTES:]
-        # The end is written by `finish`, when it is known how the answer has ended.
-        if body:
-            await self._send_head()
-            await self._send(dict(message) | {"more_body": True})
-
-    def drop(self) -> None:
-        """Another node is asked: the client never sees this error."""
-        self._kept, self._head = [], None
+            await self.send(message)
 
     async def finish(self, error: dict[str, Any] | None) -> None:
         """Nothing more comes. `error`: what has gone wrong, where something has."""
         await self._send_head()
         if not self._head_sent:
-            for message in self._kept:
-                await self._send(message)
+            failed = self._label.endswith("failed")
+            for message in self.kept:
+                await self.send(self._labelled(message) if failed and message["type"] == START else message)
         elif self._is_stream:
-            body = b"".join(message.get("body", b"") for message in self._kept)
+            body = b"".join(message.get("body", b"") for message in self.kept)
             if error is not None or not _ENDS.search(self._tail + body):
-                body = last_event(self.dialect, error or broken(self._choice.node, self.dialect))
-            await self._send({"type": BODY, "body": body, "more_body": False})
+                body = last_event(self.dialect, error or broken(self._label.partition(";")[0], self.dialect))
+            body = (self._comment() if self._label.endswith("failed") else b"") + body
+            await self.send({"type": BODY, "body": body, "more_body": False})
 
     async def refuse(self, scope: Scope, receive: Receive, error: StartLLMError) -> None:
         if self._head_sent:
             await self.finish(openai_error(error)["error"])
         else:
-            await error_answer(scope["path"], error)(scope, receive, self._send)
+            await error_answer(scope["path"], error)(scope, receive, self.send)
 
 
 def _is_error(body: bytes) -> bool:

@@ -117,9 +117,9 @@ class Choice:
         return "" if self.how == "alone" else f"{self.node.name}; {self.how}; {self.seconds * 1000:.1f} ms"
 
 
-def broken(node: ServerNode, dialect: str) -> dict[str, Any]:
-    """The error object of an answer that `node` did not finish."""
-    message = f"The connection to the node {node.name} broke before its answer was complete."
+def broken(name: str, dialect: str) -> dict[str, Any]:
+    """The error object of an answer that the node, or the model, of this name did not finish; empty: the server."""
+    message = f"The connection to {name or 'the server'} broke before its answer was complete."
     if dialect == "messages":
         return {"type": "api_error", "message": message}
     return {"message": message, "type": "server_error", "param": None, "code": "node_lost"}

@@ -16,12 +16,11 @@ import httpx
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from start_llm.core.errors import Unavailable
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.protocol import error_headers
-from start_llm.proxy.asgi import JSON, START, dialect_of, error_answer, last_event, off_the_loop, replay
+from start_llm.proxy.asgi import JSON, error_answer, last_event, off_the_loop
 from start_llm.proxy.config import abilities, name_behind, names_behind
 from start_llm.proxy.fleet import (
     ELSEWHERE,
@@ -219,39 +218,7 @@ async def _parts(answer: httpx.Response, choice: Choice) -> AsyncIterator[bytes]
     except httpx.HTTPError:
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             raise
-        yield last_event("chat/completions", broken(choice.node, "completions"))
-
-
-class Direct:
-    """ASGI middleware around LiteLLM, within `bodies.RequestBodies`. Each request has a `RequestOutcome`.
-
-    LiteLLM reads much of a body on the way and ends with a status of 500 where it does not understand it. Such a
-    request is put to the server, which answers it, or says in a sentence what is wrong, as it does at its own port.
-    """
-
-    def __init__(self, app: ASGIApp, *, server: ServerRoutes) -> None:
-        self._app, self._server = app, server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outcome = RequestOutcome()
-        if scope["type"] == "http":
-            current.set(outcome)  # of the task that the server runs this request in
-        if dialect_of(scope) is None:
-            await self._app(scope, receive, send)
-            return
-        body, failed = (await receive())["body"], False
-
-        async def unless_failed(message: Message) -> None:
-            nonlocal failed
-            if message["type"] == START:
-                failed = message["status"] >= 500 and outcome.error is None
-            if not failed:
-                await send(message)
-
-        await self._app(scope, replay(body, receive), unless_failed)
-        if failed:
-            response = await self._server.forward(Request(scope, replay(body, receive)))
-            await response(scope, receive, send)
+        yield last_event("chat/completions", broken(choice.node.name, "completions"))
 
 
 def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """FALLBACK_MODEL: the server's own HTTP edge refuses, the real LiteLLM is in front, and a stub plays the provider.
 
-These tests fail when a LiteLLM update changes what `start_llm/proxy/fallback.py` relies on.
+These tests fail when a LiteLLM update changes what `start_llm/proxy/balancer.py` relies on.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
         fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
         for member in fleet.members.values():
             member.state = "gone"
-        app = balancer.Balancer(send, fleet=fleet, holders={})  # nobody gets that far
+        app = balancer.Balancer(send, fleet=fleet, holders={}, server=None)  # nobody gets that far
         await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
         await fleet.client.aclose()
 
@@ -432,7 +432,7 @@ def test_what_a_given_up_node_still_says_is_in_no_answer(monkeypatch: pytest.Mon
         for member in fleet.members.values():
             member.state = "ready"
         monkeypatch.setattr(fleet, "gives_up", lambda name, tried, **_: len(asked) == 1)
-        app = balancer.Balancer(litellm, fleet=fleet, holders={})
+        app = balancer.Balancer(litellm, fleet=fleet, holders={}, server=None)
         await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
         await fleet.client.aclose()
 

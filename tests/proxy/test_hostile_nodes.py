@@ -372,7 +372,7 @@ def test_an_answer_that_is_no_stream_ends_a_row_of_failures(layers: SimpleNamesp
         fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
         for member in fleet.members.values():
             member.state, member.failures = "ready", 3
-        app = layers.balancer.Balancer(litellm, fleet=fleet, holders={})
+        app = layers.balancer.Balancer(litellm, fleet=fleet, holders={}, server=None)
         await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
         assert sorted(member.failures for member in fleet.members.values()) == [0, 3]
         await fleet.client.aclose()
