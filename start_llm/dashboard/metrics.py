@@ -165,6 +165,11 @@ class Metrics(Observer):
         """Part of all prompt tokens so far whose KV was stored, 0 to 1."""
         return self._reused / self._prompted if self._prompted else 0.0
 
+    def answered(self) -> int:
+        """Requests since the start, whatever their end."""
+        samples = (sample for metric in self.requests.collect() for sample in metric.samples)
+        return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
     def text(self) -> bytes:
         return generate_latest(self.registry)
 

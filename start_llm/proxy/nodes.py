@@ -21,7 +21,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
@@ -35,18 +34,8 @@ _SLACK_SECONDS = 0.5
 httpx is to come first: a request that is cancelled may keep its connection for ever (httpcore 1.0.9)."""
 _KEPT_CONNECTIONS = 20
 """Connections to nodes that stay open while nobody needs them."""
-_MOST_DETAIL = 300  # characters
+_MOST_DETAIL, _MOST_VERSION = 300, 40  # characters
 _MOST_CARDS, _MOST_NAME = 1000, 1024  # models that a node lists; characters of a name
-# Of `/metrics`; all other lines are left out. The parser takes 3 s for a line of 50,000 labels, and more than twice
-# that for one of 100,000.
-_SHOWN = (
-    "start_llm_requests_total",
-    "start_llm_build_info",
-    "start_llm_models_weight_bytes",
-    "start_llm_kv_bytes",
-    "start_llm_kv_tokens",
-)
-_MOST_LINES, _MOST_LINE = 1000, 1000  # of those; characters of each
 _STATE = re.compile(r"[a-z_]{1,20}")
 _LOCAL = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1"}
 
@@ -279,42 +268,26 @@ async def _look_at(client: httpx.AsyncClient, node: ServerNode) -> NodeStatus:
     if state in {"gone", "silent", "foreign", "refused"}:
         return NodeStatus(node.name, state, detail=detail_of(health))
     try:
-        models, metrics = [
-            await ask(client, node.url + path, headers=headers_for(node)) for path in ("/v1/models", "/metrics")
-        ]
+        paths = ("/v1/models", "/v1/loads")
+        models, loads = [await ask(client, node.url + path, headers=headers_for(node)) for path in paths]
     except httpx.HTTPError as error:
         return NodeStatus(node.name, state_of(error)[0], detail=str(error)[:200])
     if models.status_code in {401, 403}:
         return NodeStatus(node.name, "refused", detail="It does not take the key: NODES_API_KEY must be its API_KEY.")
-    # Not `metrics.text`: the node names the encoding there, and httpx fails at some (`zlib_codec`).
-    return status_of(node.name, health, cards_of(models), metrics.content.decode("utf-8", "replace"))
+    return status_of(node.name, health, cards_of(models), json_of(loads))
 
 
-def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], metrics: str) -> NodeStatus:
-    """Of what a server says at `/health`, `/v1/models` and `/metrics`."""
-    figures = _figures(metrics)
+def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], loads: Any) -> NodeStatus:
+    """Of what a server says at `/health`, `/v1/models` and `/v1/loads`."""
+    listed = loads.get("loads") if isinstance(loads, dict) else None
+    load = listed[0] if isinstance(listed, list) and listed else None
+    loaded = loaded_of(cards)
+    sizes = [card["details"] for card in cards if card["id"] in loaded]
     return NodeStatus(
         name, health["state"], count_of(health, "running"), count_of(health, "queued"),
         detail=detail_of(health),
-        version=figures.get("version", ""), models=tuple(str(card["id"]) for card in cards), loaded=loaded_of(cards),
-        memory_bytes=count_of(figures, "start_llm_models_weight_bytes") + count_of(figures, "start_llm_kv_bytes"),
-        stored_tokens=count_of(figures, "start_llm_kv_tokens"), requests=count_of(figures, "requests"),
+        version=str(loads.get("version", ""))[:_MOST_VERSION] if listed else "",
+        models=tuple(str(card["id"]) for card in cards), loaded=loaded,
+        memory_bytes=sum(count_of(each, "weight_bytes") + count_of(each, "kv_bytes") for each in sizes),
+        stored_tokens=count_of(load, "num_used_tokens"), requests=count_of(load, "requests"),
     )  # fmt: skip
-
-
-def _figures(text: str) -> dict[str, Any]:
-    """Of `/metrics`: values by name; `requests` is the sum over dialects and statuses."""
-    found: dict[str, Any] = {"requests": 0.0}
-    lines = [line for line in text.splitlines() if line.startswith(_SHOWN) and len(line) <= _MOST_LINE][:_MOST_LINES]
-    try:
-        for family in text_string_to_metric_families("\n".join([*lines, ""])):
-            for sample in family.samples:
-                if sample.name == "start_llm_requests_total":
-                    found["requests"] += sample.value
-                elif sample.name == "start_llm_build_info":
-                    found["version"] = sample.labels.get("version", "")
-                elif not sample.labels:
-                    found[sample.name] = sample.value
-    except (ValueError, IndexError):  # another program's, or cut
-        pass
-    return found

@@ -106,6 +106,8 @@ HealthShape = shape_of("HealthShape", Health, status=Literal["ok", "unavailable"
 
 
 class LoadShape(TypedDict):
+    """``requests``: answered since the start; SGLang has no such field."""
+
     dp_rank: int
     num_running_reqs: int
     num_waiting_reqs: int
@@ -114,6 +116,7 @@ class LoadShape(TypedDict):
     max_total_num_tokens: int
     token_usage: float
     cache_hit_rate: float
+    requests: int
 
 
 class LoadsShape(TypedDict):

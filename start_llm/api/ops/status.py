@@ -47,12 +47,15 @@ class Status:
     def node(self, name: str) -> NodeStatus:
         """This server, as the proxy of several nodes sees it."""
         cards = [model_body(card) for card in self._cards()]
-        return status_of(name, asdict(self.service.health()), cards, self.counts.text().decode())
+        return status_of(name, asdict(self.service.health()), cards, self._loads())
 
     def metrics(self, inbound: Request) -> Reply:
         return Reply(self.counts.text(), content_type=self.counts.content_type)
 
     def loads(self, inbound: Request) -> Reply:
+        return Reply(sse.dumps(self._loads()))
+
+    def _loads(self) -> shapes.LoadsShape:
         """How busy the server is, in the fields of SGLang's route of this name, as far as they are measured here."""
         health, figures = self.service.health(), self.counts.figures()
         usage, tokens = kv_usage(figures), int(figures.get("kv_tokens", 0))
@@ -65,9 +68,9 @@ class Status:
             "max_total_num_tokens": round(tokens / usage) if usage else 0,
             "token_usage": round(usage, 4),
             "cache_hit_rate": round(self.counts.hit_rate(), 4),
+            "requests": self.counts.answered(),
         }
-        told: shapes.LoadsShape = {"timestamp": datetime.now(UTC).isoformat(), "version": __version__, "loads": [load]}
-        return Reply(sse.dumps(told))
+        return {"timestamp": datetime.now(UTC).isoformat(), "version": __version__, "loads": [load]}
 
     def models(self, inbound: Request) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
