@@ -12,11 +12,10 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
-from start_llm.api.direct import ChatAnswer, ChatAnswerStream, ChatFields, ChatMessages
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
@@ -78,6 +77,9 @@ class App:
     Args:
         console: what goes on is shown there, each request too; without it nothing is printed.
         say: is told what goes on in lines, without requests, where there is no console.
+
+    Attributes:
+        chat: asks the model without HTTP, see `DirectChat`.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class App:
             encoders=self.encoders,
             audio=self.audio,
         )
+        self.chat = self._server.direct
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         for service in (self.pool, self.encoders, self.audio, *(() if self._events is None else (self._events,))):
             self._server.metrics.watch_figures(service.figures)
@@ -185,23 +188,6 @@ class App:
         settings = usable(self.settings, os.environ, self._say)
         if settings.proxy == "on":
             self._start_proxy(card, settings)
-
-    @overload
-    def chat(
-        self, messages: ChatMessages, *, stream: Literal[False] = False, **fields: Unpack[ChatFields]
-    ) -> ChatAnswer: ...
-
-    @overload
-    def chat(
-        self, messages: ChatMessages, *, stream: Literal[True], **fields: Unpack[ChatFields]
-    ) -> ChatAnswerStream: ...
-
-    def chat(
-        self, messages: ChatMessages, *, stream: bool = False, **fields: Unpack[ChatFields]
-    ) -> ChatAnswer | ChatAnswerStream:
-        """A chat completion without HTTP; any thread. Raises StartLLMError where a client would get an error."""
-        answer = self._server.direct.ask(messages, fields, stream=stream)
-        return answer if stream else answer.answer()
 
     def wait(self) -> ExitCode:
         """Blocks until the server is stopped or cannot go on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from rich.console import Console
 
 import start_llm
+from scripts.settings_docs import env_example
 from start_llm.app import App
 from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
 from start_llm.models.device import Device
 from start_llm.proxy.sent import Sent
+from tests.core.test_settings import FIRST_DESIGN
 from tests.kvcache.replay import all_events
 from tests.oracle import build_oracle
 
@@ -57,6 +60,19 @@ def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) 
     for part in (app.server_url, "oracle", "GiB in memory", "/kv", "launch claude"):
         assert part in text
     assert httpx.get(f"{app.server_url}/health").json()["state"] == "ready"
+
+
+@pytest.mark.parametrize("lines", [FIRST_DESIGN, env_example().replace("# ", "")], ids=["first design", "the example"])
+def test_a_server_starts_with_a_file_of_the_first_design_and_with_all_lines_of_the_example(
+    model: Path, tmp_path: Path, lines: str
+) -> None:
+    """Places of this test come from flags, which win."""
+    (tmp_path / ".env").write_text("\n".join(re.findall(r"^[A-Z_0-9]+=.*", lines, re.MULTILINE)))
+    places = {"model_path": str(model), "start_llm_cache_dir": tmp_path, "log_root": tmp_path / "logs", "mlx_port": 0}
+    settings = load_settings(tmp_path / ".env", **places, trust_remote_code=True, proxy="off")
+    with App(settings, say=lambda line: None) as app:
+        assert app.chat("Hello", max_tokens=4).text
+        assert httpx.get(f"{app.url}/health").json()["state"] in {"ready", "busy"}
 
 
 def test_a_program_can_have_a_server_for_a_block(make: Callable[..., Any]) -> None:

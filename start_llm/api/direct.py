@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from start_llm.api.common.dialect import Collected, collect
 from start_llm.api.handler import Edge, Observation
@@ -111,11 +111,28 @@ class ChatAnswerStream:
 
 
 class DirectChat:
-    """Any thread; the caller's thread does the work that an HTTP thread does for others."""
+    """Asks the model. Any thread; the caller's thread does the work that an HTTP thread does for others."""
 
     def __init__(self, dialects: Dialects, edge: Edge, api_key: str | None) -> None:
         self._dialects, self._edge = dialects, edge
         self._visitor = visitor_of(_HEADERS, "127.0.0.1", api_key)
+
+    @overload
+    def __call__(
+        self, messages: ChatMessages, *, stream: Literal[False] = False, **fields: Unpack[ChatFields]
+    ) -> ChatAnswer: ...
+
+    @overload
+    def __call__(
+        self, messages: ChatMessages, *, stream: Literal[True], **fields: Unpack[ChatFields]
+    ) -> ChatAnswerStream: ...
+
+    def __call__(
+        self, messages: ChatMessages, *, stream: bool = False, **fields: Unpack[ChatFields]
+    ) -> ChatAnswer | ChatAnswerStream:
+        """A chat completion without HTTP. Raises StartLLMError where a client would get an error."""
+        answer = self.ask(messages, fields, stream=stream)
+        return answer if stream else answer.answer()
 
     def ask(self, messages: ChatMessages, fields: Mapping[str, Any], *, stream: bool) -> ChatAnswerStream:
         """Begins nothing yet. Raises StartLLMError: a client would be refused, too; TypeError: no such field."""

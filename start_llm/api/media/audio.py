@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field as FormField
+from python_multipart.multipart import File, FormParser, parse_options_header
 
 from start_llm.api.common.dialect import Task
 from start_llm.api.common.fields import BodyModel, ModelName, parse_body, validate, within
 from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
-from start_llm.api.http.access import RequestOwners
+from start_llm.api.http.access import MULTIPART, RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.media.shapes import HeardSecondsShape, TranscriptShape
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE, MODEL, SPOKEN_TEXT
 from start_llm.core.media import Hints, SoundForm, Transcript, TranscriptSegment
-
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
 
 PIECE = 1 << 20
 PLAIN = "text/plain; charset=utf-8"
@@ -178,12 +176,30 @@ _TEXTS: dict[str, Callable[[Transcript], str]] = {
 # --- forms with files, read by python-multipart and bounded: parts, headers, values ---
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Form:
     """The values of fields by name, in their order, and the bytes of files by the name of their field."""
 
-    values: Mapping[str, list[str]] = field(default_factory=dict)
-    files: Mapping[str, list[bytes]] = field(default_factory=dict)
+    values: dict[str, list[str]] = field(default_factory=dict)
+    files: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def add_field(self, part: FormField) -> None:
+        value, name = part.value or b"", self._name(part)
+        if len(value) > FORM_VALUE.most:
+            message = f"{name}: more than {FORM_VALUE.most:,} bytes."
+            raise BadRequest(message, param=name, code="limit_exceeded")
+        self.values.setdefault(name, []).append(value.decode())
+
+    def add_file(self, part: File) -> None:
+        part.file_object.seek(0)
+        self.files.setdefault(self._name(part), []).append(part.file_object.read())
+
+    def _name(self, part: FormField | File) -> str:
+        """Raises BadRequest: there are too many parts."""
+        known = sum(map(len, self.values.values())) + sum(map(len, self.files.values()))
+        if known >= FORM_PARTS.most:
+            raise BadRequest(f"The form has more than {FORM_PARTS.most} parts.", code="limit_exceeded")
+        return (part.field_name or b"").decode()
 
     def value(self, name: str) -> str | None:
         """Raises BadRequest: it is there more than once."""
@@ -212,76 +228,17 @@ def read_form(body: bytes, content_type: str) -> Form:
     boundary = options.get(b"boundary", b"")
     if not boundary:
         raise BadRequest("Content-Type: multipart/form-data needs a boundary.", param="Content-Type")
-    reader = _FormReader()
+    form, ends = Form(), list[bool]()
+    config = {"MAX_HEADER_SIZE": FORM_HEADER.most, "MAX_MEMORY_FILE_SIZE": len(body)}
     try:
-        parser = MultipartParser(boundary, reader.callbacks(), max_header_size=FORM_HEADER.most)
+        parser = FormParser(
+            MULTIPART, form.add_field, form.add_file, lambda: ends.append(True), boundary=boundary, config=config
+        )
         for begin in range(0, len(body), PIECE):
             parser.write(body[begin : begin + PIECE])
         parser.finalize()
     except (FormParserError, UnicodeError) as error:
         raise BadRequest(f"The body is no form that can be read: {str(error)[:200]}.") from None
-    if not reader.ended:
+    if not ends:
         raise BadRequest("The form has no end: its last boundary is missing.")
-    return Form(reader.values, reader.files)
-
-
-class _FormReader:
-    """What the parser tells, part by part."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[str]] = {}
-        self.files: dict[str, list[bytes]] = {}
-        self.ended = False
-        self._parts = 0
-        self._name, self._is_file = "", False
-        self._field = bytearray()
-        self._value = bytearray()
-        self._data = bytearray()
-        self._headers: dict[bytes, bytes] = {}
-
-    def callbacks(self) -> MultipartCallbacks:
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": lambda data, start, end: self._field.extend(data[start:end]),
-            "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
-            "on_header_end": self._header,
-            "on_headers_finished": self._headed,
-            "on_part_data": self._more,
-            "on_part_end": self._end,
-            "on_end": self._over,
-        }
-
-    def _begin(self) -> None:
-        self._parts += 1
-        if self._parts > FORM_PARTS.most:
-            raise BadRequest(f"The form has more than {FORM_PARTS.most} parts.", code="limit_exceeded")
-        self._headers, self._data = {}, bytearray()
-
-    def _header(self) -> None:
-        self._headers[bytes(self._field).lower()] = bytes(self._value)
-        self._field, self._value = bytearray(), bytearray()
-
-    def _headed(self) -> None:
-        kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        if kind != b"form-data" or b"name" not in options:
-            raise BadRequest("A part of the form has no name (Content-Disposition: form-data; name=...).")
-        self._name, self._is_file = options[b"name"].decode("utf-8"), b"filename" in options
-
-    def _more(self, data: bytes, start: int, end: int) -> None:
-        self._data += data[start:end]
-        if not self._is_file and len(self._data) > FORM_VALUE.most:
-            raise BadRequest(
-                f"{self._name[:80]}: more than {FORM_VALUE.most:,} bytes.",
-                param=self._name[:80],
-                code="limit_exceeded",
-            )
-
-    def _end(self) -> None:
-        if self._is_file:
-            self.files.setdefault(self._name, []).append(bytes(self._data))
-        else:
-            self.values.setdefault(self._name, []).append(self._data.decode("utf-8"))
-        self._data = bytearray()
-
-    def _over(self) -> None:
-        self.ended = True
+    return form

@@ -188,8 +188,8 @@ FORMS = {
     "no file": (part("model", b"m") + END, 400, "file: this field is required"),
     "a file without a filename": (part("file", SOUND) + END, 400, "this must be a file"),
     "two files": (part("file", SOUND, file=True) * 2 + END, 400, "send one file, not 2"),
-    "no name": (b"--xx\r\nContent-Type: text/plain\r\n\r\nx\r\n" + END, 400, "has no name"),
-    "no headers": (b"--xx\r\n\r\nx\r\n" + END, 400, "has no name"),
+    "no name": (b"--xx\r\nContent-Type: text/plain\r\n\r\nx\r\n" + END, 400, "Field name not found"),
+    "no headers": (b"--xx\r\n\r\nx\r\n" + END, 400, "Field name not found"),
     "thousands of parts": (part("a", b"b") * 5000 + END, 400, f"more than {FORM_PARTS.most} parts"),
     "a header of a megabyte": (
         part("file", SOUND, file=True, more=b"X: " + b"y" * 2**20 + b"\r\n") + END,
