@@ -36,7 +36,6 @@ from start_llm.engine.ranks.hosts import RankHost, one_model_only, rank_hosts, s
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
-from start_llm.host.activation import LISTEN_FD
 from start_llm.host.hints import hint
 from start_llm.host.home import command, home
 from start_llm.host.pressure import MemoryWatch, Pressure
@@ -117,7 +116,6 @@ class App:
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, counters=metrics.figures)
         lines = None if console is None else terminal(settings, console)
-        self._waits = LISTEN_FD in os.environ  # connections wait in a socket of the system until they can be answered
         self._server = ApiServer(
             settings,
             self.service,
@@ -162,8 +160,7 @@ class App:
 
     def start(self) -> None:
         """Raises StartLLMError if the model cannot be loaded or a port is taken."""
-        if not self._waits:
-            self._server.start()
+        self._server.start()
         self._say(f"server    {self.server_url}  (loading the model)")
         self.engine.start()
         try:
@@ -180,8 +177,6 @@ class App:
             detail = self.engine.status().detail
             self.stop()
             raise Unavailable(detail or why) from error
-        if self._waits:
-            self._server.start()
         if self._ranks.alone:  # all ranks must keep the same KV
             self._memory_watch.start()
         self._welcome(card)

@@ -222,15 +222,11 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 flag("what", choices=["install", "uninstall"], metavar="install|uninstall", help="which of both"),
                 flag("--yes", action="store_true", help="write it without asking"),
-                flag(
-                    "--on-demand", action="store_true", help="the system listens; the first request starts the server"
-                ),
                 flag("--from-env", action="store_true", help="write the settings of this shell into it, too"),
                 *JOIN,
             ),
             (
                 ("service install", "shows the unit and asks"),
-                ("service install --on-demand", "started by the first request, ended when it is not used"),
                 ("service uninstall", ""),
             ),
         ),

@@ -35,7 +35,6 @@ from start_llm.models.catalog import folder_of, has_template, snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
-from start_llm.service.place import Place, is_waiting
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -121,11 +120,8 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
         device = inspect_device(lambda: accelerator)
         yield from check_machine(settings, device, probe.gflops)
     host, server, proxy = settings.mlx_host, settings.mlx_port, settings.proxy_port
-    if is_waiting(Place(settings)):
-        yield Finding("server port", "ok", f"{server}, the system starts start_llm at the first request")
-    else:
-        runs = "start_llm" if answers(host, server, "/health", "state") else None
-        yield check_port("server port", "MLX_PORT", host, server, runs)
+    runs = "start_llm" if answers(host, server, "/health", "state") else None
+    yield check_port("server port", "MLX_PORT", host, server, runs)
     if settings.proxy == "on":
         runs = "start_llm's LiteLLM proxy" if answers(host, proxy, "/health/readiness", "proxy_of") else None
         yield check_port("proxy port", "PROXY_PORT", host, proxy, runs)

@@ -7,7 +7,7 @@ from typing import Any
 from start_llm.core.settings import Settings
 from start_llm.host.ports import model_cards
 from start_llm.models.device import GIB
-from start_llm.service.place import Place, is_waiting
+from start_llm.service.place import Place
 
 _ASK_SECONDS = 2.0
 
@@ -16,11 +16,8 @@ Card = dict[str, Any]
 
 
 def server_cards(settings: Settings) -> list[Card] | None:
-    """The models of the server on MLX_PORT; ``None`` if none answers there. Starts none that waits for a request."""
-    place = Place(settings)
-    if is_waiting(place):
-        return None
-    cards = model_cards(place.url, settings.api_key, _ASK_SECONDS)
+    """The models of the server on MLX_PORT; ``None`` if none answers there."""
+    cards = model_cards(Place(settings).url, settings.api_key, _ASK_SECONDS)
     return None if cards is None else [card for card in cards if isinstance(card.get("details"), dict)]
 
 

@@ -25,7 +25,7 @@ from start_llm.host.ports import ask_json, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
 from start_llm.service.commands import NOT_RUNNING
-from start_llm.service.place import Place, is_waiting, running_ports
+from start_llm.service.place import Place, running_ports
 
 _CHANGE_SECONDS = 3600.0  # the server gives up earlier
 _LOOK_SECONDS = 0.2
@@ -40,7 +40,7 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
         print(f"models {what}: NAME is missing; `{program()} models` lists them", file=sys.stderr)
         return ExitCode.BAD_SETTING
     place = Place(settings)
-    if is_waiting(place) or server_state(place.host, place.port) is None:
+    if server_state(place.host, place.port) is None:
         print(_no_server(settings, what, name), file=sys.stderr)
         return NOT_RUNNING
     meant = str(expanded(name).resolve()) if name.startswith(_PATHS) else name

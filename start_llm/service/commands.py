@@ -29,7 +29,7 @@ from start_llm.host.ports import ask, ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, family, stop
-from start_llm.service.place import Place, ServerState, is_waiting, running_ports
+from start_llm.service.place import Place, ServerState, running_ports
 from start_llm.service.supervisor import how
 
 NOT_RUNNING = 3  # what init scripts say
@@ -118,10 +118,9 @@ def main_status(settings: Settings, options: argparse.Namespace) -> int:
 def look(place: Place, key: str | None) -> dict[str, Any]:
     """What can be known of a server: its state on disk, /health, /metrics, its processes."""
     running, state = place.is_running, place.read()
-    waiting = is_waiting(place)
-    answer = None if waiting else ask_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
+    answer = ask_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
     health = answer if isinstance(answer, dict) else {}
-    phase = "on demand" if waiting else "not running"
+    phase = "not running"
     if state is not None:
         phase = state.phase if running or state.phase == "gave up" else "died"
     known: dict[str, Any] = {
@@ -165,9 +164,6 @@ def _members(state: ServerState) -> list[tuple[str, int]]:
 
 
 def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
-    if known["state"] == "on demand":
-        yield f"on demand    {known['url']}  (the system starts the server at the first request)"
-        return
     if not known["running"]:
         yield from _ended_lines(place, known)
         return

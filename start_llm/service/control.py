@@ -20,13 +20,12 @@ from start_llm.host.hints import hint
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.host.ports import ask_json, is_free, who_listens
 from start_llm.host.processes import POLL_SECONDS, running, wait_until
-from start_llm.service.place import Place, is_waiting
+from start_llm.service.place import Place
 from start_llm.service.supervisor import STOP_SECONDS, how
 
 Say = Callable[[str], None]
 ASK_SECONDS = 2.0
 GONE_SECONDS = 10.0
-WAKE_SECONDS = 30.0
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 
 
@@ -67,8 +66,6 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say) 
         if place.is_running:
             if _join(place, say):
                 return False
-        elif is_waiting(place):
-            _wake(place, say)
         elif (answer := ask_json(f"{place.url}/health", seconds=ASK_SECONDS))[0]:
             _join_unknown(place, answer[1])
             return False
@@ -76,17 +73,6 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say) 
             _begin(settings, place, flags, say)
             return True
     raise ServiceError(f"The server on port {place.port} ends again and again; see {place.log}.")
-
-
-def _wake(place: Place, say: Say) -> None:
-    """Has the system start the server, whose port it holds. Raises ServiceError."""
-    say(f"the system starts the server on port {place.port}; its log: {place.log}")
-    ask_json(f"{place.url}/health", seconds=POLL_SECONDS)
-    if not wait_until(lambda: place.is_running, WAKE_SECONDS):
-        raise ServiceError(
-            f"The system holds port {place.port}, but has not started the server; see `systemctl --user status "
-            f"start-llm` or `launchctl list`."
-        )
 
 
 def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say) -> None:
@@ -207,7 +193,7 @@ def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
     left = [each for each in psutil.wait_procs(members, timeout=GONE_SECONDS)[1] if not _is_zombie(each)]
     if left:
         raise ServiceError(f"Processes of the server on port {place.port} are left: {[each.pid for each in left]}.")
-    if not state.activated and not wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
+    if not wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
         raise ServiceError(f"Port {place.port} is still in use by {who_listens(place.port)}.")
     place.forget()
     return True

@@ -1,4 +1,4 @@
-"""What is known on disk of the server of one port: its lock, its state, who uses it, and the unit that starts it.
+"""What is known on disk of the server of one port: its lock, its state, and who uses it.
 
 All lies in ``START_LLM_CACHE_DIR/run``. Locks are what counts: the system drops them with their holder. A state without
 a held lock tells how the last server ended.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import plistlib
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,14 +24,13 @@ from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock, is_locked
 from start_llm.host.home import home
-from start_llm.host.ports import address, is_free
+from start_llm.host.ports import address
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 Phase = Literal["starting", "ready", "waiting", "ending", "gave up"]
 _LONGEST_STATE = 1 << 20
-LABEL = "io.start-llm.server"
 _LOCK = re.compile(r"server-(\d+)\.lock")
 
 
@@ -59,7 +56,6 @@ class ServerState:
     model: str = ""
     proxy_url: str | None = None
     flags: dict[str, str] = field(default_factory=dict)  # settings that were given as flags, for `restart`
-    activated: bool = False  # the system holds the port, and starts a server again at the next request
     restarts: int = 0
     last_exit: Exit | None = None  # of the engine, if it has ended before
 
@@ -193,44 +189,5 @@ def port_of_one(settings: Settings, flags: Mapping[str, Any]) -> int:
     port now (by a flag, or for this shell)."""
     if "mlx_port" in flags or "MLX_PORT" in os.environ:
         return settings.mlx_port
-    ports = {*running_ports(settings), *filter(None, [on_demand_port()])}
-    return ports.pop() if len(ports) == 1 else settings.mlx_port
-
-
-# --- units of systemd and launchd: one of them may hold a server's port for it ---
-
-
-def service_path() -> Path:
-    return Path("~/.config/systemd/user/start-llm.service").expanduser()
-
-
-def socket_path() -> Path:
-    return service_path().with_suffix(".socket")
-
-
-def agent_path() -> Path:
-    return Path(f"~/Library/LaunchAgents/{LABEL}.plist").expanduser()
-
-
-def installed_on_demand() -> bool | None:
-    """Whether the service that is installed is started by its first request; ``None`` if there is none."""
-    if on_demand_port() is not None:
-        return True
-    return False if service_path().exists() or agent_path().exists() else None
-
-
-def on_demand_port() -> int | None:
-    """The port that the system listens on for the server, by the unit that is installed."""
-    try:
-        if sys.platform == "darwin":
-            sockets = plistlib.loads(agent_path().read_bytes())["Sockets"]
-            return int(next(iter(sockets.values()))["SockServiceName"])
-        found = re.search(r"^ListenStream=.*:(\d+)$", socket_path().read_text("utf-8"), re.MULTILINE)
-        return int(found[1]) if found else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, plistlib.InvalidFileException):
-        return None
-
-
-def is_waiting(place: Place) -> bool:
-    """Whether the system holds the port and no server runs: asking there would start one."""
-    return on_demand_port() == place.port and not place.is_running and not is_free(place.host, place.port)
+    ports = running_ports(settings)
+    return ports[0] if len(ports) == 1 else settings.mlx_port

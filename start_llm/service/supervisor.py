@@ -23,7 +23,6 @@ from typing import Any
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.files.logs import begin_log, last_lines, trim_log
-from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command
 from start_llm.host.processes import created
 from start_llm.service.place import Exit, Place, ServerState
@@ -51,8 +50,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     os.dup2(log, 2)
     os.close(log)
     try:
-        listener = take_from_system(os.environ)
-        return Supervisor(place, module_command("serve", "--supervised"), options.flags, listener=listener).run()
+        return Supervisor(place, module_command("serve", "--supervised"), options.flags).run()
     except OSError as error:
         _say(str(error))
         return ExitCode.NOT_STARTED
@@ -66,7 +64,6 @@ class Supervisor:
     Args:
         command: runs the engine, in supervised mode.
         flags: settings that the user gave as flags; they are remembered.
-        listener: descriptor of a socket that the system holds for the server; each engine gets it.
     """
 
     def __init__(
@@ -75,14 +72,12 @@ class Supervisor:
         command: Sequence[str],
         flags: dict[str, str] | None = None,
         *,
-        listener: int | None = None,
         pauses: Sequence[float] = PAUSES,
         stable_seconds: float = STABLE_SECONDS,
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
         self._place = place
         self._command = list(command)
-        self._listener = listener
         self._pauses = tuple(pauses)
         self._stable_seconds = stable_seconds
         self._stop_seconds = stop_seconds
@@ -91,8 +86,8 @@ class Supervisor:
         self._ending, self._kill_at = False, math.inf
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._log_from = 0
-        pid, activated = os.getpid(), listener is not None
-        self._state = ServerState(pid, created(pid), since=time.time(), flags=flags or {}, activated=activated)
+        pid = os.getpid()
+        self._state = ServerState(pid, created(pid), since=time.time(), flags=flags or {})
 
     def run(self) -> int:
         """Until the server has ended for good; the exit code says how. The process's own: it takes its signals."""
@@ -136,15 +131,8 @@ class Supervisor:
     def _start(self) -> None:
         with suppress(OSError):
             self._log_from = self._place.log.stat().st_size
-        sockets = [] if self._listener is None else [self._listener]
-        self._engine = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-            pass_fds=sockets,
-            env=os.environ | ({LISTEN_FD: str(sockets[0])} if sockets else {}),
-        )
+        pipe = subprocess.PIPE
+        self._engine = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, process_group=0)
         self._tell(phase="starting", engine=self._engine.pid)
 
     def _watch(self, signals: int) -> tuple[bool, int]:

@@ -15,46 +15,37 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ExitCode
-from start_llm.core.limits import IDLE_MINUTES
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, setting_names
 from start_llm.files.atomic import write_atomic
-from start_llm.host.activation import LAUNCHD_SOCKET
 from start_llm.host.hints import hint
 from start_llm.host.home import home, made_home, module_command, python_path
-from start_llm.service.place import LABEL, agent_path, installed_on_demand, service_path, socket_path
 
-SOCKET = "Listeners"
+LABEL = "io.start-llm.server"
 _KEPT = ("PATH", "LD_PRELOAD", "HF_HOME", "HF_ENDPOINT", "HF_HUB_CACHE", "START_LLM_CACHE_DIR", "START_LLM_COMMAND")
 RESTART_SECONDS = 10
 
 
 @dataclass(frozen=True)
 class ServiceUnit:
-    """A service for the system: its files by their paths, and the commands that tell of it, and that it goes."""
+    """A service for the system: its file, and the commands that tell of it, and that it goes."""
 
-    files: dict[Path, str]
+    path: Path
+    text: str
     load: tuple[tuple[str, ...], ...]
     unload: tuple[tuple[str, ...], ...]
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
     """Shows the unit, asks, writes it and has the system start it; 1 where that fails."""
-    installed = installed_on_demand()
-    if options.what == "uninstall":
-        return _uninstall(unit_for(sys.platform, settings, options.overrides, os.environ, on_demand=bool(installed)))
-    if options.on_demand and not settings.mlx_port:
-        print("service: --on-demand needs a port of its own, not MLX_PORT=0.", file=sys.stderr)
-        return ExitCode.BAD_SETTING
-    if installed is not None and installed != options.on_demand:
-        print("A service of the other kind is installed; `service uninstall` first.", file=sys.stderr)
-        return 1
     of_shell = _settings_of_shell(options.overrides)
     flags = ({name.lower(): value for name, value in of_shell.items()} if options.from_env else {}) | options.overrides
-    unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
+    unit = unit_for(sys.platform, settings, flags, os.environ)
+    if options.what == "uninstall":
+        return _uninstall(unit)
     # A terminal keeps what it has shown, and so do the logs of a setup script.
     shown = {name: "(not shown)" if name.endswith("_key") else value for name, value in flags.items()}
-    _print_files(unit_for(sys.platform, settings, shown, os.environ, on_demand=options.on_demand))
+    print(f"{unit.path}:\n\n{unit_for(sys.platform, settings, shown, os.environ).text}")
     if of_shell and not options.from_env:
         where = f"--from-env writes it; or put it into {home() / '.env'}."
         print(f"Not written, though this shell sets it: {', '.join(of_shell)}. {where}")
@@ -63,19 +54,9 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         print("Nothing was written; --yes writes it without asking.")
         return 0
     made_home()
-    _write_files(unit)
+    unit.path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(unit.path.resolve(), unit.text)  # a link into one's dotfiles stays a link
     return _tell(unit.load, f"installed; `{hint('status', settings.mlx_port)}` tells how it does")
-
-
-def _print_files(unit: ServiceUnit) -> None:
-    for path, text in unit.files.items():
-        print(f"{path}:\n\n{text}")
-
-
-def _write_files(unit: ServiceUnit) -> None:
-    for path, text in unit.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path.resolve(), text)  # a link into one's dotfiles stays a link
 
 
 def _settings_of_shell(overrides: Mapping[str, Any]) -> dict[str, str]:
@@ -85,63 +66,30 @@ def _settings_of_shell(overrides: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _uninstall(unit: ServiceUnit) -> int:
-    if not any(path.exists() for path in unit.files):
-        print(f"There is no {next(iter(unit.files))}: no service is installed.")
+    if not unit.path.exists():
+        print(f"There is no {unit.path}: no service is installed.")
         return 0
     code = _tell(unit.unload, "uninstalled")
-    for path in unit.files:
+    for path in (unit.path, unit.path.with_suffix(".socket")):  # which earlier versions could wait at
         path.unlink(missing_ok=True)
     return code
 
 
-def unit_for(
-    system: str,
-    settings: Settings,
-    flags: Mapping[str, str],
-    environment: Mapping[str, str],
-    *,
-    on_demand: bool = False,
-) -> ServiceUnit:
-    """The unit of this `system` (``sys.platform``), which runs the supervisor with what it needs of `environment`.
-
-    `on_demand`: the system listens, and the first request starts the server, which ends when it is not used.
-    """
+def unit_for(system: str, settings: Settings, flags: Mapping[str, str], environment: Mapping[str, str]) -> ServiceUnit:
+    """The unit of this `system` (``sys.platform``), which runs the supervisor with what it needs of `environment`."""
     variables = {name: environment[name] for name in _KEPT if name in environment}
     variables |= {"START_LLM_HOME": str(home()), "PYTHONPATH": python_path()}
     variables |= {name.upper(): value for name, value in flags.items()}
-    if on_demand:
-        idle = settings.idle_shutdown_minutes or IDLE_MINUTES
-        variables |= {"MLX_PORT": str(settings.mlx_port), "IDLE_SHUTDOWN_MINUTES": f"{idle:g}"}
-    return (_launchd if system == "darwin" else _systemd)(settings, variables, on_demand)
+    return _launchd(settings, variables) if system == "darwin" else _systemd(variables)
 
 
-def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
-    control, service, waiting = ("systemctl", "--user"), service_path(), socket_path()
-    enabled = waiting.name if on_demand else service.name
-    load = ((*control, "daemon-reload"), (*control, "enable", "--now", enabled))
-    disable = (*control, "disable", "--now", enabled)
-    if not on_demand:
-        text = _service(variables) + "\n[Install]\nWantedBy=default.target\n"
-        return ServiceUnit({service: text}, load, (disable,))
-    host = f"[{settings.mlx_host}]" if ":" in settings.mlx_host else settings.mlx_host
-    listens = f"""[Unit]
-Description=start_llm, started by its first request
-
-[Socket]
-ListenStream={host}:{settings.mlx_port}
-
-[Install]
-WantedBy=sockets.target
-"""
-    files = {waiting: listens, service: _service(variables)}
-    return ServiceUnit(files, load, (disable, (*control, "stop", service.name)))
-
-
-def _service(variables: Mapping[str, str]) -> str:
+def _systemd(variables: Mapping[str, str]) -> ServiceUnit:
+    path = Path("~/.config/systemd/user/start-llm.service").expanduser()
+    control = ("systemctl", "--user")
     command = " ".join(f'"{_escaped(word)}"' for word in module_command("supervise"))
     environment = "\n".join(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items())
-    # A server that cannot start is not tried for ever, neither by Restart nor by requests that wait.
-    return f"""[Unit]
+    # A server that cannot start is not tried for ever.
+    text = f"""[Unit]
 Description=start_llm, a local LLM server for coding agents
 StartLimitIntervalSec=600
 StartLimitBurst=5
@@ -155,7 +103,13 @@ RestartSec={RESTART_SECONDS}
 RestartPreventExitStatus={ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}
 KillMode=mixed
 TimeoutStopSec=80
+
+[Install]
+WantedBy=default.target
 """
+    load = ((*control, "daemon-reload"), (*control, "enable", "--now", path.name))
+    known = [file.name for file in (path, path.with_suffix(".socket")) if file.exists()]
+    return ServiceUnit(path, text, load, ((*control, "disable", "--now", *known),))
 
 
 def _escaped(text: str) -> str:
@@ -163,9 +117,9 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
 
 
-def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
-    path = agent_path()
-    log = home() / expanded(settings.log_root) / "launchd.log"
+def _launchd(settings: Settings, variables: Mapping[str, str]) -> ServiceUnit:
+    path = Path(f"~/Library/LaunchAgents/{LABEL}.plist").expanduser()
+    log = str(home() / expanded(settings.log_root) / "launchd.log")
     content: dict[str, Any] = {
         "Label": LABEL,
         "ProgramArguments": module_command("supervise"),
@@ -174,22 +128,17 @@ def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) 
         "ThrottleInterval": RESTART_SECONDS,
         "ExitTimeOut": 80,
         "ProcessType": "Interactive",
-        "StandardOutPath": str(log),
-        "StandardErrorPath": str(log),
-    }
-    if on_demand:
-        family = "IPv6" if ":" in settings.mlx_host else "IPv4"
-        node = {"SockNodeName": settings.mlx_host, "SockServiceName": str(settings.mlx_port)}
-        content["Sockets"] = {SOCKET: node | {"SockType": "stream", "SockFamily": family}}
-        content["EnvironmentVariables"] |= {LAUNCHD_SOCKET: SOCKET}
-    else:
+        "StandardOutPath": log,
+        "StandardErrorPath": log,
+        "RunAtLoad": True,
         # Started again after a crash, not after an end that was asked for; a setting that is wrong is tried again at
         # this pace, since launchd knows no codes for which it should not.
-        content |= {"RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}}
-    text = plistlib.dumps(content).decode("utf-8")
+        "KeepAlive": {"SuccessfulExit": False},
+    }
     domain = f"gui/{os.getuid()}"
     load = (("launchctl", "bootstrap", domain, str(path)),)
-    return ServiceUnit({path: text}, load, (("launchctl", "bootout", f"{domain}/{LABEL}"),))
+    unload = (("launchctl", "bootout", f"{domain}/{LABEL}"),)
+    return ServiceUnit(path, plistlib.dumps(content).decode("utf-8"), load, unload)
 
 
 def _tell(commands: Sequence[tuple[str, ...]], done: str) -> int:

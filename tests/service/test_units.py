@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.settings import Settings, load_settings
-from start_llm.service import place, units
-from start_llm.service.place import LABEL
-from start_llm.service.units import ServiceUnit, unit_for
+from start_llm.service import units
+from start_llm.service.units import LABEL, ServiceUnit, unit_for
 
 
 @pytest.fixture
@@ -27,26 +26,19 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load_settings(None, start_llm_cache_dir=tmp_path / "cache")
 
 
-def make(system: str, settings: Settings, *, on_demand: bool = False) -> ServiceUnit:
+def make(system: str, settings: Settings) -> ServiceUnit:
     environment = {"PATH": "/bin", "SECRET": "x", "HF_HOME": "/hf"}
-    return unit_for(system, settings, {"model_path": 'a "b" 100%'}, environment, on_demand=on_demand)
-
-
-def only(unit: ServiceUnit) -> tuple[Path, str]:
-    ((path, text),) = unit.files.items()
-    return path, text
+    return unit_for(system, settings, {"model_path": 'a "b" 100%'}, environment)
 
 
 def verify(folder: Path, unit: ServiceUnit) -> None:
     if shutil.which("systemd-analyze"):
-        for path, text in unit.files.items():
-            (folder / path.name).write_text(text)
+        (folder / unit.path.name).write_text(unit.text)
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
-        for path in unit.files:
-            command = ["systemd-analyze", "--user", "verify", str(folder / path.name)]
-            run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            # An unknown key or value is a warning: it ends with 0.
-            assert (run.returncode, run.stderr) == (0, ""), run.stderr
+        command = ["systemd-analyze", "--user", "verify", str(folder / unit.path.name)]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        # An unknown key or value is a warning: it ends with 0.
+        assert (run.returncode, run.stderr) == (0, ""), run.stderr
 
 
 @pytest.mark.live
@@ -54,14 +46,14 @@ def verify(folder: Path, unit: ServiceUnit) -> None:
 @pytest.mark.parametrize("planted", ["Restrt=always", "Restart=sometimes", "ExecStart=/nowhere/true"])
 def test_systemd_finds_what_is_wrong_with_a_unit(planted: str, settings: Settings, tmp_path: Path) -> None:
     unit = make("linux", settings)
-    ((path, text),) = unit.files.items()
     with pytest.raises(AssertionError):
-        verify(tmp_path, replace(unit, files={path: text.replace("[Service]\n", f"[Service]\n{planted}\n")}))
+        verify(tmp_path, replace(unit, text=unit.text.replace("[Service]\n", f"[Service]\n{planted}\n")))
 
 
 @pytest.mark.live
 def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
-    path, text = only(make("linux", settings))
+    unit = make("linux", settings)
+    path, text = unit.path, unit.text
     assert path == tmp_path / ".config/systemd/user/start-llm.service"
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
@@ -76,23 +68,9 @@ def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
     verify(tmp_path, make("linux", settings))
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(("host", "listens"), [("127.0.0.1", "127.0.0.1:8081"), ("::1", "[::1]:8081")])
-def test_systemd_listens_and_starts_on_demand(host: str, listens: str, settings: Settings, tmp_path: Path) -> None:
-    settings = settings.model_copy(update={"mlx_host": host, "mlx_port": 8081})
-    unit = make("linux", settings, on_demand=True)
-    texts = {path.name: text for path, text in unit.files.items()}
-    assert f"ListenStream={listens}\n" in texts["start-llm.socket"] and "sockets.target" in texts["start-llm.socket"]
-    service = texts["start-llm.service"]
-    assert "WantedBy" not in service and "StartLimitBurst=5" in service  # it is the socket that is enabled
-    assert 'Environment="MLX_PORT=8081"' in service and 'Environment="IDLE_SHUTDOWN_MINUTES=10"' in service
-    assert [command[2:] for command in unit.load] == [("daemon-reload",), ("enable", "--now", "start-llm.socket")]
-    verify(tmp_path, unit)
-
-
 def test_the_launchd_unit(settings: Settings, tmp_path: Path) -> None:
     unit = make("darwin", settings)
-    path, text = only(unit)
+    path, text = unit.path, unit.text
     assert path == tmp_path / "Library/LaunchAgents" / f"{LABEL}.plist"
     content = plistlib.loads(text.encode())
     assert content["Label"] == LABEL and content["ProgramArguments"][1:] == ["-m", "start_llm", "supervise"]
@@ -101,52 +79,8 @@ def test_the_launchd_unit(settings: Settings, tmp_path: Path) -> None:
     assert unit.load[0][:3] == ("launchctl", "bootstrap", f"gui/{os.getuid()}")
 
 
-def test_launchd_listens_and_starts_on_demand(settings: Settings) -> None:
-    content = plistlib.loads(only(make("darwin", settings, on_demand=True))[1].encode())
-    assert content["Sockets"] == {
-        "Listeners": {
-            "SockNodeName": "127.0.0.1",
-            "SockServiceName": "8080",
-            "SockType": "stream",
-            "SockFamily": "IPv4",
-        }
-    }
-    assert content["EnvironmentVariables"]["START_LLM_LAUNCHD_SOCKET"] == "Listeners"
-    assert "RunAtLoad" not in content and "KeepAlive" not in content  # either would start it at once
-
-
-@pytest.mark.parametrize("system", ["linux", "darwin"])
-def test_what_is_installed_is_known_by_its_files(
-    system: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(place.sys, "platform", system)
-    assert place.installed_on_demand() is None
-    for on_demand in (False, True):
-        unit = make(system, settings, on_demand=on_demand)
-        for path, text in unit.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        assert place.installed_on_demand() is on_demand
-        assert place.on_demand_port() == (8080 if on_demand else None)
-        for path in unit.files:
-            path.unlink()
-
-
-def test_the_other_kind_is_uninstalled_first(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(units.sys, "platform", "linux")
-    path, text = only(make("linux", settings))
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert units.main(settings, options("install", yes=True, on_demand=True)) == 1
-    assert "uninstall` first" in capsys.readouterr().err
-    nowhere = settings.model_copy(update={"mlx_port": 0})
-    assert units.main(nowhere, options("install", yes=True, on_demand=True)) == 2
-
-
-def options(what: str, *, yes: bool = False, on_demand: bool = False) -> argparse.Namespace:
-    return argparse.Namespace(what=what, yes=yes, on_demand=on_demand, overrides={}, from_env=False)
+def options(what: str, *, yes: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(what=what, yes=yes, overrides={}, from_env=False)
 
 
 def test_settings_of_the_shell_are_told_and_written_if_asked(
@@ -176,7 +110,7 @@ def test_keys_are_written_and_not_shown(
     asked.from_env = True
     assert units.main(settings, asked) == 0
     said = capsys.readouterr().out
-    path = next(iter(make(units.sys.platform, settings).files))
+    path = make(units.sys.platform, settings).path
     assert "sk-of-this-shell" in path.read_text() and path.stat().st_mode & 0o077 == 0
     assert "API_KEY" in said and "sk-of-this-shell" not in said
 
@@ -186,7 +120,7 @@ def test_it_is_shown_and_not_written_unless_agreed(
 ) -> None:
     monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.sys.stdin, "isatty", lambda: False, raising=False)
-    path, _ = only(make("linux", settings))
+    path = make("linux", settings).path
     assert units.main(settings, options("install")) == 0
     said = capsys.readouterr().out
     assert "[Service]" in said and str(path) in said and "--yes" in said and not path.exists()
@@ -204,11 +138,14 @@ def test_it_is_written_and_removed(
     monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(units.subprocess, "run", run)
-    path, _ = only(make("linux", settings))
+    path = make("linux", settings).path
     assert units.main(settings, options("install", yes=True)) == 0
     assert path.stat().st_mode & 0o777 == 0o600
-    assert units.main(settings, options("uninstall")) == 0 and not path.exists()
+    waiting = path.with_suffix(".socket")  # as earlier versions wrote one
+    waiting.write_text("[Socket]")
+    assert units.main(settings, options("uninstall")) == 0 and not path.exists() and not waiting.exists()
     assert [command[2] for command in ran] == ["daemon-reload", "enable", "disable"]
+    assert ran[-1][4:] == (path.name, waiting.name)
     assert units.main(settings, options("uninstall")) == 0
     assert "no service is installed" in capsys.readouterr().out
 
@@ -218,7 +155,7 @@ def test_a_link_into_other_files_stays_a_link(
 ) -> None:
     monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.shutil, "which", lambda name: None)
-    path, _ = only(make("linux", settings))
+    path = make("linux", settings).path
     kept = tmp_path / "dotfiles.service"
     kept.write_text("old")
     path.parent.mkdir(parents=True, exist_ok=True)

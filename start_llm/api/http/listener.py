@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import resource
 import selectors
 import socket
@@ -13,7 +12,6 @@ from urllib.parse import urlsplit
 
 from start_llm.core.hosts import is_loopback
 from start_llm.core.settings import Settings, SettingsError
-from start_llm.host.activation import take_from_supervisor
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +142,13 @@ def check_bind(settings: Settings) -> None:
 
 
 def listen(settings: Settings) -> list[socket.socket]:
-    """The supervisor's socket, or a new one; behind it the one of OLLAMA_PORT, if that is set.
+    """A new socket; behind it the one of OLLAMA_PORT, if that is set.
 
     Raises SettingsError where there is none to be had.
     """
     check_bind(settings)
     host = settings.mlx_host
-    found = [take_from_supervisor(os.environ) or _bound(host, settings.mlx_port, "MLX_PORT")]
+    found = [_bound(host, settings.mlx_port, "MLX_PORT")]
     try:
         if settings.ollama_port is not None:
             found.append(_bound(host, settings.ollama_port, "OLLAMA_PORT"))
