@@ -43,7 +43,7 @@ class Decoder:
         return rate, frames
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """A second of samples at a time: 16 bits, all channels mixed. Raises NotDecoded, Unavailable."""
+        """Samples, some at a time: float32, all channels mixed. Raises NotDecoded, Unavailable."""
         with self._order(DECODE, data) as answers:
             while piece := _part(answers):
                 yield piece

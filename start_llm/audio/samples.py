@@ -1,7 +1,7 @@
 """Recordings to samples and back. Any thread: no MLX array is touched.
 
-miniaudio decodes, in a child process (`decoder`); mlx-audio resamples. Only formats that miniaudio decodes by itself:
-other decoders (ffmpeg) read playlists, and with them other files.
+libsndfile decodes, in a child process (`decoder`); mlx-audio resamples. Only formats that hold their own sound: other
+decoders (ffmpeg) read playlists, and with them other files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WRITTEN = {
     "opus": ("OGG", "OPUS"),
 }
 """Formats of speech, and libsndfile's names for them."""
-FORMATS = "WAV, FLAC, MP3 or Ogg Vorbis"
+FORMATS = "WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"
 RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000, 176400, 192000)
 """Others would need a filter of millions of taps."""
 DECODER = Decoder()
@@ -76,7 +76,7 @@ def samples_of(recording: Recording, param: str) -> np.ndarray:
     def pieces() -> Iterator[np.ndarray]:
         nonlocal count
         for piece in DECODER.decode(recording.data):
-            samples = np.frombuffer(piece, np.int16).astype(np.float32) / 32768.0
+            samples = np.frombuffer(piece, np.float32)
             count += len(samples)
             yield samples
 

@@ -15,15 +15,15 @@ from tests.audio.tiny import tone, wav
 pytestmark = pytest.mark.live
 
 
-def encoded(kind: str, rate: int) -> bytes:
+def encoded(kind: str, rate: int, subtype: str | None = None) -> bytes:
     soundfile: Any = pytest.importorskip("soundfile")
     file = io.BytesIO()
-    soundfile.write(file, tone(1.5, rate=rate), rate, format=kind)
+    soundfile.write(file, tone(1.5, rate=rate), rate, format=kind, subtype=subtype)
     return file.getvalue()
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
-@pytest.mark.parametrize("kind", ["wav", "FLAC", "MP3"])
+@pytest.mark.parametrize("kind", ["wav", "FLAC"])
 def test_samples_are_those_of_mlx_audio(kind: str, rate: int) -> None:
     from mlx_audio.audio_io import read
 
@@ -38,8 +38,9 @@ def test_samples_are_those_of_mlx_audio(kind: str, rate: int) -> None:
     assert np.abs(ours[:size] - theirs[:size]).max() < 1e-4
 
 
-def test_ogg_vorbis_is_read_without_another_program() -> None:
-    heard = samples_of(look_at(encoded("OGG", 16000), "file"), "file")
+@pytest.mark.parametrize(("kind", "subtype"), [("MP3", None), ("OGG", "VORBIS"), ("OGG", "OPUS")])
+def test_what_is_packed_with_loss_is_read_without_another_program(kind: str, subtype: str | None) -> None:
+    heard = samples_of(look_at(encoded(kind, 16000, subtype), "file"), "file")
     first = tone(1.5)
     assert abs(len(heard) - len(first)) < 0.1 * RATE
     size = min(len(heard), len(first))
@@ -55,7 +56,7 @@ def test_a_file_that_is_shorter_than_its_header_says_is_read_to_its_end() -> Non
     ("data", "said"),
     [
         (b"", "the file is empty"),
-        (b"hello, this is text", "this is no WAV, FLAC, MP3 or Ogg Vorbis file"),
+        (b"hello, this is text", "this is no WAV, FLAC, MP3 or Ogg"),
         (b"#EXTM3U\nfile:///etc/passwd", "this is no WAV"),
         (b"\x00\x00\x00\x20ftypM4A ", "this is no WAV"),
         (b"RIFF\x24\x00\x00\x00WAVEfmt ", "cannot be decoded"),

@@ -345,7 +345,7 @@ def test_openai_transcriptions(client: openai.OpenAI) -> None:
 
 
 def test_openai_transcriptions_of_what_is_no_recording(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="this is no WAV, FLAC, MP3 or Ogg Vorbis file"):
+    with pytest.raises(openai.BadRequestError, match="this is no WAV, FLAC, MP3 or Ogg"):
         client.audio.transcriptions.create(model="tiny-whisper", file=("a.wav", b"not a sound at all"))
 
 
