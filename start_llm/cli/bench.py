@@ -103,7 +103,7 @@ class Agent:
         text = f"The tool says: {words(self._tool, f'{self._seed} {len(self.messages)}')}. Go on."
         self.messages.append({"role": "user", "content": text})
         found = timed(endpoint, self.messages, min(ANSWER, endpoint.context // 128))
-        self.messages.append({"role": "assistant", "content": found.text})
+        self.messages.append(found.message)
         return found
 
 

@@ -8,9 +8,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from start_llm.app import App
+from start_llm.cli.finding import Finding
 from start_llm.cli.measure import Timed, about, figures, forget, own_server, timed, words
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import StartLLMError
@@ -23,31 +23,22 @@ from start_llm.models.loader import peak_bytes
 ANSWER = 48  # tokens
 HEAD = 1_200  # words
 KV_AT_PEAK = 1.3  # times what a turn's KV takes, docs/memory.md
-Verdict = Literal["ok", "note", "bad"]
 
 
-class Compared(NamedTuple):
-    """One line of the table."""
-
-    subject: str
-    verdict: Verdict
-    text: str
-
-
-def deep(settings: Settings) -> Iterator[Compared]:
+def deep(settings: Settings) -> Iterator[Finding]:
     """Loads the model three times: with drafts as set, without them, and once more after that."""
     try:
         with tempfile.TemporaryDirectory(prefix="start-llm-doctor-") as folder:
             yield from _compare(settings, Path(folder))
     except (StartLLMError, ChatError) as error:
-        yield Compared("deep", "bad", f"a server on this model fails: {error}")
+        yield Finding("deep", "bad", f"a server on this model fails: {error}")
 
 
-def _compare(settings: Settings, folder: Path) -> Iterator[Compared]:
+def _compare(settings: Settings, folder: Path) -> Iterator[Finding]:
     first, forked, other = prompts(folder)
     with own_server(settings, folder, drafts="off", kv_disk_dir=str(folder / "kv")) as (app, endpoint):
         cold = timed(endpoint, first, ANSWER)
-        follow: list[Message] = [*first, {"role": "assistant", "content": cold.text}, *forked]
+        follow: list[Message] = [*first, cold.message, *forked]
         forget(app)
         expected = timed(endpoint, follow, ANSWER)
         forget(app)
@@ -64,7 +55,7 @@ def _compare(settings: Settings, folder: Path) -> Iterator[Compared]:
         for name, right, found in zip(("first", "second"), (cold, alone), at_once(endpoint, first, other), strict=True):
             yield same(f"in a batch, {name}", right, found)
         yield _memory(app, endpoint)
-    yield Compared("about", "ok", "; ".join(about(model)))
+    yield Finding("about", "ok", "; ".join(about(model)))
 
 
 def prompts(seed: object) -> tuple[list[Message], list[Message], list[Message]]:
@@ -75,15 +66,16 @@ def prompts(seed: object) -> tuple[list[Message], list[Message], list[Message]]:
     return [head, asked], [again], [{"role": "user", "content": f"{words(HEAD // 4, f'{seed} b')} What was this?"}]
 
 
-def same(subject: str, right: Timed, found: Timed, *, reused: bool = False) -> Compared:
+def same(subject: str, right: Timed, found: Timed, *, reused: bool = False) -> Finding:
     """`reused`: something of the prompt must have been."""
     tokens = f"{found.generated} tokens, {found.computed:,} of {found.prompt:,} prompt tokens computed"
-    if found.text != right.text:
-        at = next((i for i, (a, b) in enumerate(zip(right.text, found.text, strict=False)) if a != b), len(found.text))
-        return Compared(subject, "bad", f"another answer from character {at} on ({tokens})")
+    expected, given = (f"{each.reasoning}{each.text}" for each in (right, found))
+    if given != expected:
+        at = next((i for i, (a, b) in enumerate(zip(expected, given, strict=False)) if a != b), len(given))
+        return Finding(subject, "bad", f"another answer from character {at} on ({tokens})")
     if reused and found.computed >= found.prompt:
-        return Compared(subject, "bad", f"the same answer, but nothing was reused ({tokens})")
-    return Compared(subject, "ok", f"equal: {tokens}")
+        return Finding(subject, "bad", f"the same answer, but nothing was reused ({tokens})")
+    return Finding(subject, "ok", f"equal: {tokens}")
 
 
 def at_once(endpoint: Endpoint, *asked: list[Message]) -> list[Timed]:
@@ -103,7 +95,7 @@ def at_once(endpoint: Endpoint, *asked: list[Message]) -> list[Timed]:
     return [found[number] for number in range(len(asked))]
 
 
-def _memory(app: App, endpoint: Endpoint) -> Compared:
+def _memory(app: App, endpoint: Endpoint) -> Finding:
     """The most that MLX had in use during a turn, beside what docs/memory.md says."""
     forget(app)
     weights = peak_bytes(reset=True)
@@ -114,4 +106,4 @@ def _memory(app: App, endpoint: Endpoint) -> Compared:
         f"{peak / GIB:.2f} GiB for {found.prompt:,} tokens: {weights / GIB:.2f} before, {kv / GIB:.2f} of KV; at most "
         f"{allowed / GIB:.2f} by docs/memory.md"
     )
-    return Compared("peak memory", "ok" if peak <= allowed else "bad", text)
+    return Finding("peak memory", "ok" if peak <= allowed else "bad", text)

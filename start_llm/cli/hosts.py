@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from start_llm.cli.finding import Finding
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.engine.ranks.hosts import RankHost, host_command, rank_hosts, versions
@@ -22,14 +23,6 @@ from start_llm.models.fingerprint import fingerprint
 
 HOST_SECONDS = 60.0
 LEAST_SECONDS = 1.0  # for what a host has answered, after another one has not
-
-
-class HostFinding(NamedTuple):
-    """Of one host. `is_well`: it answers, and has what this machine has."""
-
-    name: str
-    is_well: bool
-    text: str
 
 
 def main_describe(settings: Settings, options: argparse.Namespace) -> int:
@@ -50,12 +43,12 @@ def describe(model: str | None) -> dict[str, Any]:
     return {"versions": versions(), "model": found}
 
 
-def check_hosts(settings: Settings) -> Iterator[HostFinding]:
+def check_hosts(settings: Settings) -> Iterator[Finding]:
     """One of each host of HOSTS or HOSTFILE, this machine left out; all are asked at the same time."""
     try:
         hosts = rank_hosts(settings)[1:]
     except SettingsError as error:
-        yield HostFinding("hosts", False, str(error))
+        yield Finding("hosts", "bad", str(error))
         return
     if not hosts:
         return
@@ -69,14 +62,14 @@ def check_hosts(settings: Settings) -> Iterator[HostFinding]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-                yield HostFinding(host.name, False, f"does not answer in {HOST_SECONDS:g} s")
+                yield Finding(host.name, "bad", f"does not answer in {HOST_SECONDS:g} s")
                 continue
             try:
                 there = json.loads(output.splitlines()[-1])
                 yield _compared(host, here, there)
             except (ValueError, LookupError, TypeError):
                 words = (Path(folder) / str(number)).read_text("utf-8", "replace").strip().splitlines()[-1:]
-                yield HostFinding(host.name, False, f"does not answer: {words[0] if words else 'it says nothing'}")
+                yield Finding(host.name, "bad", f"does not answer: {words[0] if words else 'it says nothing'}")
 
 
 def _ask(host: RankHost, model: list[str], errors: Path) -> subprocess.Popen[str]:
@@ -91,15 +84,13 @@ def _ask(host: RankHost, model: list[str], errors: Path) -> subprocess.Popen[str
         )
 
 
-def _compared(host: RankHost, here: dict[str, Any], there: dict[str, Any]) -> HostFinding:
+def _compared(host: RankHost, here: dict[str, Any], there: dict[str, Any]) -> Finding:
     other = [f"{name} {value}" for name, value in there["versions"].items() if here["versions"].get(name) != value]
     if other:
-        return HostFinding(host.name, False, f"answers, with other versions than here: {', '.join(other)}")
+        return Finding(host.name, "bad", f"answers, with other versions than here: {', '.join(other)}")
     if there["model"] is None or here["model"] is None:
         where = "there" if here["model"] is not None else "here"
-        return HostFinding(
-            host.name, True, f"answers, same versions; the start fetches the model, which is not {where}"
-        )
+        return Finding(host.name, "ok", f"answers, same versions; the start fetches the model, which is not {where}")
     if there["model"] != here["model"]:
-        return HostFinding(host.name, False, "answers, same versions, but the files of its model are other ones")
-    return HostFinding(host.name, True, f"answers, same versions, same model ({here['model'][:12]})")
+        return Finding(host.name, "bad", "answers, same versions, but the files of its model are other ones")
+    return Finding(host.name, "ok", f"answers, same versions, same model ({here['model'][:12]})")

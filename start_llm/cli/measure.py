@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import start_llm
 from start_llm.app import App
@@ -39,6 +40,13 @@ class Timed:
     first: float
     seconds: float
     text: str
+    reasoning: str = ""
+
+    @property
+    def message(self) -> Message:
+        """The answer, as the next request sends it again."""
+        thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
+        return {"role": "assistant", "content": self.text, **thought}
 
     @property
     def prefill(self) -> float:
@@ -52,16 +60,20 @@ class Timed:
         return (self.generated - 1) / past if past > 0 and self.generated > 1 else 0.0
 
 
-def timed(endpoint: Endpoint, messages: list[Message], tokens: int) -> Timed:
-    """Asks for at most so many tokens, greedily. Raises ChatError."""
+def timed(endpoint: Endpoint, messages: list[Message], tokens: int, **more: Any) -> Timed:
+    """Asks for at most so many tokens, greedily. `more`: fields of the body. Raises ChatError.
+
+    Takes the server's own report where a proxy lets it through, else OpenAI's `cached_tokens`.
+    """
     answer, began, first = Answer(), time.perf_counter(), 0.0
-    for _ in ask(endpoint, messages, answer, temperature=0, max_tokens=tokens):
+    for _ in ask(endpoint, messages, answer, temperature=0, max_tokens=tokens, **more):
         first = first or time.perf_counter() - began
     seconds, usage = time.perf_counter() - began, answer.usage
     prompt = usage.get("prompt_tokens", 0)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    text = f"{answer.reasoning}\n{answer.text}" if answer.reasoning else answer.text
-    return Timed(prompt, prompt - cached, usage.get("completion_tokens", 0), first or seconds, seconds, text)
+    computed = (usage.get("start_llm") or {}).get("computed", prompt - cached)
+    generated = usage.get("completion_tokens", 0)
+    return Timed(prompt, computed, generated, first or seconds, seconds, answer.text, answer.reasoning)
 
 
 def words(count: int, seed: object) -> str:

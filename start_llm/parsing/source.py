@@ -8,7 +8,6 @@ exactly as it parses the whole. Knows no tool format and no reasoning.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -155,111 +154,70 @@ class Source:
 # --- literals ---
 
 KEPT, KEPT_CHARACTERS = 32, 2_000
-"""Automata that are kept, and how long all literals of such a one may be: clients choose some of them."""
+"""Sets of literals that are kept, and how long all literals of such a one may be: clients choose some of them."""
 
 
-class _Automaton:
-    """Aho and Corasick's, of a set of literals. Never changed once it is made.
-
-    Attributes:
-        next: of each state, what follows it by the next character.
-        length: of the text that leads to a state: what is held back there.
-        hit: length of the longest literal that is complete in a state.
-        fall: of each state, the one of its longest proper suffix that some literal begins with.
-        first: finds what a literal may begin with.
-    """
+class _Literals:
+    """A set of literals, and every beginning of one. Never changed once it is made."""
 
     def __init__(self, literals: frozenset[str]) -> None:
-        """Time and memory are proportional to the length of all literals."""
-        self.next: list[dict[str, int]] = [{}]
-        self.length = [0]
-        self.hit = [0]
-        for literal in sorted(literals):
-            self._add(literal)
-        self.fall = [0] * len(self.next)
-        self._set_falls()
-        firsts = "".join(map(re.escape, self.next[0]))
+        self.whole = literals
+        self.begun = frozenset(literal[:end] for literal in literals for end in range(1, len(literal) + 1))
+        self.lengths = sorted({len(literal) for literal in literals}, reverse=True)
+        firsts = "".join(sorted({re.escape(literal[0]) for literal in literals}))
         self.first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
-    def _add(self, literal: str) -> None:
-        state = 0
-        for char in literal:
-            known = self.next[state].get(char)
-            if known is None:
-                known = len(self.next)
-                self.next[state][char] = known
-                self.next.append({})
-                self.length.append(self.length[state] + 1)
-                self.hit.append(0)
-            state = known
-        self.hit[state] = len(literal)
 
-    def _set_falls(self) -> None:
-        waiting = deque(self.next[0].values())
-        while waiting:
-            state = waiting.popleft()
-            self.hit[state] = self.hit[state] or self.hit[self.fall[state]]
-            for char, after in self.next[state].items():
-                back = self.fall[state]
-                while back and char not in self.next[back]:
-                    back = self.fall[back]
-                self.fall[after] = self.next[back].get(char, 0)
-                waiting.append(after)
-
-
-_kept = lru_cache(KEPT)(_Automaton)
+_kept = lru_cache(KEPT)(_Literals)
 
 
 class LiteralScanner:
     """Cuts text at a set of literals. The literal that is complete first wins, then the longest.
 
     Each character is looked at once; what may still become a literal is held back. How many literals there are, and how
-    much alike, does not matter: they are one automaton. For one source.
+    much alike, does not matter. For one source.
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
-        """Most answers are cut at the same literals: their automaton takes as long as 100 tokens, and is kept."""
-        self._held = (-1, 0, 0)  # where held text begins, as an absolute offset; its length; the state behind it
+        """Most answers are cut at the same literals: what is made of them takes as long as 100 tokens, and is kept."""
+        self._held = (-1, "")  # where held text begins, as an absolute offset, and that text
         found = frozenset(literals) - {""}
-        self._automaton = (_kept if sum(map(len, found)) <= KEPT_CHARACTERS else _Automaton)(found)
+        self._literals = (_kept if sum(map(len, found)) <= KEPT_CHARACTERS else _Literals)(found)
 
     def step(self, source: Source) -> Step[tuple[str, str]]:
         """Consume (text, the literal behind it); without a literal it is as much as is certain, ``""`` at the end."""
         while True:
-            begins, seen, state = self._held
-            if begins != source.offset:
-                seen, state = 0, 0
-            end, state = self._run(source.text, source.pos + seen, state)
-            size = self._automaton.hit[state]
-            if size:
-                before = source.take(end - size - source.pos)
-                return before, source.take(size)
-            held = 0 if source.closed else self._automaton.length[state]
-            before = source.take(source.left - held)
-            self._held = (source.offset, held, state)
+            begins, held = self._held
+            held = held if begins == source.offset else ""
+            end, held, literal = self._run(source.text, source.pos + len(held), held)
+            if literal:
+                before = source.take(end - len(literal) - source.pos)
+                return before, source.take(len(literal))
+            held = "" if source.closed else held
+            before = source.take(source.left - len(held))
+            self._held = (source.offset, held)
             if before or source.closed:
                 return before, ""
             yield
 
-    def _run(self, text: str, pos: int, state: int) -> tuple[int, int]:
-        """(where the first literal ends, or the text), and the state there."""
-        known = self._automaton
-        following, fall, hit, first = known.next, known.fall, known.hit, known.first
+    def _run(self, text: str, pos: int, held: str) -> tuple[int, str, str]:
+        """(where the first literal ends, or the text; the beginning of a literal that stands there; that literal)."""
+        known = self._literals
         end = len(text)
         while pos < end:
-            if not state:
-                match = first.search(text, pos)
+            if not held:
+                match = known.first.search(text, pos)
                 if match is None:
-                    return end, 0
+                    return end, "", ""
                 pos = match.start()
-            char = text[pos]
-            while state and char not in following[state]:
-                state = fall[state]
-            state = following[state].get(char, 0)
+            held += text[pos]
+            while held and held not in known.begun:
+                held = held[1:]
             pos += 1
-            if hit[state]:
-                break
-        return pos, state
+            for length in known.lengths if held else ():
+                if held[-length:] in known.whole:
+                    return pos, held, held[-length:]
+        return pos, held, ""
 
 
 # --- turn tokens: they end or begin a turn. In an answer they are leaks: left out, or the answer is over ---

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from start_llm.cli import demo
+from start_llm.cli.measure import Timed
 from start_llm.clients.agent import Endpoint
 from start_llm.launch import chat
 
@@ -51,13 +52,13 @@ def test_a_conversation_resends_everything(monkeypatch: pytest.MonkeyPatch) -> N
         [chunk({"content": "c"}), chunk(usage=usage(170, 5))],
     ) as bodies:
         turns = demo.converse(endpoint)
-    assert [(t.prompt, t.resent, t.reused, t.computed) for t in turns] == [
+    assert [(t.found.prompt, t.resent, t.reused, t.found.computed) for t in turns] == [
         (100, 0, 0, 100),
         (150, 120, 118, 32),
         (170, 155, 0, 170),
     ]
     assert [t.share >= demo.ENOUGH for t in turns] == [True, True, False]
-    assert all(t.first_token > 0 for t in turns)
+    assert all(t.found.first > 0 for t in turns)
     assert all(body["tools"] and body["temperature"] == 0 and body["max_tokens"] == demo.MAX_TOKENS for body in bodies)
     first, second, third = (body["messages"] for body in bodies)
     assert second[: len(first)] == first and third[: len(second)] == second
@@ -67,8 +68,8 @@ def test_a_conversation_resends_everything(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_table_has_a_row_for_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
     turns = [
-        demo.DemoTurn(prompt=1000, computed=1000, first_token=1.5),
-        demo.DemoTurn(prompt=1200, reused=990, resent=1000, computed=210),
+        demo.DemoTurn(Timed(prompt=1000, computed=1000, generated=1, first=1.5, seconds=2, text=""), resent=0),
+        demo.DemoTurn(Timed(prompt=1200, computed=210, generated=1, first=0.5, seconds=2, text=""), resent=1000),
     ]
     Console(width=100).print(demo.table(turns))
     said = capsys.readouterr().out

@@ -63,4 +63,4 @@ def test_without_hosts_nobody_is_asked() -> None:
 
 def test_a_host_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (finding,) = check_hosts(Settings(_env_file=None, hostfile=tmp_path / "none"))  # type: ignore[call-arg]
-    assert not finding.is_well and "HOSTFILE=" in finding.text
+    assert finding.verdict == "bad" and "HOSTFILE=" in finding.text
