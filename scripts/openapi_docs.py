@@ -42,7 +42,7 @@ from start_llm.api.media.embeddings import (  # noqa: E402
 from start_llm.api.media.shapes import EmbeddingsShape, RerankShape, TranscriptShape  # noqa: E402
 from start_llm.api.ollama import shapes as ollama  # noqa: E402
 from start_llm.api.ollama.chat import GenerateBody, OllamaChatBody  # noqa: E402
-from start_llm.api.ollama.models import ShowBody  # noqa: E402
+from start_llm.api.ollama.models import NOT_DONE, NameBody, PullBody, ShowBody  # noqa: E402
 from start_llm.api.openai import shapes as openai  # noqa: E402
 from start_llm.api.openai.chat import ChatBody, CompletionBody  # noqa: E402
 from start_llm.api.openai.responses import ResponsesBody, StoredResponses  # noqa: E402
@@ -142,6 +142,11 @@ OPERATIONS: dict[str, Operation] = {
         "Vectors of texts, as Ollama sends them", OllamaEmbedBody, ollama.OllamaVectorsShape, headers=_CUT
     ),
     "POST /api/show": Operation("One model, as Ollama tells it", ShowBody, ollama.OllamaShowShape),
+    "POST /api/pull": Operation(
+        "Fetches a model", PullBody, ollama.OllamaPulledShape, ollama.OllamaPulledShape, stream=_LINES
+    ),
+    "DELETE /api/delete": Operation("Removes a model that was fetched", NameBody, media=("text/plain",)),
+    **{f"POST /api/{name}": Operation("Always 501: says what to do in its place", NameBody) for name in NOT_DONE},
     "GET /api/tags": Operation("The models, as Ollama lists them", shape=ollama.OllamaTagsShape),
     "GET /api/ps": Operation("The loaded models, as Ollama lists them", shape=ollama.OllamaPsShape),
     "GET /api/version": Operation(
@@ -253,6 +258,7 @@ def routes() -> tuple[Route, ...]:
     """Of a server that answers nothing: only paths, methods and docstrings are looked at."""
     nothing: Any = None
     page: Any = object.__new__(Page)
+    page.library = nothing
     stored: Any = object.__new__(StoredResponses)
     dialects, status = Dialects(nothing, nothing, nothing, nothing), Status(nothing, nothing, nothing, nothing)
     return tuple(build_routes(dialects, stored, page, status, Encodings(None, nothing), AudioRoutes(None, nothing)))

@@ -110,7 +110,7 @@ class RequestHandler:
         if isinstance(answer, Reply):
             self.reply(answer)
         elif isinstance(answer, Feed):
-            self.open_stream({})
+            self.open_stream({"Content-Type": answer.content_type})
             for message in answer.messages if self._request.method != "HEAD" else ():
                 self.write(message)
         else:

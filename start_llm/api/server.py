@@ -214,7 +214,7 @@ class ApiServer:
             access.check_key(head.headers, settings.api_key)
         route, params = self.routes.find(head.path)
         handler = None if options else self.routes.handler(route, head.method, head.path)
-        reads_body = head.method == "POST" and head.length != 0
+        reads_body = head.method in ("POST", "DELETE") and head.length != 0
         if reads_body:
             access.check_content(head.headers, form=route.form)
         query = head.target.partition("?")[2].partition("#")[0]

@@ -18,7 +18,7 @@ from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
 from start_llm.api.ollama.chat import read_chat as read_ollama_chat
 from start_llm.api.ollama.chat import read_generate
-from start_llm.api.ollama.models import OllamaModels
+from start_llm.api.ollama.models import NOT_DONE, OllamaModels
 from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -159,7 +159,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 def build_routes(
     dialects: Dialects, stored: StoredResponses, page: Page, status: Status, encodings: Encodings, sounds: AudioRoutes
 ) -> Routes:
-    ollama = OllamaModels(dialects.service)
+    ollama = OllamaModels(dialects.service, page.library)
     return Routes(
         [
             Route("/", {"GET": page.file}, lane="quick"),
@@ -168,6 +168,9 @@ def build_routes(
             Route("/page/models", {"GET": page.models}, private=True),
             Route("/page/models/pull", {"POST": page.pull}, private=True),
             Route("/page/models/stop", {"POST": page.stop_pull}, private=True),
+            Route("/page/models/search", {"GET": page.search}, private=True),
+            Route("/page/models/change", {"POST": page.change_model}, private=True),
+            Route("/page/models/remove", {"POST": page.remove}, private=True),
             Route("/page/settings", {"GET": page.settings, "POST": page.change_setting}, private=True),
             Route("/page/agents", {"GET": page.agents}, private=True),
             Route("/page/nodes", {"GET": page.nodes}, private=True),
@@ -199,6 +202,9 @@ def build_routes(
             Route("/api/generate", {"POST": dialects.ollama_generate}),
             Route("/api/embed", {"POST": encodings.ollama_embed}),
             Route("/api/show", {"POST": ollama.show}),
+            Route("/api/pull", {"POST": ollama.pull}, lane="feed", private=True),
+            Route("/api/delete", {"DELETE": ollama.delete}, private=True),
+            *(Route(f"/api/{name}", {"POST": ollama.unsupported}) for name in NOT_DONE),
             Route("/api/tags", {"GET": ollama.tags}, lane="quick"),
             Route("/api/ps", {"GET": ollama.running}, lane="quick"),
             Route("/api/version", {"GET": ollama.version}, lane="quick"),

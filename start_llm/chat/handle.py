@@ -46,6 +46,7 @@ class ModelHandle:
     # other forms of a request's tool results, in tokens, that drafts may be taken from
     views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
     model: str = ""  # its name for the model thread
+    thinks: bool = True  # where a request does not say, and the model can
     sampling: Mapping[str, float] = field(default_factory=dict)  # what requests that say nothing of it are drawn with
 
 

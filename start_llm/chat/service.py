@@ -91,7 +91,7 @@ class ChatService:
         else:
             messages, pictures = self._images.shown(request.messages, model.eyes.problem)
         request = with_known_effort(replace(request, messages=messages, pictures=pictures), model.efforts)
-        thinking = self._settings.default_thinking if request.thinking is None else request.thinking
+        thinking = model.thinks if request.thinking is None else request.thinking
         prepared = model.pipeline.prepare(request, thinking=thinking)
         if prepared.no_calls:
             request = replace(request, tool_choice=ToolChoice("none"))

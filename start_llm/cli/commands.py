@@ -75,7 +75,7 @@ def chat_begins(options: argparse.Namespace) -> str:
     return "chat: looking for the server ..." if sys.stderr.isatty() else ""  # in a script only what matters
 
 
-MODEL_WORDS = ("show", "load", "unload", "pin")
+MODEL_WORDS = ("show", "load", "unload", "pin", "set")
 MODEL = flag(
     "--model", dest="model_path", type=model_word, metavar="MODEL", help="repository, folder or short name (MODEL_PATH)"
 )
@@ -308,13 +308,20 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "what is on this disk, and which of it a running server has loaded; load, unload, pin",
             "start_llm.cli.models:main_models",
             (
-                flag("what", nargs="?", choices=MODEL_WORDS, metavar="WHAT", help="show, load, unload or pin one"),
+                flag(
+                    "what",
+                    nargs="?",
+                    choices=MODEL_WORDS,
+                    metavar="WHAT",
+                    help="show, load, unload, pin or set one",
+                ),
                 flag(
                     "name",
                     nargs="?",
                     metavar="NAME",
                     help="repository, folder or short name; show: MODEL_PATH if unset",
                 ),
+                flag("values", nargs="*", metavar="KEY=VALUE", help="set: context=32k, ttl=600; KEY= takes one out"),
                 flag("--off", action="store_true", help="pin: the model may go again when its memory is needed"),
                 flag("--all", action="store_true", help="show: every fact, and who says so"),
                 PORT,
@@ -326,6 +333,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 ("models load qwen3.5-9b", "into the running server's memory, beside what is there"),
                 ("models unload qwen3.5-9b", "its KV goes to disk, its memory is free"),
                 ("models pin qwen3.5-9b", "it stays; --off: it may go again"),
+                (
+                    "models set qwen3.5-9b context=32k ttl=600",
+                    "in its own file, for when it is loaded next",
+                ),
             ),
             joins=True,
         ),

@@ -14,7 +14,7 @@ from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.ports import served_model
-from start_llm.models.device import Accelerator, inspect_device
+from start_llm.models.device import inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import full_name, published_head
@@ -73,7 +73,7 @@ def main_search(settings: Settings, options: argparse.Namespace) -> int:
     except PullError as error:
         print(error, file=sys.stderr)
         return 1
-    usable = inspect_device(lambda: Accelerator("metal" if sys.platform == "darwin" else "cpu")).usable
+    usable = inspect_device(likely_accelerator).usable
     if options.json:
         print(json.dumps([asdict(model) | {"fits": model.fits(usable)} for model in found], indent=2))
         return 0

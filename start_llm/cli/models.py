@@ -20,7 +20,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.adapter import AdapterFolder, StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, stored_models
-from start_llm.models.device import GIB, Accelerator, inspect_device
+from start_llm.models.device import GIB, NO_GPU, inspect_device, likely_accelerator
 from start_llm.models.recommended import (
     SHORT_NAMES,
     SOURCE,
@@ -42,8 +42,12 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if options.off and options.what != "pin":
         print(f"models: --off belongs to pin: {program()} models pin NAME --off", file=sys.stderr)
         return ExitCode.BAD_SETTING
-    if options.what == "show":  # what reads all of a model takes a second to import
-        return int(import_module("start_llm.cli.show").show(settings, options))
+    if options.values and options.what != "set":
+        print(f"models: KEY=VALUE belongs to set: {program()} models set NAME KEY=VALUE", file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    if options.what in ("show", "set"):  # what reads all of a model takes a second to import
+        shown = import_module("start_llm.cli.show")
+        return int((shown.show if options.what == "show" else shown.set_values)(settings, options))
     if options.what is not None:
         return int(import_module("start_llm.cli.loading").change(settings, options))
     found = _embedded_once(stored_models(home() / settings.cache_dir, settings.model_path), settings)
@@ -95,13 +99,15 @@ def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[Stor
 
 def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     """Models for this machine, or for one with so much memory."""
-    device = inspect_device(lambda: Accelerator("metal" if sys.platform == "darwin" else "cpu"))
+    device = inspect_device(likely_accelerator)
     memory, usable = device.memory, device.usable
     if options.memory:
         memory, usable = options.memory * GIB, int(options.memory * GIB * usable / max(device.memory, 1))
     rate = bandwidth(device.chip)
     speed = f", {rate} GB/s" if rate else ""
     print(f"{device.chip}, {memory / GIB:.0f} GiB{speed}: {usable / GIB:.0f} GiB for weights and KV")
+    if device.backend == "cpu" and not options.memory:
+        print(NO_GPU)
     found = recommend(memory, usable)
     if not found:
         print("None of the table fits; the small embedded model does: leave MODEL_PATH unset.")

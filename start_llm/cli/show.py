@@ -11,17 +11,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.errors import NotSupported
+from start_llm.cli.commands import context_word
+from start_llm.core.errors import ExitCode, NotSupported
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.capabilities import NO_TEMPLATE, Fact, ProbeResult, read_capabilities
-from start_llm.models.catalog import EMBEDDED_NAME, describe, folder_of, has_template, name_of, stored_models
+from start_llm.models.catalog import (
+    EMBEDDED_NAME,
+    describe,
+    folder_of,
+    has_template,
+    is_embedded,
+    name_of,
+    stored_models,
+)
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
-from start_llm.models.overrides import FOLDER
+from start_llm.models.overrides import EDITED, FOLDER, SAMPLING, write_overrides
 from start_llm.models.probe_table import FILE, probe_key, read_probe
 from start_llm.models.recommended import full_name, published_head
 
@@ -69,6 +78,39 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def set_values(settings: Settings, options: argparse.Namespace) -> int:
+    """Writes values into the model's own file. 1: no such model is here; 2: a value is wrong, nothing is written."""
+    asked = _model_name(settings, options.name)
+    folder = _folder(settings, full_name(asked) or asked)
+    if folder is None:
+        print(f"{asked} is not on this disk; `{program()} models` lists what is.", file=sys.stderr)
+        return 1
+    source = EMBEDDED_NAME if is_embedded(str(folder)) else name_of(folder)
+    try:
+        own = write_overrides(home() / FOLDER, source, dict(map(_change, options.values)))
+    except NotSupported as error:
+        print(error, file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    print(own.path.read_text("utf-8") if own.path else "", end="")
+    print(f"# {own.path}; counts when {source} is loaded next: {program()} models unload {asked}", file=sys.stderr)
+    return 0
+
+
+def _change(word: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE``; ``None`` where the value is empty. Raises NotSupported."""
+    key, sign, text = word.partition("=")
+    if not sign:
+        raise NotSupported(f"{word!r} is not KEY=VALUE; there are {', '.join(EDITED)}.")
+    key = f"sampling.{key}" if key in SAMPLING else key
+    words: dict[str, Any] = {"": None} | dict.fromkeys(("on", "yes"), True) | dict.fromkeys(("off", "no"), False)
+    if text.lower() in words:
+        return key, words[text.lower()]
+    try:
+        return key, json.loads(context_word(text))
+    except ValueError:
+        raise NotSupported(f"{key}={text}: {text!r} is neither a number nor on, off, true, false.") from None
 
 
 def _model_name(settings: Settings, asked: str | None) -> str:

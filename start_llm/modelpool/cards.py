@@ -91,7 +91,7 @@ class ModelCards:
             vision=sees and self._settings.vision == "auto",
             images="reject" if known.task else "shown" if sees else self._settings.images_on_text_model,
             state="stored",
-            pinned=self._registry.names.is_pinned(*known.aliases),
+            pinned=self._registry.names.is_pinned(known),
             weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,
             context_scale=self._settings.context_scale_for(context),
             details=details,

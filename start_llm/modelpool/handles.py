@@ -78,6 +78,7 @@ def make_handle(
         think_tokens=None if opens is None or closes is None else (opens, closes),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
+        thinks=settings.default_thinking,
         sampling={name: fact.value for name, fact in capabilities.sampling.items()},
     )
 

@@ -97,7 +97,7 @@ class Loader:
             self.progress.end()
 
     def _evict_idle(self) -> None:
-        self._registry.evict_idle(self._settings.model_ttl_seconds)
+        self._registry.evict_idle()
         self._registry.room.look_again()
 
     def _load(self, entry: PoolEntry) -> None:

@@ -99,7 +99,8 @@ class PoolEntry:
 
     @property
     def resident(self) -> Resident:
-        return Resident(self.key, self.name, self.weights, self.used, self.users > 0, self.pinned)
+        ttl = self.settings.model_ttl_seconds
+        return Resident(self.key, self.name, self.weights, self.used, self.users > 0, self.pinned, ttl)
 
     def release(self) -> Any:
         """Gives up what holds the model's arrays. Returns its handle, ``None`` if it has none."""
@@ -249,7 +250,7 @@ class ModelRegistry:
         with self.lock:
             found = self._entries.get(known.entry_key)
             if found is None:
-                weights, pinned = self.names.weights(known), self.names.is_pinned(*known.aliases)
+                weights, pinned = self.names.weights(known), self.names.is_pinned(known)
                 settings = self.names.settings_for(known)
                 found = PoolEntry(known.entry_key, settings, known, pinned=pinned, weights=weights)
                 self._entries[found.key] = found
@@ -310,6 +311,7 @@ class ModelRegistry:
                 raise QueueFull(f"{why}; the others are for models that are loaded.", retry_after=BUSY_SECONDS)
             else:
                 if entry.state == "stored":
+                    entry.settings = self.names.settings_for(entry.known)  # its own file may have changed
                     self.order(entry, "wanted")
                 entry.waiting.append(lease)
             entry.users += 1  # last: what was counted and goes wrong would hold the model for ever
@@ -322,8 +324,10 @@ class ModelRegistry:
             entry.move(event)
             self.load_queue.put(entry)
 
-    def evict_idle(self, seconds: float, *, main_too: bool = True) -> None:
-        """Those that were not used for so long; 0: none. `main_too`: also the one that the server was started with."""
+    def evict_idle(self, seconds: float | None = None, *, main_too: bool = True) -> None:
+        """Those that were not used for so long; ``None``: for their own time to live. `main_too`: also the one that the
+        server was started with.
+        """
         with self.lock:
             for key in outlived(self.residents(), time.monotonic(), seconds):
                 if main_too or self._entries[key] is not self.default:
@@ -363,7 +367,7 @@ class ModelRegistry:
         with self.lock:
             if entry.known.default:
                 entry.known = self.names.default
-                entry.pinned = self.names.is_pinned(*entry.known.aliases) if entry.is_starting else entry.pinned
+                entry.pinned = self.names.is_pinned(entry.known) if entry.is_starting else entry.pinned
             entry.handle = handle
             entry.weights = weights
             entry.runtime = runtime

@@ -12,7 +12,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from start_llm.core.settings import Settings
 from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check_name, public_name, unusable
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
 from start_llm.models.checkpoint import SETTINGS
+from start_llm.models.overrides import FOLDER, read_overrides
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.models.room import Weights, group_of
 
@@ -57,6 +58,8 @@ SideTask = Literal["transcription", "speech", "embedding"]
 SIDE_TASKS: tuple[SideTask, ...] = get_args(SideTask)
 
 _ADAPTED = "//"  # stands in no folder's key
+_OWN_SETTINGS = {"thinking": "default_thinking", "ttl": "model_ttl_seconds"}
+"""Keys of a model's own file that stand for settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +336,17 @@ class NameResolver:
             found += [model.with_adapter(each) for each in fitting if not self._is_own(model, each)]
         return tuple(found)
 
-    def is_pinned(self, *names: str) -> bool:
-        """By PINNED_MODELS."""
-        return bool(self._pinned & set(names))
+    def is_pinned(self, known: KnownModel) -> bool:
+        """By its own file, else by PINNED_MODELS."""
+        return bool(self._own_values(known).get("pinned", self._pinned & known.aliases))
+
+    def _own_values(self, known: KnownModel) -> Mapping[str, Any]:
+        """What the user's file for it says; nothing where that cannot be used: loading the model says why."""
+        main = self._settings.model_path or EMBEDDED_NAME
+        try:
+            return read_overrides(FOLDER, main if known.default else known.source).values
+        except NotSupported:
+            return {}
 
     def is_preloaded(self, name: str) -> bool:
         for asked in self._settings.preloaded:
@@ -345,10 +356,12 @@ class NameResolver:
         return False
 
     def settings_for(self, known: KnownModel) -> Settings:
-        """The settings with this model as MODEL_PATH."""
+        """The settings with this model as MODEL_PATH, and with what its own file says."""
+        own = self._own_values(known)
+        changes: dict[str, Any] = {setting: own[key] for key, setting in _OWN_SETTINGS.items() if key in own}
         if known.default:
-            return self._settings
-        changes: dict[str, Any] = {"served_model_name": known.name, "adapter_path": None}
+            return self._settings.model_copy(update=changes) if changes else self._settings
+        changes |= {"served_model_name": known.name, "adapter_path": None}
         if known.stored is not self.default.stored:
             changes |= {"model_path": known.source, "model_family": None}
         if known.adapter is not None:

@@ -339,6 +339,20 @@ def weights_on_disk(folder: Path) -> int:
         return sum(path.stat().st_size for path in files)
 
 
+def parameters_on_disk(folder: Path) -> int:
+    """How many parameters the weight files hold: of quantised ones, 32-bit words are unpacked, scales do not count."""
+    bits = _quietly(folder).get("quantization")
+    packed = bits.get("bits") if isinstance(bits, dict) else None
+    each = 32 // packed if isinstance(packed, int) and 0 < packed <= 32 else 1
+    headers = (safetensors_header(path) for path in folder.glob("model*.safetensors"))
+    tensors = [pair for header in headers if header is not None for pair in header.tensors.items()]
+    return sum(
+        math.prod(tensor.shape) * (each if tensor.dtype == "U32" else 1)
+        for name, tensor in tensors
+        if each == 1 or not name.endswith((".scales", ".biases"))
+    )
+
+
 def _quietly(folder: Path) -> dict[str, Any]:
     """`read_config`, or nothing of what cannot be read."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from start_llm.core.errors import NotSupported, OutOfMemory
 Backend = Literal["metal", "cuda", "cpu"]
 
 GIB = 2**30
+NO_GPU = "No GPU is here that MLX can use: a model of 1 GB writes a few tokens a second, a larger one fewer."
 USABLE_SHARE = 0.75  # of memory that a model and its KV may take, where Metal does not say how much
 PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python; between two chunks the layer that moves
 ROW_PEAK = 1.1  # of its KV is what a row takes: with the layer that moves, and its spare room
@@ -56,6 +58,11 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.chip}, {self.memory / GIB:.0f} GiB, {self.system}, {self.backend}"
+
+
+def likely_accelerator() -> Accelerator:
+    """As far as that is known without MLX, whose import takes a second."""
+    return Accelerator("metal" if sys.platform == "darwin" else "cuda" if Path("/dev/nvidia0").exists() else "cpu")
 
 
 def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from start_llm.core.jsontext import parse_json
-from start_llm.models.checkpoint import context_length
+from start_llm.models.catalog import StoredModel
+from start_llm.models.checkpoint import context_length, read_config
 from start_llm.models.pull import PullError, reach_hub
 from start_llm.models.recommended import KV_TOKENS, SHORT_NAMES, needed_bytes
 
@@ -93,6 +95,14 @@ def _weights(safetensors: Any) -> int | None:
     if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
         return None
     return int(sum(ITEM_BYTES.get(kind, 2.0) * count for kind, count in counts.items())) or None
+
+
+def needed_for(model: StoredModel) -> int:
+    """As `HubModel.needs`, of a model on this disk; without KV where its config does not say."""
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        config = read_config(model.folder)
+    return needed_bytes(model.weight_bytes or model.size, kv_numbers(config) or 0, KV_TOKENS)
 
 
 def quantisation(config: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
-"""Reads the user's file for a model, which corrects what was found out: ``models/NAME.toml``. Knows no MLX.
+"""Reads and writes the user's file for a model, which corrects what was found out: ``models/NAME.toml``. Knows no MLX.
 
 ``NAME`` is the repository with ``--`` for the ``/`` (``owner--model.toml``), or its last part alone.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,13 +16,15 @@ from typing import Any, get_args, get_type_hints
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.reasoning_tags import REASONING_STYLES
+from start_llm.files.atomic import write_atomic
+from start_llm.models.checkpoint import is_path
 from start_llm.models.family import families, nearest
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.traits import Traits
 
 FOLDER = Path("models")
 """Of these files; in START_LLM_HOME, where a server runs."""
-KEYS = ("family", "context", "tool_parser", "reasoning_parser", "template", "sampling")
+KEYS = ("family", "context", "thinking", "pinned", "ttl", "tool_parser", "reasoning_parser", "template", "sampling")
 SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "temperature": (0.0, 2.0),
@@ -35,6 +39,8 @@ LEAST_CONTEXT = 256
 TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in {"starts", "structure", "fingerprint"})
 """Facts of a template that people are shown, and that a model's own file may set."""
 _TABLE, _SAMPLING = "template", "sampling"
+EDITED = ("context", "thinking", "pinned", "ttl", *(f"{_SAMPLING}.{name}" for name in SAMPLING))
+"""Keys that the page and `models set` change; all others are for an editor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,19 @@ class Overrides:
         return {key.removeprefix(head): value for key, value in self.values.items() if key.startswith(head)}
 
 
+def names_of(source: str) -> tuple[str, ...]:
+    """What the file of the model `source` may be called, without its ending; the first is for a new one."""
+    last = source.rstrip("/").rsplit("/", 1)[-1]
+    whole = source.strip("/").replace("/", "--")
+    return tuple(dict.fromkeys((last, whole) if is_path(source) else (whole, last)))
+
+
 def read_overrides(folder: Path, source: str) -> Overrides:
     """The file of the model `source` (a repository, a folder, a name).
 
     Raises NotSupported: one sentence with the file, the key, the value and what is allowed.
     """
-    for name in dict.fromkeys((source.strip("/").replace("/", "--"), source.rstrip("/").rsplit("/", 1)[-1])):
+    for name in names_of(source):
         path = folder / f"{name}.toml"
         try:
             text = path.read_text("utf-8")
@@ -70,6 +83,45 @@ def read_overrides(folder: Path, source: str) -> Overrides:
             raise NotSupported(f"{path} cannot be read: {error}.") from error
         return Overrides(path, _values(path, text))
     return Overrides()
+
+
+def write_overrides(folder: Path, source: str, changes: Mapping[str, Any]) -> Overrides:
+    """Changes keys of `EDITED` in the model's file, and leaves all else in it as it is; ``None`` takes a key out.
+
+    Raises NotSupported: nothing is written, and why.
+    """
+    unknown = next((key for key in changes if key not in EDITED), None)
+    if unknown is not None:
+        raise NotSupported(f"{unknown!r} is no key{nearest(unknown, EDITED)}; there are {', '.join(EDITED)}.")
+    before = read_overrides(folder, source)
+    path = before.path or folder / f"{names_of(source)[0]}.toml"
+    lines = path.read_text("utf-8").splitlines() if before.path else []
+    for key, value in changes.items():
+        _edit(lines, key, value)
+    text = "".join(f"{line}\n" for line in lines)
+    after = Overrides(path, _values(path, text))
+    wanted = {key: value for key, value in {**before.values, **changes}.items() if value is not None}
+    if after.values != wanted:
+        raise NotSupported(f"{path} is written in a way that only an editor can change.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text, mode=0o666)
+    return after
+
+
+def _edit(lines: list[str], key: str, value: Any) -> None:
+    """Sets, adds or takes out one line."""
+    table, _, name = key.rpartition(".")
+    heads = [at for at, line in enumerate(lines) if line.lstrip().startswith("[")]
+    begin = next((at + 1 for at in heads if lines[at].split("#")[0].strip() == f"[{table}]"), None) if table else 0
+    if begin is None:
+        if value is None:
+            return
+        lines.append(f"[{table}]")
+        begin = len(lines)
+    end = next((at for at in heads if at >= begin), len(lines))
+    old = next((at for at in range(begin, end) if re.match(rf"\s*{name}\s*=", lines[at])), None)
+    new = [] if value is None else [f"{name} = {json.dumps(value)}"]
+    lines[slice(begin, begin) if old is None else slice(old, old + 1)] = new
 
 
 def _values(path: Path, text: str) -> dict[str, Any]:
@@ -104,6 +156,14 @@ def _number(path: Path, name: str, value: Any) -> float:
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
+    if key in ("thinking", "pinned"):
+        if not isinstance(value, bool):
+            raise NotSupported(f"{path}: {key}={value!r} must be true or false.")
+        return value
+    if key == "ttl":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+            raise NotSupported(f"{path}: ttl={value!r} must be a number of seconds; 0: it stays.")
+        return value
     if key == "context":
         if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_CONTEXT:
             raise NotSupported(f"{path}: context={value!r} must be a number of tokens, at least {LEAST_CONTEXT}.")

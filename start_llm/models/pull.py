@@ -84,6 +84,7 @@ def pull(
     *,
     revision: str | None = None,
     check: Callable[[Path], object] | None = None,
+    sized: Callable[[int], object] = int,
     pause: float = 1.0,
 ) -> Pulled:
     """Fetches what serving needs of a repository; what is here already is not fetched again.
@@ -91,6 +92,7 @@ def pull(
     Args:
         revision: a branch, tag or commit; what it is now is what all files are of.
         check: called with the folder that has the small files only, before large ones are fetched; may raise.
+        sized: is told the bytes of all files, once they are known.
         pause: seconds before a second try; each further one waits so much longer.
 
     Raises PullError: no such repository, no hub in reach, no room on the disk, a file that is not what the hub says.
@@ -100,6 +102,7 @@ def pull(
         raise PullError(f"{revision[:80]!r} is no branch, tag or commit.")
     reach_hub(repository)
     commit, files = _listing(repository, revision)
+    sized(sum(file.size for file in files))
     folder = hub_folder(repository)
     lock = fetch_lock(folder)
     if not lock.take():

@@ -40,6 +40,7 @@ class Resident:
     used: float = 0.0  # when a request last used it; a larger number is later
     working: bool = False  # requests hold it now
     pinned: bool = False  # it is never unloaded for another one
+    ttl: float = 0.0  # seconds after its last use for which it stays; 0: for ever
 
     @property
     def may_go(self) -> bool:
@@ -113,9 +114,10 @@ def to_free(need: int, residents: Sequence[Resident]) -> list[str] | None:
     return [each.key for each in going]
 
 
-def outlived(residents: Sequence[Resident], now: float, seconds: float) -> list[str]:
-    """Keys of the models that were not used for so long; 0 seconds: none."""
-    return [each.key for each in residents if seconds and each.may_go and now - each.used >= seconds]
+def outlived(residents: Sequence[Resident], now: float, seconds: float | None) -> list[str]:
+    """Keys of the models that were not used for so long; ``None``: for their own time to live."""
+    limits = ((each, each.ttl if seconds is None else seconds) for each in residents if each.may_go)
+    return [each.key for each, limit in limits if limit and now - each.used >= limit]
 
 
 def _bytes(residents: Iterable[Resident]) -> int:

@@ -12,7 +12,7 @@ from tests.memory_folder import memory_folder
 from tests.oracle.build import build_oracle
 
 # Refused in a test, or for a moment: pages that were left give their place back only when something is sent to them.
-MAY_BE_REFUSED = ("/page/models/pull", "/v1/chat/completions", "/page/feed", "/page/stored")
+MAY_BE_REFUSED = ("/page/models/", "/v1/chat/completions", "/page/feed", "/page/stored")
 
 CLEAR = """
 const done = arguments[0];

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from huggingface_hub import constants
 
 from start_llm.api.server import ApiServer
 from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.service import Health
 from start_llm.core.settings import Settings
-from start_llm.models.pull import Pulled, PullError
+from start_llm.models.pull import Pulled
 from tests.api.fakes import FakeService
+from tests.cli.places import checkpoint, safetensors
 from tests.dashboard.browser import MARKUP, WAIT, Browser
 from tests.integration.live import TOOLS, Live
 from tests.lazy import Package
+from tests.models.hub import Hub, running, use
 from tests.oracle.oracle import script
 
 webdriver: Any = Package("selenium.webdriver")
@@ -208,33 +212,97 @@ def test_a_model_is_kept_and_let_go(page: Browser, server: Live) -> None:
     page.until_text("#served", "Keep loaded")
 
 
-def test_a_model_is_fetched_with_progress_or_refused_with_a_sentence(
-    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def hub(server: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in; what is fetched and written lies in folders of this test."""
+    folder = checkpoint(tmp_path / "served")
+    safetensors(folder / "model.safetensors", 1 << 20)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for place in ("models.library", "api.ops.page", "modelpool.resolve"):
+        monkeypatch.setattr(f"start_llm.{place}.FOLDER", tmp_path / "models")
+    with running(folder) as found:
+        use(monkeypatch, found.url)
+        yield found
+
+
+def enter(field: Any, words: str) -> None:
+    field.clear()
+    field.send_keys(words + webdriver.Keys.ENTER)
+
+
+def test_a_model_is_found_fetched_given_values_and_deleted(page: Browser, hub: Hub, tmp_path: Path) -> None:
+    page.view("models")
+    page.until_text("#known", "qwen3.6-27b", "GB")
+    enter(page.one("#pull-name"), "model")
+    page.until_text("#hits-list", "owner/model", "<b>odd", "7")
+    page.press('#hits-list [aria-label="Fetch owner/model"]')
+    page.until_text("#pull-told", "owner/model: done.")
+    page.until_text("#models-list", "owner/model")
+    page.press('#models-list [aria-label="Settings of owner/model"]')
+    page.one('.own [data-key="context"]').send_keys("4096")
+    page.one('.own [data-key="sampling.top_p"]').send_keys("0.5")
+    page.run("document.querySelector('.own [data-key=thinking]').value = 'false'")
+    page.press(".own button.main")
+    page.until_text(".own [role=status]", "Kept.")
+    written = (tmp_path / "models" / "owner--model.toml").read_text()
+    assert sorted(written.split("\n")) == ["", "[sampling]", "context = 4096", "thinking = false", "top_p = 0.5"]
+    page.one('.own [data-key="context"]').clear()
+    page.one('.own [data-key="context"]').send_keys("5")
+    page.press(".own button.main")
+    page.until_text(".own [role=status]", "context=5 must be a number of tokens")
+    page.press('#models-list [aria-label="Delete owner/model"]')
+    page.press('#models-list [aria-label="Keep owner/model"]')
+    page.press('#models-list [aria-label="Delete owner/model"]')
+    page.press('#models-list [aria-label="Delete owner/model from this disk"]')
+    page.until_text("#models-told", "owner/model was deleted", "free again")
+    assert not (tmp_path / "hub" / "models--owner--model").exists()
+    page.until(lambda: "owner/model" not in page.text("#models-list"), "the list without it")
+
+
+def test_a_fetch_is_paused_goes_on_and_is_cancelled(
+    page: Browser, server: Live, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
 
     def fetch(name: str, progress: Any, **more: Any) -> Any:
-        if name == "owner/gone":
-            raise PullError(f"{name} is not here, and no hub is in reach (offline {MARKUP}).")
+        more["sized"](2 * 10**9)
+        (tmp_path / "hub" / "models--owner--model").mkdir(parents=True, exist_ok=True)
         while not go_on.wait(0.02):
             progress("download", 0.4)
         return Pulled(Path(), 2 * 10**9, 10**9, "0123456789abcdef")
 
     monkeypatch.setattr(server.app._server.page.pulls, "_fetch", fetch)
     page.view("models")
-    page.until_text("#known", "qwen3.6-27b", "GB")
-    field = page.one("#pull-name")
-    field.send_keys("llama3:8b" + webdriver.Keys.ENTER)
-    page.until_text("#pull-told", "is a name of Ollama")
-    field.clear()
-    field.send_keys("owner/gone" + webdriver.Keys.ENTER)
-    page.until_text("#pull-told", "failed", "no hub is in reach", MARKUP)
-    field.clear()
-    field.send_keys("owner/model" + webdriver.Keys.ENTER)
-    page.until_text("#pull-told", "owner/model: 40%")
-    assert page.one("#pull-bar").get_attribute("value") == "0.4" and page.one("#pull-stop").is_displayed()
+    page.until_text("#known", "qwen3.6-27b")
+    enter(page.one("#pull-name"), "owner/model")
+    page.until_text("#pull-told", "owner/model: 40% of 2.0 GB")
+    assert page.one("#pull-bar").get_attribute("value") == "0.4"
+    page.press("#pull-stop")
+    page.until_text("#pull-told", "stopped", "goes on from there")
+    page.press("#pull-go")
+    page.until_text("#pull-told", "40%")
+    page.press("#pull-drop")
+    page.until_text("#models-told", "owner/model was deleted")
+    assert not (tmp_path / "hub" / "models--owner--model").exists()
+    enter(page.one("#pull-name"), "owner/model")
+    page.until_text("#pull-told", "40%")
     go_on.set()
     page.until_text("#pull-told", "done", "2.00 GB")
+    assert page.run("return [...document.querySelectorAll('#pull-acts button')].every((button) => button.hidden)")
+
+
+def test_what_cannot_be_found_or_fetched_is_said(page: Browser, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.view("models")
+    page.until_text("#known", "qwen3.6-27b")
+    field = page.one("#pull-name")
+    enter(field, "llama3:8b")
+    page.until_text("#pull-told", "is a name of Ollama")
+    enter(field, f"owner/{MARKUP}")
+    page.until_text("#pull-told", MARKUP)
+    use(monkeypatch, "http://127.0.0.1:9")
+    for words in ("owner/gone", "some words"):
+        enter(field, words)
+        page.until_text("#pull-told", words, "no hub is in reach")
 
 
 def test_the_log_and_the_settings_are_shown_without_secrets(page: Browser, server: Live) -> None:

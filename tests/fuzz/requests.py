@@ -37,6 +37,9 @@ BODIES: dict[str, Make] = {
     "/api/generate": ollama_generate,
     "/api/embed": embeddings,
     "/api/show": ollama_show,
+    "/api/create": ollama_show,
+    "/api/copy": ollama_show,
+    "/api/push": ollama_show,
     "/v1/embeddings": embeddings,
     "/v1/rerank": rerank,
     "/v1/audio/speech": speech,
@@ -46,6 +49,8 @@ BODIES: dict[str, Make] = {
     "/v1/models/pin": administration,
     "/page/models/pull": fetched,
     "/page/models/stop": mapping(["a"], anything),
+    "/page/models/change": mapping(["a", "changes"], anything),  # names no model: nothing is written or removed
+    "/page/models/remove": mapping(["a"], anything),
     "/page/requests/{}/cancel": mapping(["a"], anything),
     "/page/settings": mapping(["name", "value"], anything),
 }
@@ -55,7 +60,7 @@ OFTEN = ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completio
 OFTEN += OFTEN[:3]
 SOMETIMES = [path for path in BODIES if path not in OFTEN and not path.startswith(("/v1/models", "/page"))]
 SELDOM = ["/v1/models/load", "/v1/models/unload", "/v1/models/pin", "/page/models/pull", "/page/models/stop"]
-SELDOM += ["/page/requests/{}/cancel", "/page/settings"]
+SELDOM += ["/page/requests/{}/cancel", "/page/settings", "/page/models/change", "/page/models/remove"]
 IDS = [
     "/v1/responses/{}",
     "/v1/responses/{}/input_items",
@@ -66,7 +71,8 @@ IDS = [
 PATHS = [
     *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/agents", "/page/settings", "/page/nodes", "/health",
     "/metrics", "/v1/models", "/v1/loads", "/api/v0/models", "/api/v0/models/{}", "/props", "/slots",
-    "/v1/cache/requests", "/api/tags", "/api/ps", "/api/version", "/openapi.json", "/docs", "/nowhere", "/v1/{}",
+    "/v1/cache/requests", "/page/models/search", "/api/delete",
+    "/api/tags", "/api/ps", "/api/version", "/openapi.json", "/docs", "/nowhere", "/v1/{}",
 ]  # fmt: skip
 """What is read, and deleted where it can be. The page's feed has no end, and is not asked for."""
 METHODS = ["GET", "GET", "GET", "DELETE", "HEAD", "POST", "PUT"]

@@ -370,6 +370,21 @@ def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> 
         assert states(server)["oracle-plain"] == "ready"
 
 
+def test_a_models_own_file_says_when_it_goes_and_whether_it_may(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.modelpool.resolve.FOLDER", tmp_path)
+    (tmp_path / "oracle-hybrid.toml").write_text("pinned = true\n")
+    with serve() as server:
+        pinned = {model["id"]: model["details"]["pinned"] for model in server.get("/v1/models").json()["data"]}
+        assert pinned["oracle-hybrid"] and not pinned["oracle-windowed"]
+        (tmp_path / "oracle-windowed.toml").write_text("ttl = 0.5\n")  # read when it is loaded, not before
+        server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
+        server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+        until(lambda: states(server)["oracle-windowed"] == "stored")
+        assert states(server)["oracle-plain"] == states(server)["oracle-hybrid"] == "ready"
+
+
 def test_unused_models_go_while_memory_is_critically_short(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.modelpool.pool.UNUSED_SECONDS", 0.1)
     with serve() as server:

@@ -44,6 +44,23 @@ def write_adapter(cache: Path, name: str, base: str = "") -> None:
     safetensors.numpy.save_file({"x.lora_a": np.zeros((4, 1), np.float32)}, folder / "adapters.safetensors")
 
 
+def test_a_models_own_file_stands_above_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_module, "FOLDER", tmp_path / "own")
+    for name in ("main", "other", "broken"):
+        build_oracle(tmp_path / "models" / name, "plain")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "main.toml").write_text("thinking = false\n")
+    (tmp_path / "own" / "other.toml").write_text("thinking = false\npinned = false\nttl = 7\n")
+    (tmp_path / "own" / "broken.toml").write_text("ttl = soon\n")
+    found = names(tmp_path, model_path=str(tmp_path / "models" / "main"), pinned_models="other,broken")
+    other, broken = found.find("other"), found.find("broken")
+    assert (found.is_pinned(other), found.is_pinned(broken)) == (False, True)
+    own, usual = found.settings_for(other), found.settings_for(broken)
+    assert (own.default_thinking, own.model_ttl_seconds) == (False, 7)
+    assert (usual.default_thinking, usual.model_ttl_seconds) == (True, 0), "loading it says what is wrong"
+    assert not found.settings_for(found.default).default_thinking
+
+
 def test_a_main_model_that_was_fetched_at_the_start_is_one_model(tmp_path: Path) -> None:
     late = tmp_path / "models" / "late"
     found = names(tmp_path, model_path=str(late))
@@ -71,12 +88,12 @@ def test_another_model_of_the_main_one_s_name_has_a_name_of_its_own(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["fast", "quick"])
 def test_models_are_preloaded_and_pinned_by_any_of_their_names(tmp_path: Path, name: str) -> None:
-    main, quick = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
+    main, _ = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
     given = {"preload_models": f"nobody,{name}", "pinned_models": name}
     found = names(tmp_path, model_path=str(main), model_map="fast=quick", **given)
     found.default_loaded("main", str(main), main)
     assert found.is_preloaded("quick") and not found.is_preloaded("main")
-    assert found.is_pinned("quick", str(quick)) and not found.is_pinned("main", str(main))
+    assert found.is_pinned(found.find("quick")) and not found.is_pinned(found.default)
 
 
 def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +156,7 @@ def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     for asked in ("quick-7b+titles", "main+titles", "quick+any+titles", "quick+/etc", "quick+"):
         with pytest.raises(BadRequest):
             found.find(asked)
-    assert found.is_pinned("quick+titles") and not found.is_pinned("quick+any")
+    assert found.is_pinned(found.find("quick+titles")) and not found.is_pinned(found.find("quick+any"))
     settings = found.settings_for(found.find("quick+titles"))
     assert (settings.model_path, settings.served_model_name, settings.vision) == (str(other), "quick+titles", "off")
 
@@ -169,7 +186,7 @@ def test_an_adapter_is_pinned_by_every_name_of_its_model(tmp_path: Path, asked: 
     found.default_loaded(*(("quick", str(folder), folder) if main else ("beside", str(beside), beside)))
     known, other = found.find(pinned), found.find("beside+any")
     assert known.name == "quick+any"
-    assert found.is_pinned(*known.aliases) and not found.is_pinned(*other.aliases)
+    assert found.is_pinned(known) and not found.is_pinned(other)
 
 
 def test_a_disk_that_does_not_tell_case_has_one_adapter_of_a_name(
@@ -209,7 +226,7 @@ def test_a_link_to_an_adapter_is_another_name_of_it(tmp_path: Path, inside: bool
     both = [found.find("quick+latest"), found.find("quick+stable")]
     first = "titles-v3" if inside else "latest"
     assert [known.name for known in both] == [f"quick+{first}"] * 2
-    assert both[0] == both[1] and found.is_pinned(*both[0].aliases)
+    assert both[0] == both[1] and found.is_pinned(both[0])
     others = ["quick+titles-v4"] if inside else []
     assert listed(found, tmp_path) == ["quick", f"quick+{first}", *others]
     (folder / "stable").unlink()

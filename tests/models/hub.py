@@ -13,6 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _RESOLVE = re.compile(r"/owner/model/resolve/([^/]+)/(.+)")
 
@@ -142,3 +145,10 @@ def running(folder: Path) -> Iterator[Hub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """As HF_ENDPOINT does at the start of a process."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    path = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{")[2]
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{{path}")

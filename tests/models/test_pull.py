@@ -22,7 +22,7 @@ from start_llm.models import pull as pulling
 from start_llm.models.catalog import hub_folder, snapshot, stored_models, whole_snapshot
 from start_llm.models.pull import Pulled, PullError, fetch_lock, pull
 from tests.cli.places import checkpoint, safetensors
-from tests.models.hub import COMMIT, Hub, digest, running
+from tests.models.hub import COMMIT, Hub, digest, running, use
 
 MIB = 1 << 20
 SIZE = 2 * MIB
@@ -37,13 +37,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running(folder) as served:
         use(monkeypatch, served.url)
         yield served
-
-
-def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As HF_ENDPOINT does at the start of a process."""
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    path = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{")[2]
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{{path}")
 
 
 @pytest.fixture

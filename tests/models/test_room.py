@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +117,7 @@ def test_a_model_that_was_not_used_for_long_goes() -> None:
     loaded = [model("a", used=10), model("b", used=50), model("p", used=0, pinned=True), model("w", working=True)]
     assert outlived(loaded, now=60, seconds=50) == ["a"]
     assert outlived(loaded, now=10**9, seconds=0) == []
+    assert outlived([replace(loaded[0], ttl=40), replace(loaded[1], ttl=11), loaded[1]], 60, None) == ["a"]
 
 
 @given(

@@ -49,9 +49,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """An answer without an end: server-sent events, until the client goes."""
+    """An answer that goes on: until the client goes, or its messages end."""
 
     messages: Iterator[bytes]
+    content_type: str = "text/event-stream; charset=utf-8"
 
 
 Handler = Callable[[Request], Any]

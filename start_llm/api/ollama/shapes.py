@@ -116,6 +116,16 @@ class OllamaShowShape(TypedDict):
     capabilities: list[OllamaAbility]
 
 
+class OllamaPulledShape(TypedDict, total=False):
+    """A line of a fetch: how far it is, or how it ended."""
+
+    status: str
+    digest: str
+    total: int
+    completed: int
+    error: str
+
+
 class OllamaVersionShape(TypedDict):
     version: str
     start_llm: str

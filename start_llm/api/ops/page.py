@@ -15,15 +15,13 @@ import logging
 import os
 import shlex
 import shutil
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from importlib import resources
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -34,7 +32,7 @@ from start_llm.api.http.access import Visitor
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.ops.status import Status
 from start_llm.clients import CLIENTS
-from start_llm.core.errors import BadRequest, Conflict, NotFound, Unavailable
+from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.settings import SECRETS, Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
@@ -46,10 +44,13 @@ from start_llm.files.logs import last_lines
 from start_llm.host.hints import hint
 from start_llm.host.home import command
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, is_embedded, stored_models
-from start_llm.models.checkpoint import CheckpointError, check_library, check_source, is_path, read_config
-from start_llm.models.device import PREFILL_BYTES, machine_memory
-from start_llm.models.pull import PullError, pull
-from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
+from start_llm.models.checkpoint import is_path
+from start_llm.models.device import NO_GPU, likely_accelerator, machine_memory
+from start_llm.models.hub_search import needed_for, search_hub
+from start_llm.models.library import Library, Pulls
+from start_llm.models.overrides import EDITED, FOLDER, Overrides, read_overrides
+from start_llm.models.pull import PullError
+from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES
 from start_llm.proxy.nodes import ServerNode, look_at, nodes_of
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,7 @@ FIRST_COMMANDS = (  # what one does, the command, and whether it is one for a se
     ("Find a larger model for this machine", "recommend", False),
 )
 LOG_LEVELS = ("debug", "info", "warning", "error")
-MOST_CHARS = 200  # of a model's name
-TELL_SECONDS = 0.25
+MOST_WORDS = 200  # characters of a search
 MOST_EARLIER = 20_000  # requests of the day before the start
 _NO_STORE = {"Cache-Control": "no-store"}
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -125,6 +125,7 @@ class Page:
         self._redact = redactor(settings).text
         port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)
+        self.library = Library(status.service, self.pulls)
         self.daily, self.history = Daily(), History(self._memory_used)
         self.log = LogTail(self._redact)
         templates = Environment(
@@ -224,7 +225,7 @@ class Page:
         sources = {str(card.details.get("source")) for card in self._service.models() if card.state == "ready"}
         found: dict[str, dict[str, Any]] = {}
         for model in stored_models(self._settings.cache_dir, self._settings.model_path):
-            row = _model(model) | {"needs": (model.weight_bytes or model.size) + PREFILL_BYTES}
+            row = _model(model)
             row["loaded"] = row["name"] in sources
             key = row["name"] if row["name"] == EMBEDDED_NAME else str(model.folder.resolve())
             if key not in found or row["loaded"]:  # a folder may be listed by two names
@@ -237,7 +238,32 @@ class Page:
             for model in RECOMMENDED
             if model.repository not in here
         ]
-        return _reply({"models": list(found.values()), "known": known, "memory": memory})
+        warning = NO_GPU if likely_accelerator().backend == "cpu" else ""
+        return _reply({"models": list(found.values()), "known": known, "memory": memory, "warning": warning})
+
+    def search(self, inbound: Request) -> Reply:
+        """Models on the hub whose names hold ``?words=``. Raises BadRequest; Unavailable: no hub is in reach."""
+        words = parse_qs(inbound.query).get("words", [""])[0].strip()[:MOST_WORDS]
+        if not words:
+            raise BadRequest("words is missing; give a part of a model's name.", param="words")
+        memory = int(self._metrics.figures().get("models_memory_bytes", 0))
+        try:
+            return _reply({"models": [asdict(model) | {"fits": model.fits(memory)} for model in search_hub(words)]})
+        except PullError as error:
+            raise Unavailable(str(error)) from error
+
+    def change_model(self, inbound: Request) -> Reply:
+        """``{"name": "owner/name", "changes": {"context": 32768, "ttl": null}}``: see `Library.change`."""
+        body = parse_json(inbound.body)
+        name, changes = (body.get("name"), body.get("changes")) if isinstance(body, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(changes, dict):
+            raise BadRequest("give the name of a model, and changes: an object of keys and values.", param="changes")
+        return _reply({"own": self.library.change(name, changes)})
+
+    def remove(self, inbound: Request) -> Reply:
+        """``{"name": "owner/name"}``: see `Library.remove`."""
+        name, size = self.library.remove(_named(inbound))
+        return _reply({"name": name, "bytes": size})
 
     def agents(self, inbound: Request) -> Reply:
         """Which coding agents are installed on this machine."""
@@ -311,11 +337,7 @@ class Page:
 
     def pull(self, inbound: Request) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
-        body = parse_json(inbound.body)
-        name = body.get("name") if isinstance(body, dict) else None
-        if not isinstance(name, str):
-            raise BadRequest("name is missing; give a repository (owner/name) or a short name.", param="name")
-        self.pulls.begin(name)
+        self.pulls.begin(_named(inbound))
         return _reply({"pull": self.pulls.state()}, 202)
 
     def stop_pull(self, inbound: Request) -> Reply:
@@ -327,99 +349,25 @@ def _reply(body: Any, status: int = 200) -> Reply:
     return Reply(sse.dumps(body), status, headers=_NO_STORE)
 
 
+def _named(inbound: Request) -> str:
+    body = parse_json(inbound.body)
+    name = body.get("name") if isinstance(body, dict) else None
+    if not isinstance(name, str):
+        raise BadRequest("name is missing; give a repository (owner/name) or a short name.", param="name")
+    return name
+
+
 def _model(model: StoredModel) -> dict[str, Any]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
     shown = {name: getattr(model, name) for name in ("name", "context", "can", "problem")}
     shown["command"] = f"{command()} serve {shlex.quote(short or model.name)}"
     if is_path(model.name) and is_embedded(model.name):  # however its weights are stored here
         shown |= {"name": EMBEDDED_NAME, "command": f"{command()} serve"}
-    return shown | {"short": short, "bytes": model.size}
-
-
-# --- fetching a model in the background, one at a time ---
-
-
-class _Stopped(Exception):
-    """Somebody has asked for the end; what is here stays for the next try."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """``running``, ``done``, ``failed`` or ``stopped``; `part`: what is here, 0 to 1; `detail`: a sentence."""
-
-    name: str
-    state: str
-    part: float = 0.0
-    detail: str = ""
-
-
-class Pulls:
-    """Thread-safe. `changed` is called when there is something new to show."""
-
-    def __init__(self, changed: Callable[[], None], fetch: Callable[..., Any] = pull) -> None:
-        self._changed, self._fetch = changed, fetch
-        self._lock = threading.Lock()
-        self._now: Fetch | None = None
-        self._stop = threading.Event()
-        self._told = 0.0
-
-    def state(self) -> dict[str, Any] | None:
-        """The running fetch or the last one."""
-        now = self._now
-        return None if now is None else asdict(now)
-
-    def begin(self, name: str) -> None:
-        """Raises BadRequest for what is no model's name, Conflict while another is fetched."""
-        name = name.strip()
-        if not name or len(name) > MOST_CHARS or is_path(name):
-            raise BadRequest(
-                f"name={name[:MOST_CHARS]!r}: give a repository (owner/name) or a short name.", param="name"
-            )
-        repository = full_name(name) or name
-        try:
-            check_source(repository, command=command(), known=SHORT_NAMES)
-        except CheckpointError as error:
-            raise BadRequest(str(error).replace("MODEL_PATH=", "name="), param="name") from None
-        with self._lock:
-            if self._now is not None and self._now.state == "running":
-                raise Conflict(f"{self._now.name} is being fetched; stop that or wait for it.")
-            self._stop.clear()
-            self._now = Fetch(repository, "running")
-        threading.Thread(target=self._run, args=(repository,), name="pull", daemon=True).start()
-        self._changed()
-
-    def stop(self) -> None:
-        """The running fetch ends at its next piece; the next try goes on from there."""
-        self._stop.set()
-
-    def _run(self, name: str) -> None:
-        try:
-            done = self._fetch(name, self._progress, check=_checked)
-        except _Stopped:
-            self._set(state="stopped", detail="Stopped; the next try goes on from there.")
-        except (PullError, CheckpointError) as error:
-            self._set(state="failed", detail=str(error))
-        except Exception as error:  # the thread's edge
-            log.warning("fetching %s failed", name, exc_info=True)
-            self._set(state="failed", detail=f"{type(error).__name__}: {error}")
-        else:
-            self._set(state="done", part=1.0, detail=f"{done.size / 1e9:.2f} GB at {done.commit[:12]}.")
-
-    def _progress(self, step: str, part: float) -> None:
-        if self._stop.is_set():
-            raise _Stopped
-        now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
-            self._told = now
-            self._set(part=round(part, 4))
-
-    def _set(self, **changes: Any) -> None:
-        with self._lock:
-            if self._now is not None:
-                self._now = replace(self._now, **changes)
-        self._changed()
-
-
-def _checked(folder: Path) -> None:
-    """Refuses an architecture that cannot be served before its large files are fetched."""
-    check_library("It was not fetched: ", read_config(folder))
+    try:
+        own = read_overrides(FOLDER, shown["name"])
+    except NotSupported as error:
+        shown["problem"], own = shown["problem"] or error.message, Overrides()
+    values = {key: own.values.get(key) for key in EDITED}
+    removable = not is_path(model.name)
+    shown["set_command"] = f"{command()} models set {shlex.quote(short or shown['name'])} ttl=600"
+    return shown | {"short": short, "bytes": model.size, "needs": needed_for(model), "own": values, "hub": removable}

@@ -1,50 +1,128 @@
-// Models: what is loaded, what is on this disk, and fetching one.
+// Models: what is loaded, what is on this disk with its settings, finding and fetching others.
 
-import { byId, copier, bytes, make, number, setText } from "./dom.js";
+import { byId, bytes, copier, duration, make, number, setText } from "./dom.js";
 import { json } from "./net.js";
 
 let listed = false;
 let last = "";
 let serves = "";
+let memory = 0;
+let shorts = new Set();
 
 // What is said of a model that takes more memory than there is for models; nothing where that is not known.
-function tooLarge(model, memory) {
-  if (!memory || (model.fits ?? model.needs <= memory)) return null;
+function tooLarge(model) {
+  if (!memory || !model.needs || (model.fits ?? model.needs <= memory)) return null;
   if (model.needs <= memory) return make("span", { class: "tag" }, "meant for a machine with more memory");
-  return make("span", { class: "tag" }, `does not fit: needs ${bytes(model.needs)}, there are ${bytes(memory)}`);
+  return make("span", { class: "tag", title: "Its weights, 32,768 tokens of KV, and 1 GiB to compute" },
+    `does not fit: needs ${bytes(model.needs)}, there are ${bytes(memory)}`);
 }
 
 // Those that fit first.
-function byFit(models, memory) {
-  return [...models].sort((a, b) => Number(tooLarge(a, memory) !== null) - Number(tooLarge(b, memory) !== null));
+function byFit(models) {
+  return [...models].sort((a, b) => Number(tooLarge(a) !== null) - Number(tooLarge(b) !== null));
 }
 
-function row(model, memory) {
+function button(text, label, onclick) {
+  return make("button", { type: "button", "aria-label": label, onclick }, text);
+}
+
+function row(model) {
   const able = model.problem || [...model.can, model.short && `short name ${model.short}`].filter(Boolean).join(", ");
   const isLoaded = model.loaded;
-  return make("tr", {},
-    make("th", { scope: "row" }, model.name, " ", isLoaded ? null : tooLarge(model, memory), isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
+  const acts = make("td", {});
+  const element = make("tr", {},
+    make("th", { scope: "row" }, model.name, " ", isLoaded ? null : tooLarge(model), isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
     make("td", {}, bytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
-    make("td", { class: model.problem ? "bad words" : "words" }, able),
-    make("td", {}, model.problem || isLoaded ? "" : act("Load", `Load ${model.name}`, "load", { model: model.name }), " ",
-      model.problem ? "" : copier(model.command, `the command that serves ${model.name}`)));
+    make("td", { class: model.problem ? "bad words" : "words" }, able), acts);
+  if (!model.problem && !isLoaded) acts.append(act("Load", `Load ${model.name}`, "load", { model: model.name }), " ");
+  if (!model.problem) {
+    acts.append(copier(model.command, `the command that serves ${model.name}`), " ", button("Settings", `Settings of ${model.name}`, (event) => {
+      const open = element.nextSibling && element.nextSibling.className === "own";
+      if (open) element.nextSibling.remove(); else element.after(own(model));
+      event.target.setAttribute("aria-expanded", String(!open));
+    }), " ");
+  }
+  if (model.hub && !isLoaded) acts.append(button("Delete", `Delete ${model.name}`, () => askToDelete(model, acts)));
+  return element;
 }
 
-function known(model, memory) {
-  const button = make("button", { type: "button", onclick: () => fetchModel(model.short) }, "Fetch");
-  button.setAttribute("aria-label", `Fetch ${model.short}`);
+function askToDelete(model, place) {
+  const before = [...place.childNodes];
+  const keep = button("Keep", `Keep ${model.name}`, () => place.replaceChildren(...before));
+  place.replaceChildren(`Delete ${bytes(model.bytes)}? `, button("Delete", `Delete ${model.name} from this disk`, () => drop(model.name)), " ", keep);
+  keep.focus();
+}
+
+async function drop(name) {
+  try {
+    const gone = await json("/page/models/remove", { name });
+    setText(byId("models-told"), `${gone.name} was deleted: ${bytes(gone.bytes)} are free again.`);
+  } catch (error) {
+    setText(byId("models-told"), error.message);
+  }
+  await showModels(true);
+}
+
+// --- a model's own settings ---
+
+const VALUES = [["context", "most tokens of a request", 1], ["ttl", "unload after so many idle seconds (0: never)", "any"],
+  ["sampling.temperature", "temperature", "any"], ["sampling.top_p", "top_p", "any"], ["sampling.top_k", "top_k", 1],
+  ["sampling.min_p", "min_p", "any"], ["sampling.repetition_penalty", "repetition penalty", "any"]];
+const CHOICES = [["thinking", "thinking, where a request does not say"], ["pinned", "never unloaded for another model"]];
+
+function own(model) {
+  const told = make("span", { role: "status" });
+  const numbers = VALUES.map(([key, label, step]) => make("label", {}, `${label} `,
+    make("input", { type: "number", min: 0, step, "data-key": key, value: model.own[key] ?? null, placeholder: "not set" })));
+  const choices = CHOICES.map(([key, label]) => {
+    const chosen = String(model.own[key] ?? "");
+    const options = [["", "not set"], ["true", "yes"], ["false", "no"]].map(([value, text]) => make("option", { value, selected: value === chosen }, text));
+    return make("label", {}, `${label} `, make("select", { "data-key": key }, ...options));
+  });
+  const form = make("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    const changes = {};
+    for (const field of form.querySelectorAll("[data-key]")) changes[field.dataset.key] = field.value === "" ? null : JSON.parse(field.value);
+    try {
+      model.own = (await json("/page/models/change", { name: model.name, changes })).own;
+      setText(told, `Kept${model.loaded ? ". Unload it and load it again: the values count when it is loaded" : ""}.`);
+    } catch (error) {
+      setText(told, error.message);
+    }
+  } }, ...numbers, ...choices, make("button", { class: "main" }, "Keep"), " ", told,
+  make("p", { class: "quiet small" }, "For requests that do not say. What is not set comes from the server's settings and the model's makers. The command line changes the same: ",
+    make("code", {}, model.set_command)));
+  return make("tr", { class: "own" }, make("td", { colspan: 5, class: "words" }, form));
+}
+
+// --- lists ---
+
+function known(model) {
   return make("tr", {}, make("th", { scope: "row" }, model.short), make("td", {}, bytes(model.bytes)),
-    make("td", { class: "words" }, model.note, " ", tooLarge(model, memory)), make("td", {}, button));
+    make("td", { class: "words" }, model.note, " ", tooLarge(model)),
+    make("td", {}, button("Fetch", `Fetch ${model.short}`, () => fetchModel(model.short))));
 }
 
-export async function showModels() {
+function hit(model) {
+  const dash = (value, text) => make("td", {}, value ? text(value) : "–");
+  return make("tr", {}, make("th", { scope: "row" }, model.name, " ", tooLarge(model)), dash(model.bytes, bytes),
+    dash(model.quantisation, (bits) => bits.replace("-bit", "")), dash(model.context, number), make("td", {}, number(model.downloads)),
+    make("td", {}, button("Fetch", `Fetch ${model.name}`, () => fetchModel(model.name))));
+}
+
+// `keep`: what is told above the list stays.
+export async function showModels(keep) {
   try {
     const found = await json("/page/models");
-    byId("models-list").replaceChildren(...byFit(found.models, found.memory).map((model) => row(model, found.memory)));
+    memory = found.memory;
+    byId("models-list").replaceChildren(...byFit(found.models).map(row));
     byId("models-list").parentElement.hidden = !found.models.length;
-    byId("known").replaceChildren(...byFit(found.known, found.memory).map((model) => known(model, found.memory)));
+    byId("known").replaceChildren(...byFit(found.known).map(known));
     byId("pull-names").replaceChildren(...found.known.map((model) => make("option", { value: model.short })));
-    setText(byId("models-told"), found.models.length ? "" : "No model is on this disk.");
+    shorts = new Set(found.known.map((model) => model.short));
+    setText(byId("models-warning"), found.warning);
+    byId("models-warning").hidden = !found.warning;
+    if (keep !== true) setText(byId("models-told"), found.models.length ? "" : "No model is on this disk.");
     listed = true;
   } catch (error) {
     setText(byId("models-told"), `Models cannot be listed: ${error.message}`);
@@ -92,33 +170,80 @@ export function showServed(models, health, all) {
   if (listed) showModels();
 }
 
-// --- fetching ---
+// --- finding and fetching ---
+
+const isName = (text) => /[/:]|^[~.]/.test(text) || shorts.has(text.toLowerCase());
+let began = { at: 0, part: 0 };
+let dropping = "";
+
+function say(text, bad) {
+  byId("pull-told").className = bad ? "bad" : "";
+  setText(byId("pull-told"), text);
+}
+
+async function search(words) {
+  say(`Looking for ${words} ...`);
+  try {
+    const found = (await json(`/page/models/search?words=${encodeURIComponent(words)}`)).models;
+    byId("hits-list").replaceChildren(...byFit(found).map(hit));
+    byId("hits").hidden = !found.length;
+    say(found.length ? `${found.length} models for MLX, those that are fetched most first` : `Hugging Face has no model for MLX with “${words}” in its name.`);
+  } catch (error) {
+    byId("hits").hidden = true;
+    say(error.message, true);
+  }
+}
 
 async function fetchModel(name) {
   try {
     showPull((await json("/page/models/pull", { name })).pull);
   } catch (error) {
-    byId("pull-told").className = "bad";
-    setText(byId("pull-told"), error.message);
+    say(error.message, true);
   }
+}
+
+function progress(pull) {
+  const seconds = (Date.now() - began.at) / 1000, rate = (pull.part - began.part) / seconds;
+  const size = pull.bytes ? ` of ${bytes(pull.bytes)}` : "";
+  const left = seconds > 2 && rate > 0 ? `, ${bytes(rate * pull.bytes)}/s, about ${duration((1 - pull.part) / rate)} left` : "";
+  return `${(100 * pull.part).toFixed(0)}%${size}${left}`;
 }
 
 export function showPull(pull) {
   const now = JSON.stringify(pull);
   if (!pull || now === last) return;
-  const ended = last.includes('"running"') && pull.state !== "running";
+  const before = last ? JSON.parse(last) : {};
   last = now;
   const running = pull.state === "running";
+  if (running && (before.state !== "running" || before.name !== pull.name || !began.part)) began = { at: Date.now(), part: pull.part };
   byId("pull-bar").hidden = byId("pull-stop").hidden = !running;
+  byId("pull-go").hidden = running || pull.state === "done";
+  byId("pull-drop").hidden = pull.state === "done" || !pull.part;
   byId("pull-bar").value = pull.part;
-  byId("pull-told").className = pull.state === "failed" ? "bad" : "";
-  const told = running ? `${(100 * pull.part).toFixed(0)}%` : `${pull.state}. ${pull.detail}`;
-  setText(byId("pull-told"), `${pull.name}: ${told}`);
-  if (ended) showModels();
+  say(`${pull.name}: ${running ? progress(pull) : `${pull.state}. ${pull.detail}`}`, pull.state === "failed");
+  if (before.state === "running" && !running) {
+    if (dropping === pull.name) dropFetched(pull.name); else showModels();
+  }
 }
 
+async function dropFetched(name) {
+  dropping = "";
+  byId("pull-go").hidden = byId("pull-drop").hidden = true;
+  say("");
+  await drop(name);
+}
+
+byId("pull-name").addEventListener("input", (event) => setText(byId("pull-act"), isName(event.target.value.trim()) ? "Fetch" : "Search"));
 byId("pull").addEventListener("submit", (event) => {
   event.preventDefault();
-  fetchModel(byId("pull-name").value);
+  const text = byId("pull-name").value.trim();
+  if (isName(text)) fetchModel(text); else if (text) search(text);
 });
-byId("pull-stop").addEventListener("click", () => json("/page/models/stop", {}).catch(() => {}));
+byId("pull-stop").addEventListener("click", () => json("/page/models/stop", {}).catch((error) => say(error.message, true)));
+byId("pull-go").addEventListener("click", () => fetchModel(JSON.parse(last).name));
+byId("pull-drop").addEventListener("click", () => {
+  const pull = JSON.parse(last);
+  if (pull.state !== "running") { dropFetched(pull.name); return; }
+  dropping = pull.name;
+  json("/page/models/stop", {}).catch((error) => say(error.message, true));
+});

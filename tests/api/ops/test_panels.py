@@ -7,23 +7,23 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from start_llm import __version__
 from start_llm.api.http import access
-from start_llm.api.ops.page import Page, Pulls
+from start_llm.api.ops.page import Page
 from start_llm.api.server import ApiServer
-from start_llm.core.errors import BadRequest, Conflict
 from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.process_log import HIDDEN, change_level, current_level
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel
-from start_llm.models.pull import Pulled, PullError
+from start_llm.models.device import NO_GPU
+from start_llm.models.hub_search import HubModel
+from start_llm.models.pull import PullError
 from tests.api.fakes import FIRST, REPORT, FakeService, hold
 from tests.api.ops.test_page import ask, feed
 from tests.proxy.node_stub import nodes
@@ -31,7 +31,9 @@ from tests.proxy.node_stub import nodes
 Serve = Callable[..., ApiServer]
 SECRET = "open-sesame-17"
 READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents", "/page/nodes")
-ACTS = ("/page/models/pull", "/page/models/stop", "/page/settings", "/page/requests/none/cancel")
+ACTS = ("/page/models/pull", "/page/models/stop", "/page/models/change", "/page/models/remove", "/page/settings")
+SEARCH = "/page/models/search"
+ACTS += ("/page/requests/none/cancel",)
 
 
 def panels(server: ApiServer) -> Page:
@@ -40,7 +42,7 @@ def panels(server: ApiServer) -> Page:
 
 def statuses(server: ApiServer, **headers: str) -> set[int]:
     """What is answered to somebody who may not see everything."""
-    told = [httpx.get(server.url + path, headers=headers, timeout=20).status_code for path in READS]
+    told = [httpx.get(server.url + path, headers=headers, timeout=20).status_code for path in (*READS, SEARCH)]
     return {*told, *(httpx.post(server.url + path, json={}, headers=headers, timeout=20).status_code for path in ACTS)}
 
 
@@ -168,6 +170,8 @@ def test_each_model_is_listed_once_and_says_what_it_needs(
         f"start-llm serve {other.name}",
     ]
     assert told["memory"] == 10**10 < told["models"][1]["needs"]
+    assert [model["hub"] for model in told["models"]] == [False, False, True]
+    assert told["warning"] in {"", NO_GPU}
     assert all(model["needs"] > model["bytes"] for model in told["known"])
 
 
@@ -241,61 +245,25 @@ def test_the_log_is_told_without_secrets(serve: Serve) -> None:
     assert not any("after the end" in line for line in panels(server).log.after(0)[0])
 
 
-# --- fetching a model -----------------------------------------------------------------------
+def test_the_hub_is_searched_with_the_rule_of_what_fits(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [HubModel("owner/model", "", 7, 10, "4-bit", 4096, needs) for needs in (100, 101, None)]
+    monkeypatch.setattr("start_llm.api.ops.page.search_hub", lambda words: found if words == "a b" else [])
+    monkeypatch.setattr(server.metrics, "figures", lambda: {"models_memory_bytes": 100})
+    told = httpx.get(f"{server.url}{SEARCH}", params={"words": " a b "}).json()["models"]
+    assert [model["fits"] for model in told] == [True, False, None] and told[0]["quantisation"] == "4-bit"
+    assert httpx.get(f"{server.url}{SEARCH}?words=%20").status_code == 400
+
+    def offline(words: str) -> list[HubModel]:
+        raise PullError("no hub is in reach")
+
+    monkeypatch.setattr("start_llm.api.ops.page.search_hub", offline)
+    answer = httpx.get(f"{server.url}{SEARCH}?words=x")
+    assert answer.status_code == 503 and "no hub is in reach" in answer.text
 
 
-class Fetching:
-    """Takes the place of `models.pull.pull`; goes on when it is told to."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.go, self.ended = error, threading.Event(), threading.Event()
-
-    def __call__(self, name: str, progress: Callable[[str, float], None], **more: Any) -> Any:
-        try:
-            progress("download", 0.25)
-            assert self.go.wait(30)
-            progress("download", 0.5)
-            if self.error is not None:
-                raise self.error
-            return Pulled(None, 10**9, 10**9, "0123456789abcdef")  # type: ignore[arg-type]
-        finally:
-            self.ended.set()
-
-
-def ended(pulls: Pulls) -> dict[str, Any]:
-    for _ in range(3000):
-        state = pulls.state()
-        if state is not None and state["state"] != "running":
-            return state
-        threading.Event().wait(0.01)
-    raise AssertionError(pulls.state())
-
-
-def test_one_model_is_fetched_at_a_time() -> None:
-    fetching = Fetching()
-    pulls = Pulls(lambda: None, fetching)
-    pulls.begin("owner/model")
-    with pytest.raises(Conflict, match="owner/model is being fetched"):
-        pulls.begin("owner/other")
-    fetching.go.set()
-    assert ended(pulls) == {"name": "owner/model", "state": "done", "part": 1.0, "detail": "1.00 GB at 0123456789ab."}
-
-
-def test_a_fetch_that_fails_says_why_and_one_that_is_stopped_says_so() -> None:
-    fetching = Fetching(PullError("no hub is in reach"))
-    fetching.go.set()
-    pulls = Pulls(lambda: None, fetching)
-    pulls.begin("owner/model")
-    assert (ended(pulls)["state"], ended(pulls)["detail"]) == ("failed", "no hub is in reach")
-    fetching.go.clear()
-    fetching.ended.clear()
-    pulls.begin("owner/model")
-    pulls.stop()
-    fetching.go.set()
-    assert ended(pulls)["state"] == "stopped"
-
-
-@pytest.mark.parametrize("name", ["", " ", "/etc", "~/models", "../x", "a", "llama3:8b", "x.gguf", "a/" + "b" * 300])
-def test_what_is_no_models_name_is_refused(name: str) -> None:
-    with pytest.raises(BadRequest, match="name="):
-        Pulls(lambda: None, Fetching()).begin(name)
+def test_values_are_changed_and_models_removed_for_who_sees_everything(server: ApiServer) -> None:
+    change, remove = f"{server.url}/page/models/change", f"{server.url}/page/models/remove"
+    assert httpx.post(change, json={"name": "tiny"}).status_code == 400
+    assert httpx.post(change, json={"name": "nobody", "changes": {"ttl": 1}}).status_code == 404
+    assert httpx.post(remove, json={}).status_code == 400
+    assert httpx.post(remove, json={"name": "owner/nothing"}).status_code == 404

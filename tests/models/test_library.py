@@ -1,0 +1,216 @@
+"""Models that are fetched, removed and given values while a server runs; the hub is one on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from start_llm.core.errors import BadRequest, Conflict, NotFound, NotSupported
+from start_llm.core.service import ModelCard
+from start_llm.models.library import Library, Pulls
+from start_llm.models.overrides import FOLDER, read_overrides, write_overrides
+from start_llm.models.pull import Pulled, PullError, pull
+from tests.api.fakes import FakeService
+from tests.cli.places import checkpoint, safetensors
+from tests.models.hub import Hub, running, use
+
+
+class Fetching:
+    """Takes the place of `models.pull.pull`; goes on when it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.go, self.ended = error, threading.Event(), threading.Event()
+
+    def __call__(self, name: str, progress: Callable[[str, float], None], **more: Any) -> Any:
+        try:
+            progress("download", 0.25)
+            assert self.go.wait(30)
+            progress("download", 0.5)
+            if self.error is not None:
+                raise self.error
+            return Pulled(None, 10**9, 10**9, "0123456789abcdef")  # type: ignore[arg-type]
+        finally:
+            self.ended.set()
+
+
+def ended(pulls: Pulls) -> dict[str, Any]:
+    for _ in range(3000):
+        state = pulls.state()
+        if state is not None and state["state"] != "running":
+            return state
+        threading.Event().wait(0.01)
+    raise AssertionError(pulls.state())
+
+
+def test_one_model_is_fetched_at_a_time() -> None:
+    fetching = Fetching()
+    pulls = Pulls(lambda: None, fetching)
+    pulls.begin("owner/model")
+    with pytest.raises(Conflict, match="owner/model is being fetched"):
+        pulls.begin("owner/other")
+    fetching.go.set()
+    state = ended(pulls)
+    assert (state["name"], state["state"], state["part"]) == ("owner/model", "done", 1.0)
+    assert state["detail"] == "1.00 GB at 0123456789ab."
+
+
+def test_a_fetch_that_fails_says_why_and_one_that_is_stopped_says_so() -> None:
+    fetching = Fetching(PullError("no hub is in reach"))
+    fetching.go.set()
+    pulls = Pulls(lambda: None, fetching)
+    pulls.begin("owner/model")
+    assert (ended(pulls)["state"], ended(pulls)["detail"]) == ("failed", "no hub is in reach")
+    fetching.go.clear()
+    fetching.ended.clear()
+    pulls.begin("owner/model")
+    pulls.stop()
+    fetching.go.set()
+    assert ended(pulls)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("name", ["", " ", "/etc", "~/models", "../x", "a", "llama3:8b", "x.gguf", "a/" + "b" * 300])
+def test_what_is_no_models_name_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="name="):
+        Pulls(lambda: None, Fetching()).begin(name)
+
+
+# --- with a hub ---
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    folder = checkpoint(tmp_path / "served")
+    safetensors(folder / "model.safetensors", 1 << 20)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    with running(folder) as found:
+        use(monkeypatch, found.url)
+        yield found
+
+
+MAIN = ModelCard("main", 0, 8, details={"source": "owner/main"})
+OTHER = ModelCard("model", 0, 8, state="ready", details={"source": "owner/model"})
+
+
+class Shelf(FakeService):
+    """Two models; keeps what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cards: tuple[ModelCard, ...] = (MAIN, OTHER)
+        self.done: list[Any] = []
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return self.cards
+
+    def unload_model(self, name: str) -> ModelCard:
+        self.done.append(name)
+        return OTHER
+
+    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+        self.done.append((name, pinned))
+        return OTHER
+
+
+def fetched(hub: Hub) -> Pulls:
+    pulls = Pulls(lambda: None)
+    pulls.begin("owner/model")
+    state = ended(pulls)
+    assert (state["state"], state["bytes"]) == ("done", sum(path.stat().st_size for path in hub.folder.iterdir()))
+    return pulls
+
+
+def test_a_model_is_fetched_unloaded_and_removed_by_any_of_its_names(hub: Hub, tmp_path: Path) -> None:
+    shelf = Shelf()
+    library = Library(shelf, fetched(hub))
+    place = tmp_path / "hub" / "models--owner--model"
+    assert (place / "blobs").is_dir()
+    name, size = library.remove("model")
+    assert (name, shelf.done) == ("owner/model", ["model"]) and size > 1 << 20 and not place.exists()
+    with pytest.raises(Conflict, match="is not on this disk"):
+        library.remove("model")
+    shelf.cards = (MAIN,)
+    with pytest.raises(NotFound, match="owner/model is not on this disk"):
+        library.remove("owner/model")
+
+
+def test_a_model_that_must_stay_stays_and_says_why(hub: Hub, tmp_path: Path) -> None:
+    shelf = Shelf()
+    library = Library(shelf, fetched(hub))
+    with pytest.raises(Conflict, match="that this server was started with"):
+        library.remove("main")
+    with pytest.raises(Conflict, match="is a folder of yours"):
+        library.remove(str(tmp_path))
+    adapted = replace(OTHER, id="model+a", details={"source": "owner/model", "adapter": "a"})
+    shelf.cards = (MAIN, adapted)
+    with pytest.raises(NotFound):  # nobody means the base by an adapter's name
+        library.remove("model+a")
+    assert (tmp_path / "hub" / "models--owner--model").is_dir() and shelf.done == []
+
+
+def test_a_fetch_that_is_cancelled_can_be_removed(hub: Hub, tmp_path: Path) -> None:
+    hub.cuts = [1000, 0, 0, 0, 0, 0]
+    pulls = Pulls(lambda: None, lambda name, progress, **more: pull_quickly(name, progress, **more))
+    pulls.begin("owner/model")
+    assert ended(pulls)["state"] == "failed"
+    assert Library(Shelf(), pulls).remove("owner/model")[1] >= 1000
+    assert not (tmp_path / "hub" / "models--owner--model").exists()
+
+
+def pull_quickly(name: str, progress: Any, **more: Any) -> Pulled:
+    return pull(name, progress, pause=0.0, **more)
+
+
+# --- the model's own file ---
+
+
+def test_values_are_kept_in_the_models_own_file_and_all_else_in_it_stays(hub: Hub) -> None:
+    shelf = Shelf()
+    library = Library(shelf, Pulls(lambda: None))
+    FOLDER.mkdir()
+    path = FOLDER / "model.toml"
+    path.write_text('# mine\nfamily = "llama"\ncontext = 4096 # enough\n\n[template]\nmany_calls = false\n')
+    own = library.change("model", {"context": 8192, "ttl": 60, "pinned": True, "sampling.top_p": 0.5})
+    assert own == dict(read_overrides(FOLDER, "owner/model").values)
+    assert own | {"family": 1} == {
+        "family": 1, "context": 8192, "ttl": 60, "pinned": True, "sampling.top_p": 0.5, "template.many_calls": False
+    }  # fmt: skip
+    assert path.read_text().startswith("pinned = true\nttl = 60\n# mine\n") and shelf.done == [("model", True)]
+    assert library.change("owner/model", {"ttl": None, "sampling.top_p": None, "sampling.top_k": None}).keys() == {
+        "family", "context", "pinned", "template.many_calls"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"contxt": 1}, "nearest one is 'context'"),
+        ({"context": 5}, "context=5 must be"),
+        ({"pinned": "yes"}, "true or false"),
+        ({"ttl": -1}, "number of seconds"),
+        ({"sampling.top_p": 7}, "sampling.top_p=7"),
+        ({"family": "llama"}, "no key"),
+        ({"thinking": [1]}, "true or false"),
+    ],
+)
+def test_a_wrong_value_changes_nothing(hub: Hub, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(NotSupported, match=sentence):
+        write_overrides(FOLDER, "owner/model", {"ttl": 5} | changes)
+    assert not FOLDER.exists()
+
+
+def test_a_file_that_lines_cannot_change_stays_as_it_is(hub: Hub) -> None:
+    FOLDER.mkdir()
+    path = FOLDER / "owner--model.toml"
+    path.write_text("sampling = {top_p = 0.5}\n")
+    with pytest.raises(NotSupported):
+        write_overrides(FOLDER, "owner/model", {"sampling.top_p": 0.7})
+    assert path.read_text() == "sampling = {top_p = 0.5}\n"
+    with pytest.raises(NotFound):
+        Library(Shelf(), Pulls(lambda: None)).change("nobody", {"ttl": 1})
