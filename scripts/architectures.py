@@ -1,10 +1,11 @@
 """Tries every architecture of mlx-lm, and the text models that only mlx-vlm has, with tiny random weights, and writes
 what came of it to docs/architectures.md.
 
-Each runs in a process of its own, which may end as it likes. A few minutes on two cores.
+Each runs in a process of its own, which may end as it likes. Some ten minutes on two cores.
 
     python scripts/architectures.py               all of them, and the page
     python scripts/architectures.py --mlx-vlm     those of mlx-vlm, and their part of the page
+    python scripts/architectures.py --sizes       what stored KV takes, and its part of the page
     python scripts/architectures.py llama qwen3   these, and only their lines
 """
 
@@ -12,8 +13,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,26 +25,31 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architectures.md"
-WAYS = ("cold", "reused", "forked", "batch", "restarted")
+WAYS = ("cold", "reused", "forked", "batch", "restarted", "drafted", "cancelled", "evicted")
 SECONDS = 600.0
 sys.path.insert(0, str(ROOT))
 
 from tests.models.architectures import all_names  # noqa: E402
 from tests.models.decode_everywhere import try_architecture  # noqa: E402
+from tests.models.kv_sizes import LENGTHS, NEW_TYPES, conversation, sizes  # noqa: E402
 from tests.models.vlm_types import CONFIGS  # noqa: E402
 
 _PROCESSES: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _PROCESSES.set_forkserver_preload(["tests.models.decode_everywhere"])
 
 
-def _try(name: str, answer: Connection) -> None:
-    answer.send(try_architecture(name))
+def _send(work: Callable[[str], dict[str, Any]], name: str, answer: Connection) -> None:
+    answer.send(work(name))
 
 
-def tried(name: str) -> dict[str, Any]:
+def measured(name: str) -> dict[str, Any]:
+    return {**sizes(name), **conversation(name)}
+
+
+def tried(name: str, work: Callable[[str], dict[str, Any]] = try_architecture) -> dict[str, Any]:
     """What came of it; ``refused`` where its process did not come to an end by itself."""
     ours, theirs = _PROCESSES.Pipe()
-    process = _PROCESSES.Process(target=_try, args=(name, theirs))
+    process = _PROCESSES.Process(target=_send, args=(work, name, theirs))
     process.start()
     theirs.close()
     try:
@@ -61,13 +70,15 @@ _TEXT = """\
 Each architecture of mlx-lm {version} was made with tiny random weights in float32 and served by the engine of this
 server. Its greedy tokens were compared with those of `mlx_lm.generate`: *cold*, *reused* (a next turn that goes on
 from stored KV), *forked* (another end of a stored prompt), in a *batch* of three requests of different lengths, and
-*restarted* (from KV on disk).
+*restarted* (from KV on disk), *drafted* (each pass also verifies three tokens that are wrong), *cancelled* (the same
+request again after one that was cancelled) and *evicted* (two thirds of the stored KV were taken away).
 
-Of {all} architectures {equal} give equal tokens in all five ways, {others} do not, and {refused} were not made.
+Of {all} architectures {equal} give equal tokens in all eight ways, {others} do not, and {refused} were not made.
 
 A model is checked in the same way when it is loaded for the first time (`engine/checks`). One that computes
 something else in a batch is decoded row by row; one that cannot go on from stored KV computes each prompt anew.
-`models show`, `details.facts` of `GET /v1/models` (`batches`, `kv_reuse`) and the log say so.
+`models show`, `details.facts` of `GET /v1/models` (`batches`, `kv_reuse`) and the log say so. `muse_spark` was made
+with plain operations in place of its Metal kernels (`tests/models/metal.py`).
 """
 
 
@@ -76,17 +87,42 @@ _VLM_TEXT = """\
 Their language model alone, of mlx-vlm {version}, was served in the same way, with prompts of 300 tokens: more than
 their sparse attention keeps. Its tokens were compared with those of a plain loop over mlx-vlm's language model and its
 own caches, which computes the prompt in one pass. `deepseek_v4` of mlx-vlm computes something else when a prompt is cut
-into several passes, so it differs from that loop; fed the same pieces it is equal (`tests/kvcache/test_kinds.py`).
+into several passes: `_overlap_compress_kv` (`models/deepseek_v4/language.py`) pools each group together with the one
+before it, but takes the first group of a pass to have none before it, whatever the cache holds. So it differs from that
+loop. Fed the same pieces it is equal (`tests/kvcache/test_kinds.py`, which also fails once mlx-vlm has mended this).
 `hy_v4` is mended when it is loaded (`models/vision`).
 
-Of {all} types {equal} give equal tokens in all five ways, {others} do not, and {refused} were not made.
+Of {all} types {equal} give equal tokens in all eight ways, {others} do not, and {refused} were not made.
 """
 
 
-def page(results: list[dict[str, Any]], of_vlm: str) -> str:
-    """`of_vlm`: the part of the page that `vlm_part` makes."""
+_SIZES = "## What stored KV takes"
+_SIZES_TEXT = """\
+Tiny random models of these types were fed up to {longest:,} tokens, in float32. The bytes of a checkpoint do not depend
+on how many tokens stand before it; the rows of a token take what their columns say. *computed / new* is of a
+conversation of 12 turns, in which up to three turns are taken back, three times.
+"""
+
+
+def page(results: list[dict[str, Any]], *parts: str) -> str:
+    """`parts`: those that `vlm_part` and `sizes_part` make."""
     head = ["# Architectures that were tried", "", "<!-- Written by scripts/architectures.py. -->", ""]
-    return "\n".join([*head, *_part(results, _TEXT, version("mlx-lm"))]) + "\n\n" + of_vlm
+    return "\n\n".join(["\n".join([*head, *_part(results, _TEXT, version("mlx-lm"))]), *parts])
+
+
+def sizes_part(results: list[dict[str, Any]]) -> str:
+    names = " | ".join(f"{length:,} tokens" for length in LENGTHS)
+    lines = [_SIZES, "", *_SIZES_TEXT.format(longest=max(LENGTHS)).splitlines(), ""]
+    lines += [f"| architecture | checkpoint, bytes at {names} | a token, bytes | by its columns | computed / new |"]
+    lines += ["|---" * (len(LENGTHS) + 4) + "|"]
+    for found in results:
+        if "refused" in found:
+            lines.append(f"| {found['name']} | {_plain(found['refused'])} |" + " |" * (len(LENGTHS) + 2))
+            continue
+        told = " | ".join(f"{nbytes:,}" for nbytes in found["checkpoint"])
+        share = f"{found['computed']} / {found['new']} = {found['computed'] / found['new']:.3f}"
+        lines.append(f"| {found['name']} | {told} | {found['token'][-1]:g} | {found['columns']:g} | {share} |")
+    return "\n".join(lines) + "\n"
 
 
 def vlm_part(results: list[dict[str, Any]]) -> str:
@@ -131,23 +167,30 @@ def _plain(reason: str) -> str:
     return " ".join(reason.replace("<", "(").replace(">", ")").replace("|", "/").split())
 
 
-def _all(names: Iterable[str]) -> list[dict[str, Any]]:
+def _all(names: Iterable[str], work: Callable[[str], dict[str, Any]] = try_architecture) -> list[dict[str, Any]]:
     results = []
-    for name in names:
-        results.append(tried(name))
-        print(json.dumps(results[-1]), flush=True)
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1)) as several:
+        for found in several.map(partial(tried, work=work), names):
+            results.append(found)
+            print(json.dumps(found), flush=True)
     return results
 
 
 def main() -> None:
+    before, _, sized = PAGE.read_text("utf-8").partition(_SIZES)
     match sys.argv[1:]:
         case []:
-            PAGE.write_text(page(_all(all_names()), vlm_part(_all(CONFIGS))), encoding="utf-8")
+            measuring = _all(NEW_TYPES, measured)  # first, for these take longest
+            made = page(_all(all_names()), vlm_part(_all(CONFIGS)), sizes_part(measuring))
         case ["--mlx-vlm"]:
-            before = PAGE.read_text("utf-8").partition(_VLM)[0].rstrip()
-            PAGE.write_text(f"{before}\n\n{vlm_part(_all(CONFIGS))}", encoding="utf-8")
+            head = before.partition(_VLM)[0].rstrip()
+            made = f"{head}\n\n{vlm_part(_all(CONFIGS))}\n{_SIZES}{sized}"
+        case ["--sizes"]:
+            made = f"{before.rstrip()}\n\n{sizes_part(_all(NEW_TYPES, measured))}"
         case names:
             _all(names)
+            return
+    PAGE.write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import pytest
 from mlx_lm.models import deepseek_v41
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 from mlx_vlm.models import cache as vlm_cache
+from mlx_vlm.models.deepseek_v4.config import ModelConfig
+from mlx_vlm.models.deepseek_v4.language import Compressor
 from mlx_vlm.models.hy_v4.cache import HyV4KVCache
 from mlx_vlm.models.minimax_m3_vl.language import MiniMaxM3KVCache
 from mlx_vlm.models.qwen4_exp.language import QSAKVCache, QSAQuantizedKVCache
@@ -240,3 +242,16 @@ def test_a_layer_that_the_model_makes_again_is_not_stored() -> None:
     assert sum(leaf.offset == 40 for leaf in leaves(cache) if kind_of(leaf) is kinds.ROWS) > 0
     served.store.put([*text("glm5_next", 40), 7], cache)
     assert served.store.stats()["refused"] == 0 and served.store.stats()["tokens"] == 41
+
+
+def test_mlx_vlm_pools_the_first_group_of_a_pass_as_if_none_stood_before_it() -> None:
+    """Why deepseek_v4 depends on where a prompt is cut. If this fails, mlx-vlm has mended `_overlap_compress_kv`: then its
+    tokens can be compared with those of one pass, here and in `scripts/architectures.py`."""
+    compressor = Compressor(ModelConfig(**sparse.CONFIGS["deepseek_v4"][2]), compress_ratio=4, head_dim=32)
+    tokens = mx.random.normal((1, 8, 64), key=mx.random.key(3))
+    whole, cut = vlm_cache.PoolingCache(4), vlm_cache.PoolingCache(4)
+    compressor(tokens, whole, 0)
+    for start in (0, 4):
+        compressor(tokens[:, start : start + 4], cut, start)
+    assert mx.allclose(whole.pooled[:, 0], cut.pooled[:, 0], atol=1e-5)
+    assert not mx.allclose(whole.pooled[:, 1], cut.pooled[:, 1], atol=1e-2)

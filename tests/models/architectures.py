@@ -18,6 +18,8 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 
+from tests.models.metal import import_muse_spark
+
 VOCAB = 64
 WINDOW = 16
 
@@ -90,6 +92,17 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
         "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 10000.0},
     },
+    "deepseek_v41": {
+        "head_dim": 32,
+        "index_head_dim": 32,
+        "index_topk": 8,
+        "compress_ratios": [0, 4, 4, 4],
+        "kv_source_layer_ids": [1, 3],
+        "index_source_layer_ids": [1, 3],
+        "candidate_source_layer_id": 1,
+        "candidate_topk_blocks": 4,
+        "candidate_block_size": 4,
+    },
     "deepseek_v2": {"rope_scaling": _YARN, "topk_method": "greedy"},
     "exaone_moe": {"layer_types": _MIXED, "is_moe_layer": [False, True, True, True]},
     "gear": {"layer_types": _MIXED},
@@ -109,6 +122,26 @@ SPECIAL: dict[str, dict[str, Any]] = {
             "short_conv_kernel_size": 4,
         },
         "head_dim": 32,
+    },
+    "kimi_k3": {
+        "text_config": {
+            **dict.fromkeys(("num_experts", "num_hidden_layers"), 4),
+            **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_experts_per_token"), 2),
+            **dict.fromkeys(("hidden_size", "moe_intermediate_size"), 32),
+            **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 16),
+            "vocab_size": VOCAB,
+            "intermediate_size": 64,
+            "qk_rope_head_dim": 8,
+            "first_k_dense_replace": 1,
+            "attn_res_block_size": 2,
+            "linear_attn_config": {
+                "kda_layers": [1, 2, 3],
+                "full_attn_layers": [4],
+                "num_heads": 2,
+                "head_dim": 32,
+                "short_conv_kernel_size": 4,
+            },
+        }
     },
     "gemma3n": {
         "text_config": {
@@ -215,6 +248,8 @@ def all_names() -> list[str]:
 
 
 def _module(name: str) -> Any:
+    if name == "muse_spark":
+        return import_muse_spark()
     return importlib.import_module(f"mlx_lm.models.{name}")
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
@@ -19,10 +20,15 @@ from start_llm.core.request import Sampling
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Submit
 from start_llm.engine.checks import check_decoding
+from start_llm.engine.decode.draft import Proposal
+from start_llm.engine.decode.drafting import make_drafts
+from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.proposals import RowProposals
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.vision import LanguageAlone
+from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
@@ -50,7 +56,7 @@ class _Sink:
 
 
 class Engine:
-    """A model as it is served, with its KV in `folder`."""
+    """A model as it is served, with its KV in `folder`. It drafts where `wrong_drafts` says what."""
 
     def __init__(self, name: str, model: Any, check: DecodingCheck, folder: Path) -> None:
         settings = load_settings(None, drafts="off")
@@ -65,31 +71,56 @@ class Engine:
             ),
         )
         store = at_once(make_store(settings, loaded, STORED, Ranks(), DiskTier(folder, name, STORED)))
+        self.budget = store.budget
         memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))
         made = ExitStack()
         made.callback(store.close)
-        self._runtime = TextRuntime(settings, loaded, store, memory, None, None, made, Ranks())  # type: ignore[arg-type]
+        drafts = make_drafts(model, loaded.make_cache, Lru(1), name, Ranks())
+        self._runtime = TextRuntime(settings, loaded, store, memory, drafts, None, made, Ranks())  # type: ignore[arg-type]
         self._count = 0
 
-    def say(self, *prompts: Sequence[int]) -> list[tuple[list[int], int]]:
-        """Answers of requests that come at the same time: (tokens, prompt tokens that were not computed)."""
+    def say(
+        self, *prompts: Sequence[int], boundaries: Sequence[int] = BOUNDARIES, cancel_after: int = 0
+    ) -> list[tuple[list[int], int]]:
+        """Answers of requests that come at the same time: (tokens, prompt tokens that were not computed).
+
+        `cancel_after`: the last of them is cancelled after so many steps.
+        """
         sinks = []
         for prompt in prompts:
             self._count += 1
             sink = _Sink()
-            inside = tuple(place for place in BOUNDARIES if place < len(prompt))
-            tokens = Prompt(tuple(prompt), boundaries=inside, head=BOUNDARIES[0], generation=len(prompt))
+            inside = tuple(place for place in boundaries if place < len(prompt))
+            tokens = Prompt(tuple(prompt), boundaries=inside, head=boundaries[0], generation=len(prompt))
             work = Submit(str(self._count), tokens, Sampling(temperature=0), ANSWER, sink)
             self._runtime.scheduler.add(work)
             sinks.append(sink)
-        for _ in range(1000):
+        for step in range(1000):
             if not self._runtime.scheduler.busy:
                 break
+            if step == cancel_after > 0:
+                self._runtime.scheduler.cancel(str(self._count))
             self._runtime.scheduler.step()
         return [(sink.tokens, sink.done.report.reused if sink.done is not None else 0) for sink in sinks]
 
     def end(self) -> None:
         at_once(self._runtime.unloading())
+
+
+@contextmanager
+def wrong_drafts() -> Iterator[list[Proposal]]:
+    """Every row that decodes alone verifies three tokens that are hardly ever right; gives all of them."""
+    given = list[Proposal]()
+
+    def draft(row: RowProposals, token: int, carried: Sequence[int], ahead: Any) -> Proposal | None:
+        room = min(3, row._room(len(carried)))
+        if room < 1:
+            return None
+        given.append(Proposal([(token + 17 * place) % VOCAB for place in range(1, room + 1)], 1))
+        return given[-1]
+
+    with patch.object(RowProposals, "draft", draft), patch.object(DraftGate, "hopeful", lambda *_, **__: True):
+        yield given
 
 
 @contextmanager
@@ -108,15 +139,22 @@ def truth(model: Any, prompt: Sequence[int]) -> list[int]:
     return [token for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=ANSWER)]
 
 
+def model_of(name: str) -> Any:
+    """mlx-lm's model, or the language model alone of mlx-vlm's where only that has the type."""
+    return LanguageAlone(vlm_types.make(name).language_model) if name in vlm_types.CONFIGS else make(name)
+
+
 def try_architecture(name: str) -> dict[str, Any]:
     """What came of each way, by its name: ``equal``, or what differs. ``refused``: it cannot be made here."""
     only_there = name in vlm_types.CONFIGS
     try:
-        model = LanguageAlone(vlm_types.make(name).language_model) if only_there else make(name)
+        model = model_of(name)
         truth(model, PROMPT)
     except BaseException as error:  # noqa: BLE001 - one module ends the process when it is imported
         return {"name": name, "refused": f"{type(error).__name__}: {str(error)[:120]}"}
-    return try_model(name, model, LONG, fork_at=203) if only_there else try_model(name, model, PROMPT)
+    if only_there or name == "deepseek_v41":  # more tokens than sparse attention keeps; the fork is inside of a group
+        return try_model(name, model, LONG, fork_at=203)
+    return try_model(name, model, PROMPT)
 
 
 def try_model(name: str, model: Any, prompt: Sequence[int], fork_at: int = 25) -> dict[str, Any]:
@@ -140,6 +178,17 @@ def try_model(name: str, model: Any, prompt: Sequence[int], fork_at: int = 25) -
         last = (*turn, *truth(model, turn), *range(30, 42))
         with engine(name, model, check, Path(folder)) as served:
             result["restarted"] = _compared(model, served, last, least=not check.reuse)
+            with wrong_drafts() as given:
+                result["drafted"] = _compared(model, served, (*prompt[:fork_at], *range(40, 53)))
+            if not given:
+                result["drafted"] = "no drafts"
+            # The state of the cancelled request was stored in the middle of its prompt, or of its answer.
+            served.say((*prompt, *range(11, 30)), cancel_after=3)
+            result["cancelled"] = _compared(model, served, (*prompt, *range(11, 30)), least=not check.reuse)
+            held = served.budget.nbytes
+            served.budget.set(held // 3)
+            assert served.budget.nbytes < held
+            result["evicted"] = _compared(model, served, last, fork)
     return result
 
 
