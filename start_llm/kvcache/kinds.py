@@ -67,10 +67,6 @@ class Kind:
                 array = rest.pop(0)
                 _set(layer, column.name, array.squeeze(-1) if column.last_axis else array)
 
-    def with_room(self, layer: Any) -> list[int]:
-        """The columns of a layer that may have room behind their rows."""
-        return [place for place in self.form(layer).columns if not self.columns[place].exact]
-
     def exact(self, form: RowForm) -> list[bool]:
         """Of each array of a layer of this form: it ends with its last row."""
         return [self.columns[place].exact for place in form.columns for _ in range(3 if form.bits and place < 2 else 1)]

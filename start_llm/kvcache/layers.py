@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from start_llm.kvcache.kinds import Kind, kind_of, leaves, with_leaves
+from start_llm.kvcache.kinds import Kind, held_tokens, kind_of, leaves, with_leaves
 from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows, Unstorable, Window, WindowPiece
 
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
@@ -37,34 +37,30 @@ class LayerKit:
 
     Attributes:
         new: `make_cache`.
+        make_room: see there.
+        free_buffers: gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise.
         cuttable: every layer can be cut at any token.
     """
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
-        self.new = make_cache
+        self.new, self.make_room, self.free_buffers = make_cache, make_room, mx.clear_cache
         empty = make_cache()
         self._kinds = tuple(map(kind_of, leaves(empty)))
         self._keeps = tuple(
             bool(kind.state) and not getattr(leaf, "transient", False)
             for kind, leaf in zip(self._kinds, leaves(empty), strict=True)
         )
-        self._entries = tuple(place for place, entry in enumerate(empty) for _ in leaves([entry]))
-        # Layers beside others in a list that do not count all tokens: the model makes them again of those (glm5_next).
+        # A layer beside others in a list may fall behind: then the model makes its rows again of theirs (glm5_next).
+        self._beside = tuple(len(list(leaves([entry]))) > 1 for entry in empty for _ in leaves([entry]))
         self._remade = set[int]()
         self.cuttable = not any(self._keeps)
-
-    def free_buffers(self) -> None:
-        """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
-        mx.clear_cache()
 
     # --- from a live cache --------------------------------------------------
 
     def slice(self, cache: Sequence[Any], start: int, stop: int) -> Slices:
         """Copies the rows of tokens [start, stop) of every layer. Raises Unstorable: a layer is of another class than
         at first, or holds another number of tokens."""
-        found = self._rows(cache, stop)
-        arrays = [tuple(mx.contiguous(a[..., form.rows(start, stop), :]) for a in rows) for rows, form in found]
-        return _slices(arrays, [form for _, form in found], start, stop)
+        return _cut(self.buffers(cache, stop), 0, start, stop)
 
     def checkpoint(self, cache: Sequence[Any], before: Checkpoint | None = None) -> Checkpoint:
         """Copies the state of every layer that has one. Rows of windows are shared with `before`, a checkpoint of a
@@ -84,11 +80,8 @@ class LayerKit:
 
     def part(self, rows: StoredRows, start: int, stop: int) -> Slices:
         """The rows of the tokens [start, stop) of a segment's, counted from its first, with their own buffers."""
-        first, arrays = rows.start, []
-        for layer, form in zip(rows.arrays, rows.forms, strict=True):
-            before, wanted = form.rows(0, first).stop, form.rows(first + start, first + stop)
-            arrays.append(tuple(mx.contiguous(a[..., wanted.start - before : wanted.stop - before, :]) for a in layer))
-        return _slices(arrays, rows.forms, first + start, first + stop)
+        found = list(zip(rows.arrays, rows.forms, strict=True))
+        return _cut(found, rows.start, rows.start + start, rows.start + stop)
 
     def parts(self, rows: Sequence[StoredRows], free: Callable[[int], None]) -> list[Slices]:
         """Each of these with buffers of its own; one array of one layer is copied at a time. `free`: see `build`."""
@@ -110,8 +103,8 @@ class LayerKit:
     def check_joins(self, before: StoredRows, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain and quantised ones may follow each other:
         a row that becomes quantised takes along what it shares with rows that are plain."""
-        for place, (kind, old, (_, new)) in enumerate(zip(self._kinds, before.forms, self._rows(cache), strict=True)):
-            if place in self._remade:
+        for place, (kind, old, (_, new)) in enumerate(zip(self._kinds, before.forms, self.buffers(cache), strict=True)):
+            if self._beside[place] and not kind.state:
                 continue
             if old.columns and new.columns:
                 joins = old[:2] == new[:2] and (old[2:] == new[2:] or 0 in (old.bits, new.bits))
@@ -119,13 +112,6 @@ class LayerKit:
                 joins = old.columns == new.columns or bool(kind.state)  # a pool may have no row yet
             if not joins:
                 raise Unstorable(f"a layer's rows change form from {tuple(old)} to {tuple(new)}")
-
-    def _note_remade(self, forms: Sequence[Sequence[RowForm]]) -> None:
-        """A layer beside others of which rows are missing was made again in between."""
-        for place, kind in enumerate(self._kinds):
-            there = [bool(form[place].columns) for form in forms]
-            if not kind.state and any(there) and not all(there) and self._entries.count(self._entries[place]) > 1:
-                self._remade.add(place)
 
     def build(
         self,
@@ -148,14 +134,13 @@ class LayerKit:
         """
         capacity = -(-(length + spare) // _ROUND) * _ROUND
         forms = [run.forms for run in runs]
-        self._note_remade(forms)
         copied, filled, empty = 0, list[Any](), self.new()
         for index, (leaf, kind) in enumerate(zip(leaves(empty), self._kinds, strict=True)):
             if length:
                 parts = [(list(run.layer(index)), form[index]) for run, form in zip(runs, forms, strict=True)]
                 if free is not None:
                     free(index)
-                if index not in self._remade:
+                if kind.state or not self._beside[index] or all(form.columns for _, form in parts):
                     joined, form, size = _join(parts, kind, length, capacity)
                     leaf = _filled(joined, form, length, leaf)
                     copied += size
@@ -190,9 +175,18 @@ class LayerKit:
 
     # --- the buffers of a row ---------------------------------------------------
 
-    def buffers(self, cache: Sequence[Any]) -> list[Buffers]:
-        """The arrays of each layer as they are, and their form. Raises Unstorable, like `slice`."""
-        return self._rows(cache)
+    def buffers(self, cache: Sequence[Any], length: int = 0) -> list[Buffers]:
+        """The arrays of each layer as they are, and their form. Raises Unstorable: one holds fewer than `length` tokens,
+        or is of another class than at first."""
+        found, most = self._leaves(cache), held_tokens(cache)
+        for place, (kind, leaf) in enumerate(zip(self._kinds, found, strict=True)):
+            if not kind.columns or not kind.counts or leaf.offset >= length:
+                continue
+            if self._beside[place] and most >= length:
+                self._remade.add(place)
+            elif kind.form(leaf).columns:
+                raise Unstorable(f"a layer holds {leaf.offset} tokens where {length} were said to be")
+        return [self.buffer(place, leaf) for place, leaf in enumerate(found)]
 
     def buffer(self, place: int, layer: Any) -> Buffers:
         """The same of one layer. Raises Unstorable: it has become another class."""
@@ -208,7 +202,7 @@ class LayerKit:
 
         Raises Unstorable: they hold fewer than `length` tokens.
         """
-        found = self._rows(cache, length)
+        found = self.buffers(cache, length)
         mx.eval([arrays for arrays, _ in found])
         for leaf, kind in zip(leaves(cache), self._kinds, strict=True):
             kind.clear(leaf)
@@ -216,50 +210,50 @@ class LayerKit:
                 leaf.offset = 0
         return found
 
-    def make_room(self, cache: Sequence[Any], tokens: int) -> None:
-        """See `make_room`."""
-        make_room(cache, tokens)
-
     # --- to and from plain buffers (the disk tier) ---------------------------
 
     def pack(self, piece: StoredRows | Checkpoint) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
         """Copies into numpy buffers, with a JSON text that `unpack` needs."""
         buffers: dict[str, np.ndarray[Any, Any]] = {}
-        dtypes: dict[str, str] = {}
 
-        def put(a: Any) -> dict[str, str]:
+        def put(value: Any) -> dict[str, Any]:
+            if isinstance(value, Window):
+                keys, values, *_ = _rotating_state(value)
+                return {"window": [keys, values, value.start, value.offset, value.size]}
             name = f"a{len(buffers)}"
-            dtypes[name] = str(a.dtype).removeprefix("mlx.core.")
-            buffers[name] = np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)
-            return {"array": name}
+            buffers[name] = np.array(value.view(mx.uint16) if value.dtype == mx.bfloat16 else value)
+            return {"array": name, "bfloat16": value.dtype == mx.bfloat16}
 
         if isinstance(piece, Checkpoint):
-            meta: dict[str, Any] = {"kind": "checkpoint", "tree": _encode(list(piece.states), put)}
+            said: dict[str, Any] = {"states": piece.states}
         else:
-            tree = _encode([list(layer) for layer in piece.arrays], put)
-            meta = {"kind": "slices", "tree": tree, "forms": piece.forms, "start": piece.start, "length": piece.length}
-        return buffers, json.dumps({**meta, "dtypes": dtypes})
+            said = {"rows": piece.arrays, "forms": piece.forms, "start": piece.start, "length": piece.length}
+        return buffers, json.dumps(said, default=put)
 
     def unpack(self, buffers: dict[str, np.ndarray[Any, Any]], meta: str) -> Slices | Checkpoint:
         """The reverse of `pack`. Raises ValueError or KeyError if `meta` does not fit the buffers."""
-        said = json.loads(meta)
 
-        def get(name: str) -> Any:
-            a = mx.array(buffers[name])
-            a = a.view(mx.bfloat16) if said["dtypes"][name] == "bfloat16" else a
-            mx.eval(a)
-            return a
+        def get(said: dict[str, Any]) -> Any:
+            if "array" in said:
+                found = mx.array(buffers[said["array"]])
+                found = found.view(mx.bfloat16) if said["bfloat16"] else found
+                mx.eval(found)
+                return found
+            if "window" in said:
+                keys, values, start, offset, size = said["window"]
+                piece = WindowPiece(start, offset, (keys, values), keys.nbytes + values.nbytes)
+                return Window((piece,), start, offset, size)
+            return said
 
-        tree = _decode(said["tree"], get)
-        layers = len(self._kinds) if said["kind"] == "slices" else sum(self._keeps)
-        if len(tree) != layers:
-            raise ValueError(f"{len(tree)} layers, not {layers}")
-        if said["kind"] == "slices":
+        said = json.loads(meta, object_hook=get)
+        found, layers = (said["rows"], len(self._kinds)) if "rows" in said else (said["states"], sum(self._keeps))
+        if len(found) != layers:
+            raise ValueError(f"{len(found)} layers, not {layers}")
+        if "rows" in said:
             forms = [RowForm(tuple(columns), *rest) for columns, *rest in said["forms"]]
-            start = int(said["start"])
-            return _slices([tuple(layer) for layer in tree], forms, start, start + int(said["length"]))
-        own = _arrays(tree)
-        return Checkpoint(tuple(tree), sum(a.nbytes for a in own), len(own))
+            return _slices([tuple(layer) for layer in found], forms, said["start"], said["start"] + said["length"])
+        own = _arrays(found)
+        return Checkpoint(tuple(found), sum(a.nbytes for a in own), len(own))
 
     # --- helpers --------------------------------------------------------------
 
@@ -269,18 +263,14 @@ class LayerKit:
             raise Unstorable(f"{len(found)} cache layers, but the model makes {len(self._kinds)}")
         return found
 
-    def _rows(self, cache: Sequence[Any], stop: int = 0) -> list[Buffers]:
-        """The arrays of each layer, and their form. Raises Unstorable: one holds fewer than `stop` tokens, or is of
-        another class than at first."""
-        found = self._leaves(cache)
-        counting = [place for place, kind in enumerate(self._kinds) if kind.columns and kind.counts]
-        full = {self._entries[place] for place in counting if found[place].offset >= stop}
-        for place in counting:
-            if found[place].offset < stop and self._entries[place] in full:
-                self._remade.add(place)
-            elif found[place].offset < stop and self._kinds[place].form(found[place]).columns:
-                raise Unstorable(f"a layer holds {found[place].offset} tokens where {stop} were said to be")
-        return [self.buffer(place, leaf) for place, leaf in enumerate(found)]
+
+def _cut(found: Sequence[Buffers], base: int, start: int, stop: int) -> Slices:
+    """Copies the rows of the tokens [start, stop) out of arrays that begin with those of the token `base`."""
+    arrays = []
+    for rows, form in found:
+        before, wanted = form.rows(0, base).stop, form.rows(start, stop)
+        arrays.append(tuple(mx.contiguous(a[..., wanted.start - before : wanted.stop - before, :]) for a in rows))
+    return _slices(arrays, [form for _, form in found], start, stop)
 
 
 def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[RowForm], start: int, stop: int) -> Slices:
@@ -352,7 +342,8 @@ def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
     """
     growing, most = [], 0
     for layer, held in layers:
-        kind, there = kind_of(layer), kind_of(layer).with_room(layer)
+        kind = kind_of(layer)
+        there = [place for place in kind.form(layer).columns if not kind.columns[place].exact]
         arrays = kind.arrays(layer, there)
         if arrays and arrays[-1].shape[-2] < held + tokens:  # the last one grows last
             growing.append((layer, held, kind, there))
@@ -444,34 +435,3 @@ def _copy_state(state: Any) -> Any:
 
 def _arrays(tree: Any) -> list[Any]:
     return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
-
-
-def _encode(tree: Any, put: Callable[[Any], dict[str, str]]) -> Any:
-    if isinstance(tree, mx.array):
-        return put(tree)
-    if isinstance(tree, Window):
-        keys, values, *_ = _rotating_state(tree)
-        return {"window": [tree.start, tree.offset, tree.size], "rows": [put(keys), put(values)]}
-    if isinstance(tree, tuple):
-        return {"tuple": [_encode(item, put) for item in tree]}
-    if isinstance(tree, list):
-        return [_encode(item, put) for item in tree]
-    if isinstance(tree, dict):
-        return {"dict": [[key, _encode(item, put)] for key, item in tree.items()]}
-    return tree
-
-
-def _decode(tree: Any, get: Callable[[str], Any]) -> Any:
-    if isinstance(tree, list):
-        return [_decode(item, get) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if "array" in tree:
-        return get(tree["array"])
-    if "window" in tree:
-        start, offset, size = tree["window"]
-        keys, values = (_decode(rows, get) for rows in tree["rows"])
-        return Window((WindowPiece(start, offset, (keys, values), keys.nbytes + values.nbytes),), start, offset, size)
-    if "tuple" in tree:
-        return tuple(_decode(item, get) for item in tree["tuple"])
-    return {key: _decode(item, get) for key, item in tree["dict"]}

@@ -77,7 +77,7 @@ class ResidentKV:
     def attach(self, segment: Segment, checkpoint: Checkpoint) -> None:
         """The segment, without a checkpoint until now, has one."""
         segment.checkpoint = checkpoint
-        self._add(*checkpoint.hold())
+        self._add(*checkpoint.count(1))
         self.sizes.learn(None, checkpoint)
 
     def drop(self, segment: Segment) -> Segment | None:
@@ -91,7 +91,7 @@ class ResidentKV:
     def drop_checkpoint(self, segment: Segment) -> None:
         """The segment's checkpoint goes, its rows stay."""
         if segment.checkpoint is not None:
-            self._add(*(-freed for freed in segment.checkpoint.release()))
+            self._add(*segment.checkpoint.count(-1))
             segment.checkpoint = None
 
     def drop_all(self) -> None:

@@ -103,23 +103,14 @@ class Checkpoint:
         """Its own bytes and its share of the pieces."""
         return self.own_bytes + sum(piece.nbytes // max(piece.holders, 1) for piece in self.pieces())
 
-    def hold(self) -> tuple[int, int]:
-        """Counts it in. Returns the bytes and arrays that this adds to what is held."""
+    def count(self, sign: int) -> tuple[int, int]:
+        """Counts it in (1) or out (-1). Returns the bytes and arrays by which that changes what is held."""
         nbytes, arrays = self.own_bytes, self.own_arrays
         for piece in self.pieces():
-            if piece.holders == 0:
+            piece.holders += sign
+            if piece.holders == max(sign, 0):
                 nbytes, arrays = nbytes + piece.nbytes, arrays + len(piece.arrays)
-            piece.holders += 1
-        return nbytes, arrays
-
-    def release(self) -> tuple[int, int]:
-        """The reverse of `hold`."""
-        nbytes, arrays = self.own_bytes, self.own_arrays
-        for piece in self.pieces():
-            piece.holders -= 1
-            if piece.holders == 0:
-                nbytes, arrays = nbytes + piece.nbytes, arrays + len(piece.arrays)
-        return nbytes, arrays
+        return sign * nbytes, sign * arrays
 
 
 @dataclass(frozen=True, slots=True)

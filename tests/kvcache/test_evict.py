@@ -318,6 +318,6 @@ def test_shared_pieces_are_counted_once() -> None:
     shared, own = (WindowPiece(at, at + 5, (None, None), 100) for at in (0, 5))
     first = Checkpoint((WindowState((shared,), 0, 5, 10), []), own_bytes=7)
     second = Checkpoint((WindowState((shared, own), 0, 10, 10), []), own_bytes=7)
-    assert (first.hold(), second.hold()) == ((107, 2), (107, 2))
+    assert (first.count(1), second.count(1)) == ((107, 2), (107, 2))
     assert first.nbytes == 57
-    assert (first.release(), second.release()) == ((7, 0), (207, 4))
+    assert (first.count(-1), second.count(-1)) == ((-7, 0), (-207, -4))

@@ -245,8 +245,8 @@ def test_a_layer_that_the_model_makes_again_is_not_stored() -> None:
 
 
 def test_mlx_vlm_pools_the_first_group_of_a_pass_as_if_none_stood_before_it() -> None:
-    """Why deepseek_v4 depends on where a prompt is cut. If this fails, mlx-vlm has mended `_overlap_compress_kv`: then its
-    tokens can be compared with those of one pass, here and in `scripts/architectures.py`."""
+    """Why deepseek_v4 depends on where a prompt is cut. If this fails, mlx-vlm has mended `_overlap_compress_kv`: then
+    its tokens can be compared with those of one pass, here and in `scripts/architectures.py`."""
     compressor = Compressor(ModelConfig(**sparse.CONFIGS["deepseek_v4"][2]), compress_ratio=4, head_dim=32)
     tokens = mx.random.normal((1, 8, 64), key=mx.random.key(3))
     whole, cut = vlm_cache.PoolingCache(4), vlm_cache.PoolingCache(4)

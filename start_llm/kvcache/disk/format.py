@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 SUFFIX = ".kv"
 
-_MAGIC = b"sllmKV\x00\x02"  # the last byte is the version: other versions are not read
+_MAGIC = b"sllmKV\x00\x03"  # the last byte is the version: other versions are not read
 # magic, model, digest, name of the file above, start, tokens, seconds a token, bytes of layout, of arrays, SHA-256
 _HEADER = struct.Struct("<8s32s32s96sQQdQQ32s")
 _CHECKSUM = 32
