@@ -176,8 +176,8 @@ class LayerKit:
     # --- the buffers of a row ---------------------------------------------------
 
     def buffers(self, cache: Sequence[Any], length: int = 0) -> list[Buffers]:
-        """The arrays of each layer as they are, and their form. Raises Unstorable: one holds fewer than `length` tokens,
-        or is of another class than at first."""
+        """The arrays of each layer as they are, and their form. Raises Unstorable: one holds fewer than `length`
+        tokens, or is of another class than at first."""
         found, most = self._leaves(cache), held_tokens(cache)
         for place, (kind, leaf) in enumerate(zip(self._kinds, found, strict=True)):
             if not kind.columns or not kind.counts or leaf.offset >= length:
