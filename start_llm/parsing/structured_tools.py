@@ -40,17 +40,28 @@ class Lark:
         self.calls = _FORMATS.get(format_id, _FORMATS["hermes_json"])
         if format_id == "mistral" and self.is_token("[ARGS]"):
             self.calls = CallFormat(_header_body, "[TOOL_CALLS]", "", "")
+        elif format_id == "hy_v4":  # its tags end in the checkpoint's own way
+            opening = next((token for token in special if token.startswith("<tool_calls:")), "<tool_calls>")
+            self.calls = _keyed_format(suffix=opening.removeprefix("<tool_calls")[:-1], outer=True)
+        elif not self.is_token(self.calls.open) and any(token in self.calls.open for token in special):
+            # A grammar's text would run up to the token in the middle of a marker.
+            self.calls = _FORMATS["hermes_json"]
 
     def rule(self, name: str, body: str, options: str = "") -> str:
         self.rules.append(f"{name}{options}: {body}")
         return name
 
     def marker(self, text: str) -> str:
-        """The marker as the token that it is, or as text."""
-        return f"<[{self._special[text]}]>" if self.is_token(text) else literal(text)
+        """The marker as the token that it is, as tokens and text, or as text."""
+        inside = sorted((token for token in self._special if token in text), key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(map(re.escape, inside))})", text) if inside else [text]
+        return " ".join(
+            f"<[{self._special[piece]}]>" if piece in self._special else literal(piece) for piece in pieces if piece
+        )
 
     def is_token(self, text: str) -> bool:
-        return text in self._special
+        """Whether it begins with a token, so that no text runs over it."""
+        return any(text.startswith(token) for token in self._special)
 
     def call_bodies(self, calls: Sequence[CallableTool]) -> list[tuple[CallableTool, str]]:
         """For each of `calls` a rule for what follows its lead."""
@@ -144,21 +155,51 @@ def _qwen_body(lark: Lark, call: CallableTool, prefix: str) -> str:
     return " ".join([literal(f"\n<function={call.name}>\n"), *rules, literal("</function>\n")])
 
 
-def _glm_body(lark: Lark, call: CallableTool, prefix: str) -> str:
-    def frame(key: str, value: str) -> str:
-        opening = f"{lark.marker('<arg_key>')} {literal(key)} {lark.marker('</arg_key>')}"
-        return f'"\\n"? {opening} "\\n"? {lark.marker("<arg_value>")} {value}'
+def _keyed_format(prefix: str = "", suffix: str = "", outer: bool = False) -> CallFormat:
+    """A name, and keys and values in tags of their own; `outer`: inside of a second pair of tags."""
+    tag, key_tag, value_tag = (f"{prefix}{name}{suffix}" for name in ("tool_call", "arg_key", "arg_value"))
 
-    rules = _parameter_rules(lark, call, prefix, "</arg_value>", frame)
-    return " ".join([literal(call.name), *rules, '"\\n"?'])
+    def frame_in(lark: Lark) -> Callable[[str, str], str]:
+        opens, closes, begins = map(lark.marker, (f"<{key_tag}>", f"</{key_tag}>", f"<{value_tag}>"))
+        return lambda key, value: f'"\\n"? {opens} {literal(key)} {closes} "\\n"? {begins} {value}'
+
+    def body(lark: Lark, call: CallableTool, names: str) -> str:
+        rules = _parameter_rules(lark, call, names, f"</{value_tag}>", frame_in(lark))
+        inner = " ".join([literal(call.name), *rules, '"\\n"?'])
+        return f'"\\n"? {lark.marker(f"<{tag}>")} {inner} {lark.marker(f"</{tag}>")} "\\n"?' if outer else inner
+
+    more = "s" if outer else ""
+    tag_of_all = f"{prefix}tool_call{more}{suffix}"
+    return CallFormat(body, f"<{tag_of_all}>", f"</{tag_of_all}>")
+
+
+_MINIMAX = "]<]minimax[>["
+
+
+def _minimax_body(lark: Lark, call: CallableTool, prefix: str) -> str:
+    def frame(key: str, value: str) -> str:
+        return f"{lark.marker(f'{_MINIMAX}<{key}>')} {value}"
+
+    rules = _parameter_rules(lark, call, prefix, f"{_MINIMAX}</KEY>", frame)
+    opening, end = lark.marker(f'{_MINIMAX}<invoke name="{call.name}">'), lark.marker(f"{_MINIMAX}</invoke>")
+    return " ".join(['"\\n"', opening, *rules, end, '"\\n"'])
+
+
+def _dsml_body(lark: Lark, call: CallableTool, prefix: str) -> str:
+    def frame(key: str, value: str) -> str:
+        kind = '("true" | "false")' if value.endswith("_text") else '"false"'
+        return f"""{literal(f'<｜DSML｜parameter name="{key}" string="')} {kind} "\\">" {value} "\\n\""""
+
+    rules = _parameter_rules(lark, call, prefix, "</｜DSML｜parameter>", frame)
+    return " ".join([literal(f'\n<｜DSML｜invoke name="{call.name}">\n'), *rules, literal("</｜DSML｜invoke>\n")])
 
 
 def _parameter_rules(
     lark: Lark, call: CallableTool, prefix: str, end: str, frame: Callable[[str, str], str]
 ) -> Iterator[str]:
-    """A rule for each parameter; `frame` puts a value into its markup, but for the `end`."""
+    """A rule for each parameter; `frame` puts a value into its markup, but for the `end`, in which KEY is its name."""
     for i, (key, schema, required) in enumerate(_parameters(call)):
-        value = _value(lark, call, schema, f"{prefix}_{i}", end, f"$.properties.{key}")
+        value = _value(lark, call, schema, f"{prefix}_{i}", end.replace("KEY", key), f"$.properties.{key}")
         rule = lark.rule(f"{prefix}_p{i}", frame(key, value))
         yield rule if required else f"({rule})?"
 
@@ -302,7 +343,13 @@ def _operators(pattern: str) -> Iterator[int]:
 
 _FORMATS: Mapping[str, CallFormat] = {
     **dict.fromkeys(("hermes_json", "json_tools"), CallFormat(_json_body('\n{"name": "NAME", "arguments": ', "}\n"))),
-    **dict.fromkeys(("glm47", "glm4_native", "glm4_xml"), CallFormat(_glm_body)),
+    **dict.fromkeys(("glm47", "glm4_native", "glm4_xml"), _keyed_format()),
+    "k2_horizon": _keyed_format("ifm|", outer=True),
+    "minimax_m3": CallFormat(_minimax_body, f"{_MINIMAX}<tool_call>", f"{_MINIMAX}</tool_call>"),
+    "deepseek_v4": CallFormat(_dsml_body, "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+    "inkling": CallFormat(
+        _json_body('{"name": "NAME", "args": ', "}"), "<|content_invoke_tool_json|>", "<|end_message|>"
+    ),
     "qwen3_coder": CallFormat(_qwen_body),
     "mistral": CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", ""),
     "llama": CallFormat(

@@ -12,7 +12,9 @@ from tokenizers import AddedToken
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
 from start_llm.core.request import Dialect, ResponseFormat, ToolChoice
+from start_llm.parsing.registry import output_style
 from start_llm.parsing.structured import MOST_CALLS, special_tokens
+from tests.parsing.helpers import run
 from tests.parsing.vocabulary import (
     BOTH,
     BYTES,
@@ -350,3 +352,31 @@ def test_unusual_names_and_text_are_escaped() -> None:
     wanted = constraint(BYTES, tools=(odd,), tool_choice=ToolChoice("required"))
     call = {"name": odd.name, "arguments": {"ключ": "</tool_call>"}}
     assert BYTES.accepts(wanted, f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>")
+
+
+@pytest.mark.parametrize("tool_format", ["deepseek_v4", "inkling", "k2_horizon", "minimax_m3"])
+def test_what_a_grammar_of_a_new_format_asks_for_is_read(tool_format: str) -> None:
+    answer = run(GOOD[tool_format], 3, form=output_style(tool_parser=tool_format, reasoning_parser="null"))[1]
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
+        ("get_weather", {"city": "Ulm", "days": 2})
+    ]
+
+
+@BOTH
+def test_tags_of_hy_v4_end_as_its_vocabulary_says(words: Vocabulary) -> None:
+    wanted = constraint(words, "hy_v4", tools=(WEATHER, PING), tool_choice=ToolChoice("required"))
+    end = ":opensource" if words is TOKENS else ""
+    good = f"<tool_calls{end}>\n{GOOD['glm47'].replace('>', f'{end}>')}\n</tool_calls{end}>"
+    assert words.accepts(wanted, good) and words.accepts(wanted, good + "\n" + good)
+    assert not words.accepts(wanted, good.replace("days", "dais"))
+    answer = run(good, 3, form=output_style(tool_parser="hy_v4", reasoning_parser="null"))[1]
+    assert json.loads(answer.tool_calls[0].arguments) == {"city": "Ulm", "days": 2}
+    none = constraint(words, "hy_v4", tools=(WEATHER,), tool_choice=ToolChoice("none"))
+    assert not words.begins(none, good)
+
+
+def test_a_token_in_the_middle_of_a_marker_is_no_text() -> None:
+    """Then calls are held to Hermes' form, which every reader knows."""
+    words = Vocabulary("｜DSML｜")
+    wanted = constraint(words, "deepseek_v4", tools=(WEATHER,), tool_choice=ToolChoice("required"))
+    assert words.accepts(wanted, GOOD["hermes_json"]) and not words.begins(wanted, GOOD["deepseek_v4"])

@@ -16,7 +16,9 @@ from start_llm.core.work import Constraint
 from start_llm.parsing.structured import ModelText, make_constraint, model_text
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>")
-MARKERS += ("<arg_value>", "</arg_value>")
+MARKERS += ("<arg_value>", "</arg_value>", "]<]minimax[>[", "<|content_invoke_tool_json|>", "<|end_message|>")
+for name in ("tool_calls", "tool_call", "arg_key", "arg_value"):
+    MARKERS += (f"<ifm|{name}>", f"</ifm|{name}>", f"<{name}:opensource>", f"</{name}:opensource>")
 EOS = "<|eos|>"
 
 
@@ -103,5 +105,21 @@ GOOD = {
     "llama_xml": '<function=get_weather>{"city": "Ulm", "days": 2}</function>',
     "llama": '{"name": "get_weather", "parameters": {"city": "Ulm", "days": 2}}',
 }
+_HEAD = "<｜DSML｜parameter name="
+GOOD["deepseek_v4"] = (
+    f'<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n{_HEAD}"city" string="true">Ulm</｜DSML｜parameter>\n'
+    f'{_HEAD}"days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+)
+GOOD["minimax_m3"] = (
+    '~<tool_call>\n~<invoke name="get_weather">~<city>Ulm~</city>~<days>2~</days>~</invoke>\n~</tool_call>'
+).replace("~", "]<]minimax[>[")
+GOOD["k2_horizon"] = (
+    f"<ifm|tool_calls>\n{GOOD['glm47'].replace('tool_call', 'ifm|tool_call')}\n</ifm|tool_calls>".replace(
+        "arg_", "ifm|arg_"
+    )
+)
+GOOD["inkling"] = (
+    '<|content_invoke_tool_json|>{"name": "get_weather", "args": {"city": "Ulm", "days": 2}}<|end_message|>'
+)
 GOOD["json_tools"] = GOOD["something_else"] = GOOD["hermes_json"]
 GOOD["glm4_xml"] = GOOD["glm4_native"] = GOOD["glm47"]

@@ -78,10 +78,15 @@ def _tree(source: Source, schema: Schema, name: str, depth: int) -> Step[tuple[o
         listed = all(child == "item" for child, _ in children) and schema.allows("array")
         return [value for _, value in children] if listed else dict(children), complete
     text, found = yield from source.until((end, *LEAKED), _MAX_LEAF)
+    return _leaf(text, schema), found == end
+
+
+def _leaf(text: str, schema: Schema) -> object:
+    """What a text stands for. Nothing at all is what the schema allows of a text, an object and an array."""
     if not text and not schema.allows("string"):
-        return {} if schema.allows("object") else [] if schema.allows("array") else None, found == end
+        return {} if schema.allows("object") else [] if schema.allows("array") else None
     is_literal, literal = (False, None) if schema.types == {"string"} else parse_literal(text.strip())
-    return literal if is_literal else schema.coerce(text), found == end
+    return literal if is_literal else schema.coerce(text)
 
 
 MINIMAX_M3 = ToolFormat(
