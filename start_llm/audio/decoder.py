@@ -1,4 +1,4 @@
-"""Decodes recordings in a child process with limits, so that no file can end, fill or stop the server.
+"""Decodes recordings and reads PDF files in a child process with limits: no file can end, fill or stop the server.
 
 `decoder_child` is what runs there, and says what passes between the two. Knows nothing of models and requests.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from start_llm.audio.decoder_child import DECODE, LENGTH, LOOK, REFUSED, SECONDS, SHAPE
+from start_llm.audio.decoder_child import DECODE, LENGTH, LOOK, REFUSED, SECONDS, SHAPE, TEXT
 from start_llm.core.errors import Unavailable
 
 MOST_SECONDS = 600
@@ -47,6 +47,11 @@ class Decoder:
         with self._order(DECODE, data) as answers:
             while piece := _part(answers):
                 yield piece
+
+    def text(self, data: bytes) -> str:
+        """Of a PDF file, page by page. Raises NotDecoded, Unavailable."""
+        with self._order(TEXT, data) as answers:
+            return _part(answers).decode()
 
     @property
     def pid(self) -> int | None:

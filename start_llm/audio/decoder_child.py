@@ -1,20 +1,22 @@
-"""The child process in which recordings are decoded: a script of its own, which knows nothing of the server.
+"""The child process in which recordings are decoded and PDF files read: a script that knows nothing of the server.
 
 `decoder` starts it and speaks to it. It reads orders from its standard input and answers on its standard output. It
 ends when its input ends, so it never outlives the server.
 
-libsndfile decodes. Whatever a file makes it do costs one process, which has limits of memory and processor time for
-each order.
+libsndfile decodes, pypdf reads. Whatever a file makes them do costs one process, which has limits of memory and
+processor time for each order.
 
-- An order: one byte (`LOOK` or `DECODE`), the size of the file (8 bytes), the file.
+- An order: one byte (`LOOK`, `DECODE` or `TEXT`), the size of the file (8 bytes), the file.
 - An answer consists of parts: one byte (`PART` or `REFUSED`), the size of what follows (8 bytes), and that.
 - To `LOOK`: one part with sample rate and frames (8 bytes each). To `DECODE`: parts with samples (float32, all channels
-  mixed), then an empty one. `REFUSED` comes with a sentence and ends any answer.
+  mixed), then an empty one. To `TEXT`: one part with the text of a PDF file. `REFUSED` comes with a sentence and ends
+  any answer.
 - An empty part comes by itself when the child has started.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import resource
@@ -25,7 +27,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-LOOK, DECODE = b"L", b"D"
+LOOK, DECODE, TEXT = b"L", b"D", b"T"
 PART, REFUSED = b"P", b"X"
 LENGTH = struct.Struct("<Q")
 SHAPE = struct.Struct("<QQ")
@@ -33,6 +35,10 @@ MEMORY = 256 << 20
 """Bytes that an order may take, beyond twice its file."""
 SECONDS = 30
 """Of a processor, for one order. Two hours take 1 to 10 of them."""
+MOST_PAGES, MOST_CHARS = 500, 2_000_000
+"""Of a PDF file."""
+FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, OSError, LookupError, AttributeError, AssertionError)
+"""What libraries raise of a damaged file."""
 FRAMES = 1 << 15
 """Of a part: a file may have a thousand channels."""
 
@@ -45,14 +51,43 @@ def main(soundfile: Any) -> None:
         data = orders.read(LENGTH.unpack(orders.read(LENGTH.size))[0])
         limits.set_for(len(data))
         try:
+            if order == TEXT:
+                _say(answers, PART, _pdf_text(data).encode())
+                continue
             with soundfile.SoundFile(io.BytesIO(data)) as file:
                 shape = SHAPE.pack(file.samplerate, max(0, file.frames))
                 for part in [shape] if order == LOOK else _decode(file):
                     _say(answers, PART, part)
         except MemoryError:
             _say(answers, REFUSED, b"it takes too much memory")
-        except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, ArithmeticError, OSError) as error:
+        except (soundfile.SoundFileError, *FAULTS) as error:
             _say(answers, REFUSED, str(error).encode()[:200])
+
+
+def _pdf_text(data: bytes) -> str:
+    """The text of each page under a line with its number. Raises ValueError: why there is none; `FAULTS`."""
+    pypdf = importlib.import_module("pypdf")
+    try:
+        return _pages_text(pypdf.PdfReader(io.BytesIO(data)))
+    except pypdf.errors.PyPdfError as error:
+        raise ValueError(f"it is damaged ({error})") from None
+
+
+def _pages_text(reader: Any) -> str:
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise ValueError("it is locked by a password")
+    count = len(reader.pages)
+    if count > MOST_PAGES:
+        raise ValueError(f"it has {count} pages, and {MOST_PAGES} are read at most")
+    pages, chars = [], 0
+    for page in reader.pages:
+        pages.append(page.extract_text().replace("\0", "").strip())
+        chars += len(pages[-1])
+        if chars > MOST_CHARS:
+            raise ValueError(f"it has over {MOST_CHARS:,} characters")
+    if not chars:
+        raise ValueError("there is no text in it, only pictures or nothing")
+    return "\n\n".join(f"Page {number} of {count}:\n{text}" for number, text in enumerate(pages, 1))
 
 
 def _say(answers: BinaryIO, kind: bytes, part: bytes) -> None:

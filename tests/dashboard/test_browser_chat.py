@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.common.test_documents import pdf, words
 from tests.dashboard.browser import Browser
 from tests.dashboard.hostile import HTML, SLOW, SNIPPETS
 from tests.integration.live import Live
@@ -152,6 +153,24 @@ def test_an_answer_is_shown_as_markdown_and_its_code_can_be_copied(page: Browser
     page.press("#said .code button")
     page.until_text("#said .code button", "Copied")
     assert page.run("return navigator.clipboard.readText()") == "print(1)"
+
+
+@pytest.mark.thorough
+def test_the_model_is_shown_the_text_of_a_pdf(page: Browser, server: Live, tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    page.view("try")
+    (tmp_path / "report.pdf").write_bytes(pdf(words("The zebra")))
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4")
+    page.all("#try-file")[0].send_keys(str(tmp_path / "report.pdf"))
+    page.until_text("#try-files", "report.pdf")
+    send(page, "What is in it?")
+    page.until_text("#said .user", "What is in it?", "report.pdf")
+    ended(page)
+    page.until_text("#said .assistant", "tokens")
+    page.all("#try-file")[0].send_keys(str(tmp_path / "broken.pdf"))
+    page.until_text("#try-files", "broken.pdf")
+    send(page, "And this?")
+    page.until_text("#said", "this PDF cannot be shown")
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from start_llm.api.anthropic import context, shapes
 from start_llm.api.anthropic.tools import choice_of, references, tools_of
 from start_llm.api.common import fields, parts
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
+from start_llm.api.common.documents import pdf_text
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
@@ -246,15 +247,16 @@ def _block_content(kind: str, block: dict[str, Any], path: str) -> parts.PartCon
 def _document(block: dict[str, Any], path: str) -> parts.PartContent:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
-    if not isinstance(source, dict) or kind not in ("text", "content"):
+    is_pdf = isinstance(source, dict) and kind == "base64" and source.get("media_type") == "application/pdf"
+    if not isinstance(source, dict) or not (is_pdf or kind in ("text", "content")):
         instead = parts.OTHER_MEDIA["document"]
         what = f"documents of type {fields.short(kind)} are not supported"
         raise NotSupported(f"{path}.source: {what}; {instead}.", param=path)
-    said = (
-        parts.PartContent(fields.string_in(source, "data", f"{path}.source"))
-        if kind == "text"
-        else _blocks_content(source.get("content"), f"{path}.source.content")
-    )
+    if kind == "content":
+        said = _blocks_content(source.get("content"), f"{path}.source.content")
+    else:
+        data = fields.string_in(source, "data", f"{path}.source")
+        said = parts.PartContent(pdf_text(data, block.get("title"), f"{path}.source.data") if is_pdf else data)
     about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
     return parts.join_content([*(parts.PartContent(text) for text in about), said])
 

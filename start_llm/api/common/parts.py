@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from start_llm.api.common.documents import INSTEAD, pdf_data, pdf_text
 from start_llm.api.common.fields import bad, items_of, short, string_in, within
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.jsontext import too_much_to_read
@@ -18,6 +19,7 @@ from start_llm.core.limits import Limit
 from start_llm.core.messages import Attachment, Message, ToolCall
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+FILE_TYPES = ("file", "input_file")
 IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
 # What no model here reads, and what can be sent in its place.
 OTHER_MEDIA = {
@@ -25,9 +27,7 @@ OTHER_MEDIA = {
     "audio": "send the words: POST /v1/audio/transcriptions makes them from a recording",
     "video_url": "send some of its frames as images",
     "video": "send some of its frames as images",
-    "file": "send its text, or its pages as images",
-    "input_file": "send its text, or its pages as images",
-    "document": "send its text, or its pages as images",
+    **dict.fromkeys(("file", "input_file", "document"), f"send a PDF as a data URL in base64, or {INSTEAD}"),
     "container_upload": "send the file's text; this server runs no containers",
 }
 
@@ -129,6 +129,10 @@ def part_content(part: Any, path: str) -> PartContent:
         return PartContent(string_in(part, "refusal", path))
     if kind in IMAGE_TYPES:
         return PartContent(attachments=(attachment_of(part, path),))
+    if kind in FILE_TYPES:
+        file, where = (part.get("file"), f"{path}.file") if kind == "file" else (part, path)
+        if isinstance(file, dict) and (data := pdf_data(file.get("file_data"))) is not None:
+            return PartContent(pdf_text(data, file.get("filename"), f"{where}.file_data"))
     raise unusable(kind, path)
 
 

@@ -1,23 +1,29 @@
-// What a message in the chat takes along: images as data addresses, other files as their text.
+// What a message in the chat takes along: images and PDF files as data addresses, other files as their text.
 // Dropped, pasted or chosen. Knows nothing of the chat.
 
 import { byId, bytes, make, setText } from "./dom.js";
 
 const MOST_IMAGE = 8e6; // bytes
+const MOST_PDF = 32e6;
+const PDF = "application/pdf";
 const MOST_TEXT = 500_000;
 const MOST_FILES = 8;
 const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
-let files = []; // {name, size, image} or {name, size, text}
+let files = []; // {name, size, image}, {name, size, pdf} or {name, size, text}
 
 async function read(file) {
   if (IMAGES.includes(file.type)) {
     if (file.size > MOST_IMAGE) throw new Error(`${file.name} has ${bytes(file.size)}; an image may have ${bytes(MOST_IMAGE)}.`);
     return { name: file.name, size: file.size, image: await dataAddress(file) };
   }
+  if (file.type === PDF) { // the server reads its text
+    if (file.size > MOST_PDF) throw new Error(`${file.name} has ${bytes(file.size)}; a PDF may have ${bytes(MOST_PDF)}.`);
+    return { name: file.name, size: file.size, pdf: await dataAddress(file) };
+  }
   if (file.size > MOST_TEXT) throw new Error(`${file.name} has ${bytes(file.size)}; a text file may have ${bytes(MOST_TEXT)}.`);
   const text = await file.text();
-  if (text.includes("\0")) throw new Error(`${file.name} is neither text nor a PNG, JPEG, WebP or GIF image.`);
+  if (text.includes("\0")) throw new Error(`${file.name} is neither text nor a PDF nor a PNG, JPEG, WebP or GIF image.`);
   return { name: file.name, size: file.size, text };
 }
 
@@ -78,7 +84,8 @@ export function contentOf(text, attached = []) {
   const texts = attached.filter((file) => file.text !== undefined).map((file) => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\``);
   const whole = [...texts, text].filter(Boolean).join("\n\n");
   const images = attached.filter((file) => file.image).map((file) => ({ type: "image_url", image_url: { url: file.image } }));
-  return images.length ? [{ type: "text", text: whole }, ...images] : whole;
+  const pdfs = attached.filter((file) => file.pdf).map((file) => ({ type: "file", file: { filename: file.name, file_data: file.pdf } }));
+  return images.length || pdfs.length ? [...pdfs, ...(whole ? [{ type: "text", text: pdfs.length ? `\n\n${whole}` : whole }] : []), ...images] : whole;
 }
 
 const form = byId("try-form");

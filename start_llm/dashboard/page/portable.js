@@ -7,6 +7,7 @@ const FORMAT = "start_llm chats";
 const ROLES = ["user", "assistant", "tool"];
 const TEXTS = ["content", "reasoning_content", "tool_call_id", "told"];
 const SETTINGS = ["model", "system", "tools", "most", "temperature", "top_p", "seed"];
+const PDF = /^data:application\/pdf;base64,[A-Za-z0-9+/=]+$/;
 const IMAGE = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MARK = /^<!-- (user|assistant|tool|reasoning) -->$/;
 const HEADINGS = { user: "You", assistant: "Model", tool: "Result", reasoning: "Reasoning" };
@@ -123,5 +124,6 @@ function messageFrom(item) {
 function fileFrom(file) {
   const known = { name: String(file?.name), size: Number(file?.size) || 0 };
   if (typeof file?.image === "string") return IMAGE.test(file.image) ? { ...known, image: file.image } : null;
+  if (typeof file?.pdf === "string") return PDF.test(file.pdf) ? { ...known, pdf: file.pdf } : null;
   return typeof file?.text === "string" ? { ...known, text: file.text } : null;
 }

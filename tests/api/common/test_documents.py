@@ -1,0 +1,126 @@
+"""PDF files in messages: their text reaches the model; a hostile one ends with a sentence, and no other request."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from start_llm.api.anthropic.messages import _block_content
+from start_llm.api.common import documents
+from start_llm.api.common.documents import MOST_BYTES, pdf_text
+from start_llm.api.common.parts import content_of
+from start_llm.core.errors import BadRequest, NotSupported
+
+pytest.importorskip("pypdf")
+pytestmark = pytest.mark.live
+
+
+def pdf(*streams: bytes, packed: bool = False) -> bytes:
+    """A file with a page for each stream of drawing orders."""
+    objects = [b"<< /Type /Catalog /Pages 2 0 R >>"]
+    kids = b" ".join(b"%d 0 R" % (4 + 2 * at) for at in range(len(streams)))
+    objects += [b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, len(streams))]
+    objects += [b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    for at, stream in enumerate(streams):
+        fonts = b"<< /Font << /F 3 0 R >> >>"
+        objects.append(b"<< /Type /Page /Parent 2 0 R /Resources %s /Contents %d 0 R >>" % (fonts, 5 + 2 * at))
+        data, how = (zlib.compress(stream, 9), b"/Filter /FlateDecode ") if packed else (stream, b"")
+        objects.append(b"<< %s/Length %d >> stream\n%s\nendstream" % (how, len(data), data))
+    body, places = b"%PDF-1.4\n", []
+    for number, text in enumerate(objects, 1):
+        places.append(len(body))
+        body += b"%d 0 obj %s endobj\n" % (number, text)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    size = len(objects) + 1
+    head = b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table)
+    return body + head + b"trailer << /Root 1 0 R /Size %d >> \nstartxref\n%d\n%%%%EOF\n" % (size, len(body))
+
+
+def words(text: str) -> bytes:
+    return b"BT /F 12 Tf 10 10 Td (%s) Tj ET" % text.encode()
+
+
+def sent(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    documents._reader.cache_clear()
+    yield
+    documents._reader()[0].close_child()
+    documents._reader.cache_clear()
+
+
+SHOWN = "[File a report.pdf]\nPage 1 of 2:\nThe zebra\n\nPage 2 of 2:\nhas stripes\n[End of a report.pdf]"
+URL = f"data:application/pdf;base64,{sent(pdf(words('The zebra'), words('has stripes')))}"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "file": {"file_data": URL, "filename": "a\nreport.pdf"}},
+        {"type": "input_file", "file_data": URL, "filename": "a report.pdf"},
+    ],
+)
+def test_the_text_of_each_page_stands_where_the_file_was_sent(part: Any) -> None:
+    before, after = {"type": "text", "text": "before "}, {"type": "text", "text": " after"}
+    assert content_of([before, part, after], "content").text == f"before {SHOWN} after"
+
+
+def test_a_document_of_the_messages_api_is_read_too() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": URL.partition(",")[2]}
+    block = {"type": "document", "source": source, "context": "Read it."}
+    assert "Read it." in (text := _block_content("document", block, "content[0]").text)
+    assert "Page 2 of 2:\nhas stripes\n[End of document.pdf]" in text
+
+
+def test_a_file_is_read_once_and_the_child_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sent(pdf(words("once")))
+    first = pdf_text(data, None, "p")
+    decoder = documents._reader()[0]
+    pid = decoder.pid
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "text", None)
+        assert pdf_text(data, None, "p") == first
+    assert "other" in pdf_text(sent(pdf(words("other"))), None, "p") and decoder.pid == pid
+
+
+BOMB = pdf(b"BT /F 12 Tf " + b"(xxxxxxxx) Tj " * 20_000_000 + b"ET", packed=True)
+LOOP = b"%PDF-1.4\n1 0 obj << /Type /Catalog /Pages 2 0 R >> endobj\n"
+LOOP += b"2 0 obj << /Type /Pages /Kids [2 0 R] /Count 1 >> endobj\n"
+LOOP += b"trailer << /Root 1 0 R /Size 3 >>\nstartxref\n0\n%%EOF\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"not a PDF at all", "does not begin as one"),
+        (b"%PDF-1.4", "damaged"),
+        (pdf(b""), "no text in it"),
+        (pdf(*[b""] * 501), "501 pages"),
+        (pdf(words("x"))[:200], "."),
+        (LOOP, "."),
+        (BOMB, "."),
+        (b"%PDF-" + bytes(MOST_BYTES), "are read at most"),
+    ],
+    ids=["no PDF", "nothing", "no text", "pages", "cut", "loop", "bomb", "bytes"],
+)
+def test_a_hostile_file_ends_with_a_sentence_and_the_next_one_is_read(data: bytes, why: str) -> None:
+    with pytest.raises(BadRequest, match=why) as caught:
+        pdf_text(sent(data), "x.pdf", "messages[0].content[1]")
+    assert caught.value.message.startswith("messages[0].content[1]: this PDF cannot be shown: ")
+    assert "pages as images" in caught.value.message and caught.value.param == "messages[0].content[1]"
+    assert "fine" in pdf_text(sent(pdf(words("fine"))), "x.pdf", "p")
+
+
+def test_what_is_no_base64_or_no_pdf_is_refused() -> None:
+    with pytest.raises(BadRequest, match="no base64"):
+        pdf_text("###", "x", "p")
+    for file in ({"file_id": "f"}, {"file_data": "data:text/plain;base64,eA=="}, {"file_data": "eA=="}):
+        with pytest.raises(NotSupported, match="data URL"):
+            content_of([{"type": "file", "file": file}], "content")
