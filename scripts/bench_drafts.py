@@ -62,9 +62,8 @@ from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, OraclePass
 from scripts.bench.virtual import VirtualClock
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.costs import MOST_DRAFTED, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import MOST_DRAFTED, WIDTHS, DraftGate, PassCosts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Remembering, RowState
 from start_llm.models.embedded import ensure_embedded_model

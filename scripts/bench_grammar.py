@@ -38,9 +38,8 @@ from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import DraftGate, PassCosts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import Processor

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
-from start_llm.engine.decode.gate import DraftGate, DraftOption
+from start_llm.engine.decode.gate import MOST_DRAFTED, MOST_WIDE, DraftGate, DraftOption, PassCosts
 from start_llm.prompt.drafts import tool_result_views
 
 CallStyle = Literal["xml", "json"]

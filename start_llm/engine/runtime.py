@@ -132,8 +132,8 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None,
 
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, QUANTISED_FROM)
         quantisation.check(loaded.model)
-    own = [not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded)), sorted(call_marks_of(loaded))]
-    batches, landmarks, call_marks = ranks.agree(own)
+    own = [not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded)), sorted(call_openers_of(loaded))]
+    batches, landmarks, call_openers = ranks.agree(own)
     return ModelRunner(
         loaded.model,
         eos=loaded.eos,
@@ -141,8 +141,8 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None,
         gate=gate,
         quantisation=quantisation,
         batches=batches,
-        marks=landmarks,
-        call_marks=call_marks,
+        landmarks=landmarks,
+        call_openers=call_openers,
         begins_call=partial(begins_plain_call, loaded),
         ranks=ranks,
     )
@@ -151,13 +151,13 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None,
 def landmarks_of(loaded: LoadedModel) -> set[int]:
     """The tokens that end reasoning and that begin a call, where these are tokens of their own."""
     end = loaded.tokenizer.get_added_vocab().get(loaded.style.reasoning.end)
-    return call_marks_of(loaded) | ({end} if end is not None else set())
+    return call_openers_of(loaded) | ({end} if end is not None else set())
 
 
-def call_marks_of(loaded: LoadedModel) -> set[int]:
+def call_openers_of(loaded: LoadedModel) -> set[int]:
     """The tokens that begin a call; empty where calls begin with text that is no token of its own."""
-    marks = loaded.tokenizer.get_added_vocab()
-    return {marks[opener.text] for opener in loaded.style.openers(()) if opener.text in marks}
+    added = loaded.tokenizer.get_added_vocab()
+    return {added[opener.text] for opener in loaded.style.openers(()) if opener.text in added}
 
 
 def begins_plain_call(loaded: LoadedModel, answer: Sequence[int]) -> bool:

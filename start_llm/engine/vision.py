@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import mlx.core as mx
@@ -27,7 +27,10 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
-from start_llm.engine.features import Features, FeatureStore
+from start_llm.files.lru import Lru
+
+FEATURES_BYTES = 256 << 20
+"""What the vision tower made of images is kept in so much memory, those that were used last."""
 
 
 class StateLayer(ArraysCache):  # type: ignore[misc]
@@ -112,17 +115,30 @@ class LanguageAlone:
         return logits
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the vision tower made of an image."""
+
+    rows: mx.array  # [tokens, width], as the language model takes them
+    deep: tuple[mx.array, ...]  # per early layer [tokens, width], added there (deepstack); empty for most models
+    grid: tuple[int, int] | None  # rows and columns of its tokens, ``None`` where positions just go on
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes + sum(layer.nbytes for layer in self.deep))
+
+
 class VisionModel(LanguageAlone):
     """A model of mlx-vlm that sees. `encoded`: images that went through the vision tower."""
 
-    def __init__(self, vlm: Any, features: FeatureStore | None = None) -> None:
+    def __init__(self, vlm: Any, features_bytes: int = FEATURES_BYTES) -> None:
         """Raises NotSupported for a family whose positions are of a kind unknown here."""
         super().__init__(vlm.language_model)
         self._vlm, config = vlm, vlm.config
         self._pad = int(_first(config, "image_token_id", "image_token_index"))
         self._opens = getattr(config, "vision_start_token_id", None)  # the token before an image; None: there is none
         self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
-        self._features = features or FeatureStore()
+        self._features = Lru[str, Features](features_bytes, lambda _, features: features.nbytes)  # by image
         self.encoded = 0
         if self._places:
             self._check_positions()
@@ -137,7 +153,7 @@ class VisionModel(LanguageAlone):
     def see(self, tokens: Sequence[int], cache: list[Any], images: Sequence[ImageSpan]) -> mx.array:
         """Logits of one row that holds whole images; their starts count from the first of `tokens`."""
         ids = mx.array([self._pad if token >= FIRST_IMAGE_ID else token for token in tokens])[None]
-        features = [self._features.get(image.key, partial(self._encode, image)) for image in images]
+        features = [self._features_of(image) for image in images]
         embedded = self._language.model.embed_tokens(ids)
         parts, at = [], 0
         for image, seen in zip(images, features, strict=True):
@@ -159,11 +175,14 @@ class VisionModel(LanguageAlone):
         positions, following = positions_of(begins, len(tokens), grids)
         return self._run(ids, cache, mx.array(positions)[:, None], mx.array(following)[None], **more)
 
-    def _encode(self, image: ImageSpan) -> Features:
+    def _features_of(self, image: ImageSpan) -> Features:
+        if (found := self._features.get(image.key)) is not None:
+            return found
         made = self.encode(image.prepare())
         if made.rows.shape[0] != image.length:
             raise ValueError(f"an image has {made.rows.shape[0]} places, not {image.length} as was planned")
         self.encoded += 1
+        self._features.put(image.key, made)
         return made
 
     def encode(self, prepared: Mapping[str, Any]) -> Features:

@@ -19,11 +19,10 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.checks import asker, checker, unchecked
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
+from start_llm.engine.decode.gate import PassCosts
 from start_llm.engine.decode.head import add_drafter, language_of
 from start_llm.engine.decode.wired import unwire, wire_weights
-from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.guarded import GuardedStore
@@ -246,7 +245,7 @@ class ModelBuilder:
             alone = library_of(loaded.capabilities.config) == "mlx-vlm"
             return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
         try:
-            return replace(loaded, model=VisionModel(loaded.model, self._features(settings, loaded)))
+            return replace(loaded, model=VisionModel(loaded.model))
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
@@ -287,14 +286,6 @@ class ModelBuilder:
         if self.shared.usable and files.nbytes > free:
             sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
             raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
-
-    def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
-        """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""
-        folder = settings.disk_dir
-        if folder is None or not (weights := WeightsDigest(loaded.stamps, folder).value):
-            return FeatureStore()
-        most = min(MOST_DISK_BYTES, self._disk_bytes(settings) // 10)
-        return FeatureStore(MEMORY_BYTES, folder / "images", most, model=_whole(loaded.fingerprint, weights))
 
     def _disk(self, settings: Settings, loaded: LoadedModel) -> DiskTier | None:
         folder = settings.disk_dir

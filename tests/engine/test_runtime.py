@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.engine.runtime import bound_freed_buffers, call_marks_of, landmarks_of, make_runner
+from start_llm.engine.runtime import bound_freed_buffers, call_openers_of, landmarks_of, make_runner
 from start_llm.models.capabilities import DecodingCheck
 from start_llm.models.device import PREFILL_BYTES
 from start_llm.parsing.registry import output_style
@@ -35,7 +35,7 @@ def loaded(name: str) -> Any:
 
 def test_landmarks_are_tokens_that_end_reasoning_or_begin_a_call() -> None:
     assert landmarks_of(loaded("llama")) == {5, 6}
-    assert call_marks_of(loaded("llama")) == {5}
+    assert call_openers_of(loaded("llama")) == {5}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
-from start_llm.engine.features import FeatureStore
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -239,14 +238,15 @@ def test_a_cancelled_prefill_keeps_whole_images() -> None:
     assert engine.scheduler.figures()["vlm_retreat"] == 0
 
 
-def test_features_outlive_the_process_without_any_kv(tmp_path: Path) -> None:
+def test_an_image_is_encoded_once_while_there_is_room_for_what_was_made_of_it() -> None:
     asked = prompt("qwen3_vl", [text(1, 10), Picture(1), text(2, 10), Picture(2)])
+    roomy, narrow = VisionModel(make("qwen3_vl")), VisionModel(make("qwen3_vl"), features_bytes=1)
     found = []
-    for encoded in (2, 0):
-        model = VisionModel(make("qwen3_vl"), FeatureStore(1 << 20, tmp_path, 1 << 20))
-        found.append(model.see(asked.tokens, model.make_cache(), asked.images))
-        assert model.encoded == encoded
-    assert mx.array_equal(*found).item()
+    for encoded in ((2, 2), (2, 4)):
+        for model in (roomy, narrow):
+            found.append(model.see(asked.tokens, model.make_cache(), asked.images))
+        assert (roomy.encoded, narrow.encoded) == encoded
+    assert all(mx.array_equal(found[0], each).item() for each in found)
 
 
 def test_kv_that_ends_inside_an_image_is_given_up(tmp_path: Path) -> None:

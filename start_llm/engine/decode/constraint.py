@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,7 +30,6 @@ from numpy.typing import NDArray
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.row import Remembering
-from start_llm.engine.decode.vocabulary import make_vocabulary
 from start_llm.files.lru import Lru
 
 KEPT_GRAMMARS = 64
@@ -212,8 +212,14 @@ def _vocabulary_of(tokenizer: Any, eos: tuple[int, ...]) -> LLTokenizer | NotSup
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return NotSupported(f"{refused}: it is not a fast one.")
+    if backend.padding is not None or backend.truncation is not None:  # the vocabulary alone is wanted
+        backend = copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
     try:
-        return make_vocabulary(backend, eos)
+        # In two calls, between which other threads run: each holds Python's lock, for seconds if there are many tokens.
+        made = LLTokenizer(backend.to_str(), eos_token=list(eos), slices=[])
+        return made.with_slices(LLTokenizer.general_slices())
     except ValueError as error:
         return NotSupported(f"{refused}: {error}")
     except BaseException as error:

@@ -49,16 +49,10 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may come next: of a text, of a grammar, of a head; or of one of the first two and then of a head."""
+    """Tokens that may come next: of a text, of a grammar or of a head."""
 
     tokens: list[int]
-    match: int  # how many tokens in front of it were equal, or `FORCED_MATCH`, or `HEAD_MATCH`
-    headed: int = 0  # so many at the end were proposed by a head
-
-    def match_of(self, index: int) -> int:
-        """What `Acceptance` knows the token at `index` by."""
-        by_head = index >= len(self.tokens) - self.headed
-        return index + (HEAD_MATCH if by_head else self.match)
+    match: int  # how many tokens in front of it were equal, or `FORCED_MATCH`, or `HEAD_MATCH`; one more for each token
 
 
 @dataclass(slots=True)
@@ -74,13 +68,13 @@ class DecodeCounts:
 
     def accept(self, proposal: Proposal, right: int) -> None:
         """So many tokens of the proposal were right."""
-        first = min(right, len(proposal.tokens) - proposal.headed)
         self.accepted += right
-        self.headed += right - first
-        if proposal.match >= FORCED_MATCH:
-            self.forced += first
+        if proposal.match >= HEAD_MATCH:
+            self.headed += right
+        elif proposal.match >= FORCED_MATCH:
+            self.forced += right
         else:
-            self.copied += first
+            self.copied += right
 
 
 class Acceptance:
@@ -221,7 +215,6 @@ class RowDrafts:
 
     find_drafter: Callable[[], SuffixIndex | None] | None = None  # ``None``: no drafts, nor what a grammar forces
     acceptance: Acceptance = field(default_factory=Acceptance)  # how often proposals were right in this conversation
-    said: list[int] = field(default_factory=list)  # is told each token that is reported
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # is added to, with and without drafts
 
 

@@ -1,4 +1,4 @@
-"""What drafts need beside the rows: indexes, what was said lately, and what passes of a model cost that comes back.
+"""What drafts need beside the rows: indexes, how often drafts were right, what passes of a model that comes back cost.
 
 Indexes are built by a thread of their own, while the prompt is prefilled or the first tokens are decoded; all else here
 is called on the model thread.
@@ -7,39 +7,23 @@ is called on the model thread.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from start_llm.core.work import Submit
-from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import Acceptance, RowDrafts, SuffixIndex
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import DraftGate, PassCosts
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import Cache
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
-from start_llm.kvcache.blocks import as_tokens, common_prefix
 
 log = logging.getLogger(__name__)
 
-_ANSWERS = 16
 _CONVERSATIONS = 64
 KNOWN_COSTS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """To a prompt; `said` grows while it is generated."""
-
-    conversation: str
-    prompt: np.ndarray
-    said: list[int]
 
 
 class Drafts:
@@ -51,29 +35,21 @@ class Drafts:
     def __init__(self, gate: DraftGate, agree: Callable[[bool], bool] = bool) -> None:
         self.gate, self._agree = gate, agree
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafts")
-        self._answers: deque[_Answer] = deque(maxlen=_ANSWERS)
         self._acceptances = Lru[str, Acceptance](_CONVERSATIONS)
 
     def begin(self, work: Submit, generated: Sequence[int]) -> RowDrafts:
         """Starts to build the index of a request's row, unless it wants no drafts.
 
-        What this conversation was answered to the very same prompt before is part of it (a client that asks again
-        often gets the same answer); nothing of any other conversation is. What a request took tells which words were
-        proposed, so a client that shares no more than a session's name, or a question, must not find another one's.
+        Nothing of any other request is part of it: what a request took tells which words were proposed.
         """
         if not work.sampling.drafts:
             return RowDrafts()
-        prompt = as_tokens(work.prompt.tokens)
-        same = [answer for answer in self._answers if answer.conversation == work.conversation]
-        others = [list(a.said) for a in same if common_prefix(prompt, a.prompt) == len(a.prompt)]
-        answer = _Answer(work.conversation or "", prompt, list(generated))
         acceptance = Acceptance(self.gate.acceptance)
         if work.conversation is not None:  # a session that copies does not pay for one that does not
-            self._answers.append(answer)
             acceptance = self._acceptances.get(work.conversation) or acceptance
             self._acceptances.put(work.conversation, acceptance)
-        index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
-        return RowDrafts(lambda: index.result() if self._agree(index.done()) else None, acceptance, answer.said)
+        index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views)
+        return RowDrafts(lambda: index.result() if self._agree(index.done()) else None, acceptance)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)
@@ -96,12 +72,10 @@ def make_drafts(
     return Drafts(DraftGate(costs, rewinder.carries, head, ranks.clock), ranks.agree)
 
 
-def _build(
-    row: Sequence[int], views: Callable[[], Sequence[Any]] | None, said: Sequence[Sequence[int]]
-) -> SuffixIndex | None:
+def _build(row: Sequence[int], views: Callable[[], Sequence[Any]] | None) -> SuffixIndex | None:
     """``None``: it cannot be built."""
     try:
-        return SuffixIndex(row, [*(views() if views is not None else ()), *said])
+        return SuffixIndex(row, views() if views is not None else ())
     except Exception as error:  # the thread's edge
         log.warning("no drafts for a request: %s", error, exc_info=True)
         return None

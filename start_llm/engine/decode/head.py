@@ -27,7 +27,7 @@ from mlx_lm.utils import load_model as mlx_load_model
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
-from start_llm.engine.decode.costs import MOST_WIDE
+from start_llm.engine.decode.gate import MOST_WIDE
 from start_llm.engine.decode.row import Cache, Remembering, Sampler
 from start_llm.engine.decode.upstream_heads import in_vocabulary, load_head
 from start_llm.engine.vision import LanguageAlone
@@ -200,31 +200,16 @@ class HeadedModel:
         tail = cache[-1]
         return tail.cache[0][:, :tokens] if isinstance(tail, HiddenTail) else None
 
-    def steps_over(self, draft: int) -> int:
-        """Steps that it takes to read a draft of so many tokens, before it goes on with it.
-
-        A head needs the hidden state behind each token. It guesses those of a draft, one after the other. A small model
-        reads the whole draft with the row's newest token.
-        """
-        return draft if self.drafter.reads_hidden else 0
-
     def propose(
-        self,
-        cache: Cache,
-        tokens: Sequence[int],
-        ahead: mx.array | None,
-        count: int,
-        sampler: Sampler,
-        draft: Sequence[int] = (),
+        self, cache: Cache, tokens: Sequence[int], ahead: mx.array | None, count: int, sampler: Sampler
     ) -> list[int]:
-        """What may follow `tokens` and `draft`; the cache is left as it was. Waits for the device.
+        """What may follow `tokens`; the cache is left as it was. Waits for the device.
 
         Args:
             tokens: the newest tokens of one row, in no KV yet; one at least.
             ahead: the hidden states behind all of them but the last, [1, len(tokens) - 1, width], where they are known.
             count: how many tokens to propose.
             sampler: of the row; it is left as it was.
-            draft: what is proposed already to follow `tokens`.
         """
         tail, layers = cache[-1], self._layers_of(cache)
         hidden = None
@@ -233,13 +218,7 @@ class HeadedModel:
         inner = getattr(sampler, "inner", sampler)
         remembering = inner if isinstance(inner, Remembering) else None
         saved = remembering.save() if remembering is not None else None
-        stepwise = self.steps_over(len(draft))
-        known = [*tokens, *draft]
-        state = self.drafter.extend(mx.array(known[: len(known) - stepwise])[None], hidden, layers)[:, -1:]
-        for token in known[len(known) - stepwise :]:
-            state = self.drafter.extend(mx.array([[token]]), state, layers)
-        if remembering is not None:
-            remembering.skip(len(draft))
+        state = self.drafter.extend(mx.array(list(tokens))[None], hidden, layers)[:, -1:]
         drawn: list[mx.array] = []
         for _ in range(count):
             if drawn:
@@ -249,7 +228,7 @@ class HeadedModel:
         if remembering is not None:
             remembering.restore(saved)
         for leaf in leaves(layers):
-            leaf.trim(len(known) + count - 1)
+            leaf.trim(len(tokens) + count - 1)
         return cast(list[int], mx.concatenate(drawn).tolist())
 
     def _by_inner(self, inputs: mx.array, **more: Any) -> mx.array:

@@ -21,18 +21,14 @@ from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.landmarks import Landmarks
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.together import verify_together
 from start_llm.engine.decode.verify import PAUSE, SingleRow
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.files.lru import Lru
-from start_llm.kvcache.blocks import TokenSequence
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
-_MOST_OWNERS = 64  # whose landmarks are known
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
 
@@ -71,8 +67,8 @@ class ModelRunner:
         gate: decides about drafts, and learns what passes cost; ``None``: there are no drafts.
         quantisation: of a row's KV, as it grows.
         batches: several rows are decoded together; else each by itself, one after the other.
-        marks: see `landmarks`. A row in a batch keeps no states.
-        call_marks: the tokens that begin a call; none: it cannot be told by tokens.
+        landmarks: see `SingleRow`. A row in a batch keeps no states.
+        call_openers: the tokens that begin a call; none: it cannot be told by tokens.
         begins_call: whether an answer begins with a call that none of these tokens begins.
         ranks: that compute the model together; an error of one ends all of them. ``None``: this process alone.
     """
@@ -86,16 +82,15 @@ class ModelRunner:
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
         batches: bool = True,
-        marks: Iterable[int] = (),
-        call_marks: Iterable[int] = (),
+        landmarks: Iterable[int] = (),
+        call_openers: Iterable[int] = (),
         begins_call: Callable[[Sequence[int]], bool] = lambda answer: False,
         ranks: Ranks | None = None,
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
-        self._together, self._marks, self._ranks = batches, frozenset(marks), ranks or Ranks()
-        self._call_marks, self._begins_call = frozenset(call_marks), begins_call
-        self._landmarks = Lru[str | None, Landmarks](_MOST_OWNERS)
+        self._together, self._landmarks, self._ranks = batches, frozenset(landmarks), ranks or Ranks()
+        self._call_openers, self._begins_call = frozenset(call_openers), begins_call
         self._clock = time.perf_counter if gate is None else gate.clock
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
@@ -125,21 +120,11 @@ class ModelRunner:
             mx.clear_cache()
         return int(self._ranks.agree(taken))
 
-    def parted(self, owner: str | None, tokens: TokenSequence) -> None:
-        """A request of this owner parted behind these tokens from what is stored, and no state is kept there."""
-        self._landmarks_of(owner).learn(tokens)
-
     def calls(self, answer: Sequence[int]) -> bool | None:
         """Whether there is a call in the answer; ``None``: that cannot be told by its tokens."""
-        if not self._call_marks.isdisjoint(answer) or self._begins_call(answer):
+        if not self._call_openers.isdisjoint(answer) or self._begins_call(answer):
             return True
-        return False if self._call_marks else None
-
-    def _landmarks_of(self, owner: str | None) -> Landmarks:
-        if (known := self._landmarks.get(owner)) is None:
-            known = Landmarks(self._marks)
-            self._landmarks.put(owner, known)
-        return known
+        return False if self._call_openers else None
 
     def insert(self, row: RowState) -> int:
         """Begins, or goes on, to decode a row, which belongs to the runner then. Returns its uid."""
@@ -222,7 +207,7 @@ class ModelRunner:
                     eos=self._eos,
                     gate=gate,
                     quantisation=self._quantisation,
-                    landmarks=self._landmarks_of(row.place.owner),
+                    landmarks=self._landmarks,
                 )
             find = None if row.place.has_text else row.drafts.find_drafter
             if find is not None and (drafter := find()) is not None:

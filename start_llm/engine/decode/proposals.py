@@ -1,8 +1,8 @@
 """What is proposed behind the newest token of a row that decodes alone. Model thread only.
 
 A proposal comes from the row's text (what stands behind the same words elsewhere), from its grammar (where that leaves
-no choice), or from a head; a head may go on behind the first two. The gate says which one is worth a wider pass. Knows
-nothing of passes: `verify` computes them, and tells how much of a proposal was right.
+no choice), or from a head. The gate says which one is worth a wider pass. Knows nothing of passes: `verify` computes
+them, and tells how much of a proposal was right.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from start_llm.engine.decode.constraint import GrammarProcessor
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
 from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, Proposal, SuffixIndex
-from start_llm.engine.decode.gate import MOST_HEADED, DraftGate, DraftOption
+from start_llm.engine.decode.gate import MOST_DRAFTED, MOST_HEADED, MOST_WIDE, DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel
-from start_llm.engine.decode.landmarks import LONGEST_LEAD, Landmarks
 from start_llm.engine.decode.row import RowState
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
@@ -31,7 +29,7 @@ class RowProposals:
         gate: where it is missing, nothing is proposed.
         guide: the grammar that the answer follows, if any.
         eos: a draft ends with one of these tokens.
-        landmarks: a draft ends there, too, so that a pass does.
+        landmarks: a draft ends with one of these, too, so that a pass does.
         quantisation: a draft does not reach beyond its `start`.
 
     Attributes:
@@ -45,11 +43,11 @@ class RowProposals:
         head: HeadedModel | None,
         guide: GrammarProcessor | None,
         eos: frozenset[int],
-        landmarks: Landmarks,
+        landmarks: frozenset[int],
         quantisation: Quantisation | None,
     ) -> None:
         self._state, self._gate, self._head, self._guide = state, gate, head, guide
-        self._eos, self._landmarks, self._quantisation = eos, landmarks, quantisation
+        self._ends, self._quantisation = eos | landmarks, quantisation
         self.text: SuffixIndex | None = None
 
     def draft(self, token: int, carried: Sequence[int], ahead: mx.array | None) -> Proposal | None:
@@ -60,25 +58,21 @@ class RowProposals:
             ahead: the hidden states behind `carried`, for a head.
         """
         most = self._room(len(carried))
-        if self._gate is None or token in self._eos or most < 1:
-            return None
-        before = [*self._state.tokens[-LONGEST_LEAD:], *carried, token]
-        if self._landmarks.at_end(before):
+        if self._gate is None or token in self._ends or most < 1:
             return None
         proposals = [] if (read := self._from_text(token, most)) is None else [read]
         if self._head is not None:
             proposals.append(Proposal([], HEAD_MATCH))  # it is asked only if it is chosen
         if not proposals:
             return None
-        options = [self._option(proposal, most) for proposal in proposals]
+        options = [DraftOption(one.match, len(one.tokens) or min(most, MOST_HEADED)) for one in proposals]
         acceptance, context = self._state.drafts.acceptance, len(self._state.tokens)
         index, length = self._gate.choose(acceptance, options, carried=len(carried), context=context)
-        first = proposals[index].tokens[:length]
-        draft = self._possible(before, first)
-        if len(draft) == len(first) < length:
-            headed = self._from_head([*carried, token], ahead, draft, length - len(draft))
-            draft = self._possible(before, [*draft, *headed])
-        return Proposal(draft, proposals[index].match, max(0, len(draft) - len(first))) if draft else None
+        chosen = proposals[index]
+        if length and chosen.match == HEAD_MATCH:
+            chosen = Proposal(self._from_head([*carried, token], ahead, length), HEAD_MATCH)
+        draft = self._possible(token, chosen.tokens[:length])
+        return Proposal(draft, chosen.match) if draft else None
 
     def learn(self, proposal: Proposal, right: int) -> None:
         """So many of its tokens were right."""
@@ -86,27 +80,15 @@ class RowProposals:
         drafts.counts.drafted += len(draft)
         drafts.counts.accept(proposal, right)
         for i in range(min(right + 1, len(draft))):
-            drafts.acceptance.observe(proposal.match_of(i), i < right)
+            drafts.acceptance.observe(proposal.match + i, i < right)
         if self.text is not None:
             self.text.append(draft[:right])
 
-    def _option(self, proposal: Proposal, most: int) -> DraftOption:
-        """A head takes up to `MOST_HEADED` steps. Behind another proposal those over its tokens count, too."""
-        count = len(proposal.tokens)
-        if not count:
-            return DraftOption(proposal.match, min(most, MOST_HEADED))
-        if self._head is None or proposal.tokens[-1] in self._eos | self._landmarks.marks:
-            return DraftOption(proposal.match, count)
-        read = self._head.steps_over(count)
-        return DraftOption(proposal.match, count, max(0, min(most - count, MOST_HEADED - read)), read)
-
-    def _possible(self, before: list[int], draft: list[int]) -> list[int]:
-        """The draft, up to where the answer may end, a state is to be kept, or the grammar forbids it."""
-        end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), len(draft))
+    def _possible(self, token: int, draft: list[int]) -> list[int]:
+        """The draft behind `token`, to where the answer may end, a state is to be kept, or the grammar forbids it."""
+        end = next((i for i, drafted in enumerate(draft) if drafted in self._ends), len(draft))
         draft = draft[: end + 1]
-        kept = self._landmarks.first(before, draft)
-        draft = draft if kept is None else draft[: kept + 1]
-        return draft if self._guide is None or not draft else draft[: self._guide.allowed(before[-1], draft)]
+        return draft if self._guide is None or not draft else draft[: self._guide.allowed(token, draft)]
 
     def _from_text(self, token: int, most: int) -> Proposal | None:
         """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""
@@ -116,13 +98,12 @@ class RowProposals:
             return Proposal(forced, FORCED_MATCH)
         return proposal
 
-    def _from_head(self, fed: list[int], ahead: mx.array | None, draft: list[int], count: int) -> list[int]:
-        """`count` tokens that may follow `fed`, which is in no KV yet, and `draft`."""
+    def _from_head(self, fed: list[int], ahead: mx.array | None, count: int) -> list[int]:
+        """`count` tokens that may follow `fed`, which is in no KV yet."""
         assert self._head is not None and self._gate is not None
         began = self._gate.clock()
-        drawn = self._head.propose(self._state.cache, fed, ahead, count, self._state.sampler, draft)
-        steps = self._head.steps_over(len(draft)) + count
-        self._gate.proposed(steps, self._gate.clock() - began)
+        drawn = self._head.propose(self._state.cache, fed, ahead, count, self._state.sampler)
+        self._gate.proposed(count, self._gate.clock() - began)
         return drawn
 
     def _room(self, carried: int) -> int:

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import ArraysCache
 from start_llm.engine.decode.head import HiddenTail
 from start_llm.kvcache.kinds import kind_of, leaves
 
-Mark = list[tuple[Any, dict[str, Any]]]
+SavedStates = list[tuple[Any, dict[str, Any]]]
 
 
 class Rewinder:
@@ -35,7 +35,7 @@ class Rewinder:
         self.carries = any(_is_carried(leaf) for leaf in leaves(cache))
         self._cache = cache
 
-    def mark(self) -> Mark:
+    def save(self) -> SavedStates:
         """To be called before a pass over several tokens, and given to `restore` if it has to be taken back."""
         with_state = [leaf for leaf in leaves(self._cache) if kind_of(leaf).state]
         return [(leaf, kind_of(leaf).kept(leaf)) for leaf in with_state] if self.carries else []
@@ -61,12 +61,12 @@ class Rewinder:
             else:
                 leaf.trim(tokens)
 
-    def restore(self, mark: Mark, tokens: int) -> None:
+    def restore(self, saved: SavedStates, tokens: int) -> None:
         """Takes out the whole newest pass, which computed so many tokens, two at least."""
         for leaf in leaves(self._cache):
             if not kind_of(leaf).state:
                 leaf.trim(tokens)
-        for leaf, kept in mark:
+        for leaf, kept in saved:
             kind_of(leaf).put_back(leaf, kept)
 
 

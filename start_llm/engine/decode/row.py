@@ -27,9 +27,6 @@ class Remembering:
     def restore(self, state: Any) -> None:
         self.__dict__.update(state)
 
-    def skip(self, tokens: int) -> None:
-        """Of a sampler: as if it had drawn so many tokens."""
-
 
 @dataclass(slots=True)
 class RowState:
@@ -45,7 +42,6 @@ class RowState:
     drafts: RowDrafts = field(default_factory=RowDrafts)
     # Called when its KV moves into a batch, with what reads it there, and when it is in `cache` again.
     on_move: Callable[[KVReader | None], None] = lambda reader: None
-    owner: str | None = None  # who asked
     # (tokens, layers): what the layers that cannot be cut held at landmarks of the answer, see `SingleRow`
     states: list[tuple[int, Cache]] = field(default_factory=list)
 

@@ -92,9 +92,6 @@ class SeededSampler(Remembering):
         self._seed = sampling.seed * _ODD
         self._place = drawn
 
-    def skip(self, tokens: int) -> None:
-        self._place += tokens
-
     def __call__(self, logprobs: mx.array) -> mx.array:
         sampling = self._sampling
         key = mx.random.key((self._seed + self._place) & _64_BITS)
@@ -334,7 +331,6 @@ class TextDrawing:
         Raises what went wrong in the row's own sampler, penalties or grammar: such a request ends with an error,
         never with garbage, and the other rows of the step do not notice.
         """
-        self.drafts.said.append(token)
         if self._error is not None:
             raise self._error
         if self._grammar is not None and self._grammar.error is not None:

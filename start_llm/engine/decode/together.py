@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.costs import MOST_WIDE
 from start_llm.engine.decode.draft import Proposal, RowDrafts, SuffixIndex
-from start_llm.engine.decode.gate import DraftGate, DraftOption
+from start_llm.engine.decode.gate import MOST_WIDE, DraftGate, DraftOption
 from start_llm.engine.decode.row import DecodeRow
 
 MOST_ROWS = 4
@@ -43,7 +42,7 @@ class _Row:
         counts.drafted += drafted
         counts.accept(self.proposal, right)
         for i in range(min(right + 1, drafted)):
-            self.drafts.acceptance.observe(self.proposal.match_of(i), i < right)
+            self.drafts.acceptance.observe(self.proposal.match + i, i < right)
         if self.drafter is not None:
             self.drafter.append(self.proposal.tokens[:right])
 

@@ -36,7 +36,6 @@ from start_llm.engine.decode.constraint import GrammarProcessor
 from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
-from start_llm.engine.decode.landmarks import Landmarks
 from start_llm.engine.decode.proposals import RowProposals
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
@@ -66,7 +65,8 @@ class SingleRow:
         state: taken over.
         gate: where it is missing, nothing is drafted.
         quantisation: a block does not reach beyond its `start`.
-        landmarks: layers that cannot be cut leave their state there (`RowState.states`).
+        landmarks: tokens behind which layers that cannot be cut leave their state (`RowState.states`): clients often
+            part from an answer there.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SingleRow:
         eos: frozenset[int],
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
-        landmarks: Landmarks | None = None,
+        landmarks: frozenset[int] = frozenset(),
     ) -> None:
         self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
@@ -87,7 +87,7 @@ class SingleRow:
         self._gate = gate if self._rewinder.possible else None
         self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
         keeps = self._rewinder.possible and self._rewinder.carries
-        self._landmarks = landmarks if keeps and landmarks is not None else Landmarks()
+        self._landmarks = landmarks if keeps else frozenset()
         self._timer = _PassTimer(self._gate)
         self._clock = time.perf_counter if gate is None else gate.clock
         self._proposals = RowProposals(state, self._gate, self._head, self._guide, eos, self._landmarks, quantisation)
@@ -155,7 +155,7 @@ class SingleRow:
         """A pass over a draft. Returns what was said: the token and what is right of the draft."""
         state, draft = self.state, proposal.tokens
         fed = [*carried, token, *draft]
-        mark = self._rewinder.mark()
+        before = self._rewinder.save()
         logits = self._forward(mx.array(fed))[0, len(carried) :, :]
         drawn, saved = draw_block(state, self._stateful, [token, *draft], logits)
         self._timer.result(len(state.tokens))
@@ -165,7 +165,7 @@ class SingleRow:
         if right < len(draft) and self._rewinder.carries:
             again = (*carried, *said)
             ahead = None if self._head is None else self._head.ahead(state.cache, len(again))
-            self._rewinder.restore(mark, len(fed))
+            self._rewinder.restore(before, len(fed))
             self._next = _NextPass(carried=again, ahead=ahead)
         else:
             if right < len(draft):
@@ -195,7 +195,7 @@ class SingleRow:
     def _commit(self, tokens: Sequence[int]) -> None:
         """These are in the KV for good. Chooses the next state."""
         self.state.tokens += tokens
-        if self._landmarks.at_end(self.state.tokens):
+        if self.state.tokens[-1] in self._landmarks:
             self._keep_states()
         if self._quantisation is not None:
             self._quantisation.apply(self.state.cache)
@@ -277,7 +277,7 @@ class _PassTimer:
         now = self._clock()
         started, width, least = self._launched.popleft()
         if self._gate is not None and not (self._disturbed and started < self._left_at):
-            self._gate.observe(width, held, max(least, now - max(started, self._last_result)), least)
+            self._gate.observe(width, held, max(least, now - max(started, self._last_result)))
         self._last_result = now
 
 

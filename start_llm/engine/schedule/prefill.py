@@ -69,8 +69,6 @@ class Prefill:
         restored = self._store.restore(job.tokens, plan)
         job.cache, job.lent, job.position = restored.cache, restored.cache, restored.length
         job.stops = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
-        if plan.reason == "no_checkpoint":
-            self._runner.parted(job.work.owner, job.tokens[: plan.matched])
         return restored
 
     def take_back(self, job: Job, *, valid: bool = True) -> None:

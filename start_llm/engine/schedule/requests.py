@@ -56,7 +56,7 @@ class Rows:
         row = RowState(
             cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, on_move
         )
-        row.states, row.owner = job.states, job.work.owner
+        row.states = job.states
         job.uid = self._runner.insert(row)
         job.stage = Stage.DECODE
         self._jobs[job.uid] = job

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import mlx.core as mx
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from mlx_lm.tool_parsers import glm47, json_tools, mistral, qwen3_coder
+from tokenizers import Tokenizer, models
 
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.messages import Tool
@@ -276,6 +278,41 @@ def test_a_grammar_that_cannot_be_compiled_is_refused(grammars: Grammars) -> Non
 def test_a_slow_tokenizer_is_not_supported() -> None:
     with pytest.raises(NotSupported, match="tokenizer"):
         Grammars(object(), [1]).make_vocabulary()
+
+
+def test_the_vocabulary_is_made_once_and_is_what_llguidance_reads() -> None:
+    grammars = Grammars(TOKENIZER, [EOS])
+    made, read = grammars.make_vocabulary(), LLTokenizer(TOKENIZER.backend_tokenizer.to_str(), eos_token=[EOS])
+    assert grammars.make_vocabulary() is made
+    for token in range(read.vocab_size):
+        assert made.decode_bytes([token]) == read.decode_bytes([token])
+
+
+def test_a_tokenizer_that_cuts_texts_is_not_used_as_it_is_and_not_changed() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    assert len(Grammars(tokenizer, [EOS]).make_vocabulary().tokenize_str("ab a a a a")) > 2
+    assert tokenizer.backend_tokenizer.truncation is not None
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused_each_time_with_the_reason() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer._tokenizer = Tokenizer(models.WordLevel(vocab={"a": 0, "b": 1}, unk_token="a"))
+    grammars = Grammars(tokenizer, [1])
+    for _ in range(2):
+        with pytest.raises(NotSupported, match="tokenizer"):
+            grammars.make_vocabulary()
+
+
+def test_a_vocabulary_that_llguidance_gives_up_on_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As pyo3's, which nobody can import."""
+
+    monkeypatch.setattr(
+        "start_llm.engine.decode.constraint.LLTokenizer", Mock(side_effect=PanicException("assertion failed"))
+    )
+    with pytest.raises(NotSupported, match="assertion failed"):
+        Grammars(make_tokenizer(), [1]).make_vocabulary()
 
 
 def test_prepare_in_many_threads_and_use_in_one(grammars: Grammars) -> None:

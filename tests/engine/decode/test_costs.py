@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.engine.decode.costs import MOST_WIDE, WIDTHS, PassCosts
+from start_llm.engine.decode.gate import MOST_WIDE, WIDTHS, PassCosts
 
 Truth = Callable[[int, int], float]
 CONTEXTS = (0, 64, 4096, 31_611, 41_218, 100_000, 200_000)

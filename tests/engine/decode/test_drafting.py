@@ -14,10 +14,9 @@ from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
 from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.gate import DraftGate, PassCosts
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.files.lru import Lru
 from start_llm.prompt.drafts import Views
@@ -62,26 +61,10 @@ def proposed(drafts: Drafts, work: Submit, start: Sequence[int]) -> list[int]:
     return found.tokens if found is not None else []
 
 
-def answered(drafts: Drafts, conversation: str | None) -> None:
-    row = drafts.begin(submit(ASKED, conversation), [])
-    assert row is not None
-    row.said += SAID
-
-
-def test_a_client_that_asks_again_may_get_the_same_answer(drafts: Drafts) -> None:
-    answered(drafts, "a")
-    assert proposed(drafts, submit(ASKED, "a"), SAID[:3]) == SAID[3:7]
-
-
-@pytest.mark.parametrize(
-    ("conversation", "prompt"), [("b", ASKED), (None, ASKED), ("a", [*ASKED[:-1], 7]), ("a", ASKED[:-1])]
-)
-def test_nothing_of_another_conversation_is_proposed(
-    drafts: Drafts, conversation: str | None, prompt: list[int]
-) -> None:
-    answered(drafts, "a")
-    answered(drafts, None)
-    assert proposed(drafts, submit(prompt, conversation), SAID[:3]) == []
+def test_nothing_of_another_request_is_proposed_not_even_of_one_with_the_same_prompt(drafts: Drafts) -> None:
+    for conversation in ("a", "b", None):
+        ready(drafts.begin(submit(ASKED, conversation), SAID))
+        assert proposed(drafts, submit(ASKED, conversation), SAID[:3]) == []
 
 
 def test_what_a_row_had_said_before_it_was_interrupted_belongs_to_it(drafts: Drafts) -> None:

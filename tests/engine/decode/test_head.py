@@ -59,8 +59,7 @@ class Anything(DraftGate):
         self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
     ) -> tuple[int, int]:
         index = self._chance.randrange(len(options))
-        longest = options[index].most + options[index].continued
-        return index, min(longest, self._chance.choice([0, 1, 2, 5, 8]))
+        return index, min(options[index].most, self._chance.choice([0, 1, 2, 5, 8]))
 
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         return self._chance.random() < 0.8
@@ -110,48 +109,6 @@ def test_the_words_are_the_same_with_a_head(name: str, label: str) -> None:
     assert (got.tokens, got.finish) == (expected.tokens, "length")
     assert_same(got, model)
     assert row.state.drafts.counts.drafted > 0
-
-
-class Longest(DraftGate):
-    """Takes the first option, with all that a head adds to it."""
-
-    def __init__(self) -> None:
-        super().__init__(Published({1: 1.0}), head=0.0)
-
-    def choose(
-        self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
-    ) -> tuple[int, int]:
-        return 0, options[0].most + options[0].continued
-
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("label", ["greedy", "seeded"])
-def test_a_copy_that_ends_is_continued_by_the_head(label: str) -> None:
-    model = headed("same")
-    expected = reference(model, SAMPLINGS[label], 24)
-    row = row_of(model, label, 24, Longest())
-    row.offer(Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (2, None)))  # type: ignore[arg-type]
-    got = said(row)
-    assert got.tokens == expected.tokens
-    assert_same(got, model)
-    counts = row.state.drafts.counts
-    assert (counts.drafted, counts.accepted) == (counts.copied + counts.headed,) * 2  # it drafts for itself: all right
-    assert (counts.forwards, counts.copied, counts.headed) == (3, 5, 16)  # 1 + 2 + 8 tokens twice, then the last two
-
-
-def test_a_head_reads_a_copy_before_it_goes_on() -> None:
-    """What it proposes behind a copy is what it proposes with the copy's tokens in the row, as far as it can know."""
-    model = headed("same")
-    truth = reference(model, SAMPLINGS["greedy"], 8).tokens
-
-    def propose(*args: Any) -> list[int]:
-        cache = prefilled(model)
-        return model.propose(cache, [PROMPT[-1]], None, 3, lambda logprobs: mx.argmax(logprobs, axis=-1), *args)
-
-    assert propose() == truth[:3] and propose(truth[:4]) == truth[4:7]
-    assert (headed("same").steps_over(4), headed("qwen3_5").steps_over(4)) == (0, 4)
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:

@@ -136,18 +136,3 @@ def test_rows_beside_each_other_verify_drafts_of_whatever_length(
     assert all(said == truths[label].tokens for label, _, said in rows.values())
     if drafted:
         assert steps < SAID and sum(counts.accepted for _, counts, _ in rows.values()) > len(labels)
-
-
-def test_where_an_owners_client_rewrites_calls_is_a_landmark_of_that_owners_answers_only() -> None:
-    model = make("qwen3_5")
-    said = reference(model, SAMPLINGS["greedy"], 40).tokens
-    runner = ModelRunner(model, eos=[], max_rows=2, marks=[said[4]])
-    runner.parted("ann", [*PROMPT, *said[:21]])
-    kept = {}
-    for owner in ("bob", "ann", None):
-        row = new_row(PROMPT, prefilled(model), 40, *SINGLE, owner=owner)
-        runner.insert(row)
-        while not any(one.finish for one in runner.decode()):
-            pass
-        kept[owner] = [length - len(PROMPT) - 1 for length, _ in row.states]
-    assert 20 in kept["ann"] and kept["bob"] == kept[None] == [place for place in kept["ann"] if place != 20]

@@ -27,7 +27,6 @@ from start_llm.core.request import Sampling
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.landmarks import Landmarks
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.rewind import Rewinder
@@ -215,7 +214,7 @@ def test_a_state_is_kept_behind_each_landmark(lies: Callable[[int], tuple[int, i
     model, sampling = make("qwen3_5"), SAMPLINGS["greedy"]
     expected = reference(model, sampling, 40)
     landmarks = frozenset({expected.tokens[4], expected.tokens[30]})
-    row = single(model, sampling, 40, truth=expected.tokens, lies=lies, landmarks=Landmarks(landmarks))
+    row = single(model, sampling, 40, truth=expected.tokens, lies=lies, landmarks=landmarks)
     assert said(row).tokens == expected.tokens
     assert len(row.state.states) >= 2
     for length, layers in row.state.states:
@@ -230,19 +229,18 @@ def test_a_state_is_kept_behind_each_landmark(lies: Callable[[int], tuple[int, i
 
 
 @pytest.mark.parametrize("lies", [None, liar(1), liar(7)])
-def test_a_state_is_kept_where_reasoning_ends_where_a_call_begins_behind_it_and_where_clients_part_from_it(
+def test_a_state_is_kept_where_reasoning_ends_and_where_a_call_begins_behind_it(
     lies: Callable[[int], tuple[int, int | None]] | None,
 ) -> None:
     model, sampling = make("qwen3_5"), SAMPLINGS["greedy"]
     expected = reference(model, sampling, 40)
     said_first = expected.tokens
-    ends = [4, 7, 20]  # of the reasoning, of the mark of a call, of what a client keeps of that
+    ends = [4, 7]  # of the reasoning, of the token that begins a call
     assert not {said_first[4], said_first[7]} & {*said_first[5:7], *said_first[8:21]}
-    landmarks = Landmarks(frozenset({said_first[4], said_first[7]}))
-    landmarks.learn(said_first[:21])
+    landmarks = frozenset({said_first[4], said_first[7]})
     row = single(model, sampling, 40, truth=said_first, lies=lies, landmarks=landmarks)
     assert said(row).tokens == said_first
-    assert [length - len(PROMPT) - 1 for length, _ in row.state.states[:3]] == ends
+    assert [length - len(PROMPT) - 1 for length, _ in row.state.states[:2]] == ends
 
 
 def test_few_states_are_kept_and_of_those_that_end_alike_none_near_to_each_other() -> None:
@@ -250,7 +248,7 @@ def test_few_states_are_kept_and_of_those_that_end_alike_none_near_to_each_other
     tokens = reference(model, sampling, 80).tokens
     near = next(t for i, t in enumerate(tokens) if t in tokens[max(0, i - 8) : i])
     for landmarks in (frozenset({near}), frozenset(range(VOCAB))):
-        row = single(model, sampling, 80, landmarks=Landmarks(landmarks))
+        row = single(model, sampling, 80, landmarks=landmarks)
         assert said(row).tokens == tokens
         read = [*PROMPT[-1:], *tokens]
         possible = [place for place, token in enumerate(read[:-1]) if token in landmarks]
@@ -265,7 +263,7 @@ def test_few_states_are_kept_and_of_those_that_end_alike_none_near_to_each_other
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_no_state_is_kept_where_none_is_needed_or_it_is_written_in_place(name: str) -> None:
     model = make(name)
-    row = single(model, SAMPLINGS["greedy"], 20, landmarks=Landmarks(frozenset(range(VOCAB))))
+    row = single(model, SAMPLINGS["greedy"], 20, landmarks=frozenset(range(VOCAB)))
     said(row)
     assert row.state.states == []
 
