@@ -3,9 +3,9 @@
 A draft is as long as is expected to gain most: right tokens for the seconds that its pass takes. How often tokens are
 right is counted by conversation (`draft.Acceptance`). What passes take is measured (`PassCosts`): in seconds for narrow
 ones (one token), and as multiples of these for wide ones, so a machine that becomes slow changes one figure. Of the
-last times a low one counts: other programs only make a pass slower. A wide pass that took other than expected proves
-nothing before a narrow one has told whether the machine has changed. A width that was never seen is taken to be cheap,
-and longer drafts are tried now and then: a pass that is tried tells the truth.
+last times a low one counts: other programs only make a pass slower. Few wide passes that took other than expected count
+before a narrow one has told that the machine has not changed. A width that was never seen is taken to be cheap, and
+longer drafts are tried now and then: a pass that is tried tells the truth.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _UNKNOWN_SECONDS = 0.05  # what a pass is taken to take before the first one was
 _TOKEN = 0.02  # of a narrow pass: what a token more is taken to cost where nothing is known
 _KEPT = 8  # times
 _SURPRISE = 1.4  # a time that differs by more from what is expected is none of the usual ones
+_BELIEVED = 2  # surprises behind a narrow pass that was as usual
 _LEAST_SECONDS, _MOST_SECONDS = 1e-6, 3600.0  # no pass takes less or more: the clock is wrong
 _CELLS = [WIDTHS[bisect_left(WIDTHS, width)] for width in range(MOST_WIDE + 1)]
 
@@ -46,7 +47,8 @@ class PassCosts:
         self._narrow: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))  # seconds, by octave
         self._multiples: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._known: dict[int, list[float]] = {}  # multiples by width, of an octave, as they are now
-        self._is_steady, self._surprises = False, 0  # the last pass was a narrow one and took as long as usual
+        self._believed = 0  # surprises that count before another narrow pass has told
+        self._surprises = 0  # since the last narrow pass
         self.wants_narrow = True
 
     def observe(self, width: int, context: int, seconds: float) -> None:
@@ -59,11 +61,11 @@ class PassCosts:
         known = self.by_width(context)
         is_usual = octave in self._narrow and 1 / _SURPRISE < seconds / known[width] < _SURPRISE
         if width == 1:
-            self._is_steady, self.wants_narrow, self._surprises = is_usual, False, 0
-        elif is_usual or self._is_steady or self._surprises >= _KEPT:
+            self._believed, self.wants_narrow, self._surprises = _BELIEVED * is_usual, False, 0
+        elif is_usual or self._believed or self._surprises >= _KEPT:
             self._multiples[octave, _CELLS[width]].append(max(1.0, seconds / known[1]))
             self._known.clear()
-            self._is_steady = False
+            self._believed -= not is_usual
         else:
             self._surprises += 1
             self.wants_narrow = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum, auto
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +17,6 @@ from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import as_tokens
 
 EndReason = Literal["stop", "length", "cancelled", "deadline"]
-
-
-class Stage(Enum):
-    WAITING = auto()
-    PREFILL = auto()
-    DECODE = auto()
-    ENDED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +33,46 @@ class Followed:
     @property
     def is_over(self) -> bool:
         """The KV is there, or will not come."""
-        return self.job.stage is not Stage.PREFILL or self.job.position >= self.until
+        return not isinstance(self.job.state, Prefilling) or self.job.state.position >= self.until
+
+
+@dataclass(slots=True)
+class Waiting:
+    """In the queue: new, or put back after it had run."""
+
+
+@dataclass(slots=True)
+class Prefilling:
+    """Its tokens are computed, or it waits for a job that computes the same ones."""
+
+    cache: Cache | None = None  # holds the first `position` tokens; ``None``: nothing is restored yet
+    position: int = 0
+    stops: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
+    follows: Followed | None = None  # the job whose KV this one waits for
+
+
+@dataclass(slots=True)
+class Decoding:
+    """A row of the runner, which has its KV."""
+
+    uid: int
+
+
+@dataclass(slots=True)
+class Ended:
+    """Its final event is out."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Mutable state of one `Submit`."""
+    """One `Submit`. What is true in one stage only is in `state`."""
 
     work: Submit
     tokens: np.ndarray  # what prefill has to cover: the prompt, and after a pause what was generated before it; int32
-    submitted: float
-    stage: Stage = Stage.WAITING
-    position: int = 0  # how many of `tokens` are in `cache` so far
-    stops: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
-    cache: Cache | None = None
+    submitted: float  # seconds of the scheduler's clock, as all times here
+    state: Waiting | Prefilling | Decoding | Ended = field(default_factory=Waiting)
     lent: Cache | None = None  # the caches that the store takes back when the job runs no more
     states: list[tuple[int, Cache]] = field(default_factory=list)  # of its answer, see `RowState`
-    uid: int = -1
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)  # about the first admission
     planned: bool = False  # `Admitted` has been sent
@@ -65,7 +80,6 @@ class Job:
     admitted: float = 0.0
     watched: float | None = None  # clock reading from which the watchdog counts, ``None`` while it does not
     counted: float = 0.0  # seconds that the watchdog has counted before that
-    follows: Followed | None = None  # the job whose KV this one waits for
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # what decoding it took
     failures: int = 0  # steps of several rows that failed while this was one of them
     alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
@@ -75,6 +89,17 @@ class Job:
     drawing: Any = None  # a `TextDrawing`: how its tokens are drawn, once it is admitted
     pending: int | None = None  # a token that `drawing` has drawn before a pause and that is not reported yet
     room: float = math.inf  # tokens that memory allows it to generate in all
+
+    @property
+    def prefill(self) -> Prefilling:
+        """Its state, where it is in prefill."""
+        assert isinstance(self.state, Prefilling)
+        return self.state
+
+    @property
+    def is_new(self) -> bool:
+        """In prefill it has computed nothing yet that is not stored."""
+        return self.prefill.position <= self.report.reused
 
     @property
     def prefix(self) -> int:
@@ -100,21 +125,20 @@ class Job:
 
         `pending`: of a row that was suspended. Without it a row that decoded draws its next token again.
         """
-        if self.stage is Stage.DECODE:
+        if isinstance(self.state, Decoding):
             self.counted = self.seconds(now)
             self.pending = pending
         self.watched = None
         if self.generated:
             self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
-        self.stage, self.position, self.stops = Stage.WAITING, 0, []
+        self.state = Waiting()
         self.states = []  # they are stored, or of tokens that were not reported and may be drawn otherwise
-        self.cache = self.follows = None
         if self.pending is None:
             self.drawing = None
 
     def prefilled(self, tokens: int) -> None:
         """So many tokens more went through the model. Behind a pause in an answer they are no work of the prompt's."""
-        self.position += tokens
+        self.prefill.position += tokens
         if not self.generated and self.pending is None:
             self.computed += tokens
 
@@ -130,14 +154,14 @@ class Job:
         )
 
     def send(self, event: EngineEvent) -> None:
-        if self.stage is not Stage.ENDED:
+        if not isinstance(self.state, Ended):
             self.work.sink.put(event)
 
     def end(self, reason: EndReason) -> None:
         """Sends the final event; later calls do nothing."""
         self.send(EngineDone(reason, tuple(self.generated), self.final_report()))
-        self.stage = Stage.ENDED
+        self.state = Ended()
 
     def fail(self, error: StartLLMError) -> None:
         self.send(Failed(error, self.final_report()))
-        self.stage = Stage.ENDED
+        self.state = Ended()

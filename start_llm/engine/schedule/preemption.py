@@ -12,7 +12,7 @@ import statistics
 from collections import deque
 
 from start_llm.core.errors import StartLLMError
-from start_llm.engine.schedule.jobs import Job, Stage
+from start_llm.engine.schedule.jobs import Decoding, Job, Prefilling
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.requests import Requests
 
@@ -61,7 +61,7 @@ class Preemption:
 
     def relieve(self) -> None:
         """To be called before each step: reserves what running jobs grow into, and pauses until all of it fits."""
-        running = [job for job in self._requests if job.stage in (Stage.PREFILL, Stage.DECODE)]
+        running = [job for job in self._requests if isinstance(job.state, Prefilling | Decoding)]
         for job in running:
             if job.length >= self._memory.holds(job.work.id):
                 self._memory.take(job.work.id, job.length + GROWTH)
@@ -78,7 +78,7 @@ class Preemption:
 
     def _refuse(self, job: Job) -> None:
         """It runs alone and is too large. While it decodes that is an estimate that was off by a little: it goes on."""
-        if job.stage is not Stage.PREFILL:
+        if not isinstance(job.state, Prefilling):
             return
         try:
             self._memory.check(self._least(job))

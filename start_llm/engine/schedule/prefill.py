@@ -16,7 +16,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache
 from start_llm.engine.schedule.guarded import STORE_ERROR, GuardedStore
-from start_llm.engine.schedule.jobs import Followed, Job, Stage
+from start_llm.engine.schedule.jobs import Followed, Job, Prefilling
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.engine.schedule.urgent import UrgentShare, is_question
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
@@ -41,34 +41,33 @@ class Prefill:
 
     def chunk(self, job: Job, step: int) -> int:
         """Prefills up to `step` tokens, no further than the next pause; stores at a pause. Returns the tokens done."""
-        assert job.cache is not None
-        before = job.position
-        end = min(before + step, job.prefix)
-        while job.stops and job.stops[0] <= before:
-            job.stops.pop(0)
-        if job.stops:
-            end = min(end, job.stops[0])
+        at = job.prefill
+        assert at.cache is not None
+        before = at.position
+        at.stops = [stop for stop in at.stops if stop > before]
+        end = min([before + step, job.prefix, *at.stops[:1]])
         end = _whole_images(job, before, end)
         if end > before:
             began = self._clock()
             inside = [image for image in job.work.prompt.images if before <= image.start < end]
             images = [replace(image, start=image.start - before) for image in inside]
-            nbytes = self._runner.prefill(job.cache, job.tokens[before:end].tolist(), images)
+            nbytes = self._runner.prefill(at.cache, job.tokens[before:end].tolist(), images)
             seconds = self._clock() - began
             self.tokens += end - before
             cost, usual = seconds / (end - before), self.seconds_per_token
             self.seconds_per_token = 0.8 * usual + 0.2 * cost if usual else cost
             self.steps.measure(end - before, end, seconds, nbytes)
             job.prefilled(end - before)
-        if job.position in job.stops[:1]:
+        if at.position in at.stops[:1]:
             self.keep(job)
         return end - before
 
     def restore(self, job: Job, plan: RestorePlan) -> Restored:
         """The job goes on from what is stored."""
         restored = self._store.restore(job.tokens, plan)
-        job.cache, job.lent, job.position = restored.cache, restored.cache, restored.length
-        job.stops = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
+        job.lent = restored.cache
+        stops = [stop for stop in self._store.pauses(job.work.prompt, restored.length) if stop < job.prefix]
+        job.state = Prefilling(restored.cache, restored.length, stops)
         return restored
 
     def take_back(self, job: Job, *, valid: bool = True) -> None:
@@ -84,10 +83,11 @@ class Prefill:
 
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""
-        if job.cache is not None:
-            at_system_end = job.position == job.work.prompt.head
+        at = job.prefill
+        if at.cache is not None:
+            at_system_end = at.position == job.work.prompt.head
             about = StoredEnd(checkpoint=checkpoint, system_end=at_system_end, answered=False)
-            self.store(job, job.tokens[: job.position], job.cache, about)
+            self.store(job, job.tokens[: at.position], at.cache, about)
 
     def store(self, job: Job, tokens: TokenSequence, cache: Cache, about: StoredEnd) -> None:
         """Stores KV that belongs to the job: `cache` holds exactly `tokens`. `about`: without who asks and the cost."""
@@ -130,12 +130,13 @@ class IdlePrefill:
     @property
     def began(self) -> bool:
         """It has taken over what is stored."""
-        return self._job is not None and self._job.cache is not None
+        return self._job is not None and self._job.prefill.cache is not None
 
     def begin(self, work: Submit) -> None:
         """Replaces the pending work, if there is any."""
         self.end()
-        self._job = Job(work, as_tokens(work.prompt.tokens), submitted=self._clock(), idle=True)
+        tokens = as_tokens(work.prompt.tokens)
+        self._job = Job(work, tokens, submitted=self._clock(), state=Prefilling(), idle=True)
 
     def step(self) -> None:
         """Computes a small chunk."""
@@ -143,12 +144,12 @@ class IdlePrefill:
         if job is None:
             return
         try:
-            if job.cache is None and not self._restore(job):
+            if job.prefill.cache is None and not self._restore(job):
                 self._job = None
                 return
-            step = min(self._step, self._prefill.steps.next(job.position, shared=True))  # nobody should notice it
-            self.tokens += self._prefill.chunk(job, step)
-            if job.position >= job.prefix:
+            usual = self._prefill.steps.next(job.prefill.position, shared=True)  # nobody should notice it
+            self.tokens += self._prefill.chunk(job, min(self._step, usual))
+            if job.prefill.position >= job.prefix:
                 self.end()
         except Exception as error:
             log.warning("prefill in an idle gap failed", exc_info=True)
@@ -158,9 +159,9 @@ class IdlePrefill:
     def end(self) -> None:
         """Stops and keeps what there is."""
         job, self._job = self._job, None
-        if job is not None and job.cache is not None and job.position > job.report.reused:
+        if job is not None and not job.is_new:
             self._prefill.keep(job)
-            self._done.append((job.tokens, job.report.reused, job.position, job.work.owner))
+            self._done.append((job.tokens, job.report.reused, job.prefill.position, job.work.owner))
         if job is not None:
             self._prefill.take_back(job)
 
@@ -226,7 +227,7 @@ class Prompts:
     def begin(self, job: Job) -> None:
         """Plans and restores, unless another job is computing more of this prompt than is stored."""
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
-        job.stage, job.watched = Stage.PREFILL, self._clock()
+        job.state, job.watched = Prefilling(), self._clock()
         job.admitted = job.admitted or job.watched
         self._jobs.append(job)
         if not self._follow(job, plan.length):
@@ -238,7 +239,7 @@ class Prompts:
 
     def released(self) -> list[Job]:
         """Jobs that waited for another one's KV, which is there now or will not come."""
-        return [job for job in self._jobs if job.follows is not None and job.follows.is_over]
+        return [job for job in self._jobs if (followed := job.prefill.follows) is not None and followed.is_over]
 
     def _follow(self, job: Job, stored: int) -> bool:
         """Makes `job` wait if another one is computing more of its prompt than the `stored` tokens.
@@ -248,23 +249,24 @@ class Prompts:
         leader: Job | None = None
         reach = stored + self._least_shared
         for other in self._jobs:
-            if other is job or other.follows is not None:
+            if other is job or other.prefill.follows is not None:
                 continue
             shared = min(common_prefix(job.tokens, other.tokens), job.prefix, other.prefix)
             if shared > reach:
                 leader, reach = other, shared
         if leader is None:
             return False
-        job.follows = Followed(leader, reach, stored)
-        if reach not in leader.stops and reach > leader.position:
-            leader.stops = sorted({*leader.stops, reach})
+        job.prefill.follows, at = Followed(leader, reach, stored), leader.prefill
+        if reach > at.position:
+            at.stops = sorted({*at.stops, reach})
         return True
 
     def take_over(self, job: Job) -> None:
         """A job of `released` goes on from the KV that is stored by now."""
-        assert job.follows is not None
-        leader, stored = job.follows.job, job.follows.stored
-        if leader.stage is Stage.PREFILL:
+        followed = job.prefill.follows
+        assert followed is not None
+        leader, stored = followed.job, followed.stored
+        if isinstance(leader.state, Prefilling):
             self._prefill.keep(leader)
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
         # Who else is running a prompt now is told to its own owner only.
@@ -277,21 +279,21 @@ class Prompts:
 
         `may_decode`: whether a job whose prompt is done may start to decode now; else it is passed over.
         """
-        here = [job for job in self._jobs if job.follows is None and job.cache is not None]
-        ready = [job for job in here if job.position < job.prefix or may_decode(job)]
-        urgent, long = [job for job in ready if job.urgent], [job for job in ready if not job.urgent]
-        ready = urgent if urgent and (self.urgent.goes_first or not long) else long
+        here = [job for job in self._jobs if job.prefill.cache is not None]
+        ready = [job for job in here if _left(job) or may_decode(job)]
         if not ready:
             return None
+        first = self.urgent.goes_first  # of questions and long prompts, which of them where there are both
+        ready = [job for job in ready if job.urgent == first] or ready
         self._turn += 1
-        return ready[0] if self._turn % 2 else min(ready, key=lambda job: job.prefix - job.position)
+        return ready[0] if self._turn % 2 else min(ready, key=_left)
 
     def compute(self, job: Job, step: int) -> int:
         """A chunk of at most `step` tokens. Returns the tokens done."""
         began = self._clock()
         done = self._prefill.chunk(job, step)
         self.charge(self._clock() - began, urgent=job.urgent)
-        job.send(Progress(min(job.position + 1, len(job.tokens)), len(job.tokens), job.computed))
+        job.send(Progress(min(job.prefill.position + 1, len(job.tokens)), len(job.tokens), job.computed))
         now = self._clock()
         for waiting in self._jobs:  # where prefill makes progress, nobody's time runs out
             waiting.watched = now
@@ -303,8 +305,8 @@ class Prompts:
             self.urgent.took(seconds, urgent=urgent)
 
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
-        restored, job.follows = self._prefill.restore(job, plan), None
-        if not job.planned and is_question(job.work, job.prefix - job.position):
+        restored = self._prefill.restore(job, plan)
+        if not job.planned and is_question(job.work, _left(job)):
             job.urgent = True
             self.urgent.came()
         self.trim_misses += plan.reason == "no_checkpoint"
@@ -323,6 +325,11 @@ class Prompts:
         )
         job.send(Started(job.report))
         job.planned = True
+
+
+def _left(job: Job) -> int:
+    """Tokens that its prefill has not computed yet."""
+    return job.prefix - job.prefill.position
 
 
 def report_of(prompt: int, plan: RestorePlan) -> CacheReport:

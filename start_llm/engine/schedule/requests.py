@@ -13,7 +13,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.sampling import TextDrawing
-from start_llm.engine.schedule.jobs import EndReason, Job, Stage
+from start_llm.engine.schedule.jobs import Decoding, EndReason, Job, Prefilling
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import Prefill, Prompts, trusted
 from start_llm.kvcache.blocks import as_tokens
@@ -57,9 +57,8 @@ class Rows:
             cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, on_move
         )
         row.states = job.states
-        job.uid = self._runner.insert(row)
-        job.stage = Stage.DECODE
-        self._jobs[job.uid] = job
+        job.state = Decoding(self._runner.insert(row))
+        self._jobs[job.state.uid] = job
 
     def step(self) -> list[tuple[Job, DecodeRow]]:
         """One decode step of all rows. Rows that are finished leave the runner by themselves."""
@@ -81,17 +80,17 @@ class Rows:
 
     def suspend(self, job: Job) -> RowState | None:
         """Takes a job out in the middle of its answer; ``None``: not now, see `ModelRunner.suspend`."""
-        row = self._runner.suspend(job.uid)
+        assert isinstance(job.state, Decoding)
+        row = self._runner.suspend(job.state.uid)
         if row is not None:
-            del self._jobs[job.uid]
+            del self._jobs[job.state.uid]
         return row
 
     def remove(self, job: Job) -> tuple[Cache, Sequence[int]] | None:
         """Takes a job out and returns its KV and the tokens in it; ``None`` if it is not here."""
-        if self._jobs.get(job.uid) is not job:
+        if not isinstance(job.state, Decoding) or self._jobs.pop(job.state.uid, None) is None:
             return None
-        del self._jobs[job.uid]
-        return self._runner.remove(job.uid)
+        return self._runner.remove(job.state.uid)
 
     def clear(self) -> list[Job]:
         """Drops all rows and the runner's state with them. Returns the jobs, oldest first."""
@@ -144,7 +143,7 @@ class Requests:
 
     def fail(self, job: Job, error: Exception) -> None:
         log.warning("request %s failed: %s", job.work.id, error, exc_info=not isinstance(error, StartLLMError))
-        if job.stage is Stage.DECODE:
+        if isinstance(job.state, Decoding):
             self._take_out(job)
         try:
             self._forget(job, valid=trusted(error))
@@ -155,20 +154,20 @@ class Requests:
         """Ends everything; of prompts that are being computed what is there is kept, so a restart goes on from it."""
         for job in self:
             self._keep_prefill(job)
-            self._forget(job, valid=job.stage is Stage.PREFILL)
+            self._forget(job, valid=isinstance(job.state, Prefilling))
             job.fail(error)
         self._rows.clear()
 
     def abort(self, job: Job, reason: EndReason) -> None:
         """Ends a job early; the KV that is already computed is kept."""
         self._keep_prefill(job)
-        kv = self._take_out(job) if job.stage is Stage.DECODE else None
+        kv = self._take_out(job) if isinstance(job.state, Decoding) else None
         if kv is not None and not job.generated:  # the pass that ends the prompt may be done, and its token not told
             job.computed += len(kv[1]) > job.prefix
         self.finish(job, reason, kv)
 
     def _keep_prefill(self, job: Job) -> None:
-        if job.stage is Stage.PREFILL and job.position > job.report.reused:
+        if isinstance(job.state, Prefilling) and not job.is_new:
             self._prefill.keep(job)
 
     def finish(self, job: Job, reason: EndReason, kv: tuple[Cache, Sequence[int]] | None) -> None:
@@ -182,21 +181,20 @@ class Requests:
 
         `valid`: see `KVStore.take_back`.
         """
-        if job.stage is Stage.DECODE:
+        if isinstance(job.state, Decoding):
             self._store(job, self._take_out(job))
         self._memory.give(job.work.id)
         self._to_waiting(job, place, valid=valid)
 
     def pause(self, job: Job) -> bool:
         """Makes room: the job goes to the front of the queue and its KV to the store. False: not at this step."""
-        row = self._rows.suspend(job) if job.stage is Stage.DECODE else None
-        if row is None and job.stage is Stage.DECODE:
+        row = self._rows.suspend(job) if isinstance(job.state, Decoding) else None
+        if row is None and isinstance(job.state, Decoding):
             return False
         self._memory.give(job.work.id)  # first, so that the store has the room
         if row is not None:
             self._store(job, (row.cache, row.tokens))
-        elif job.position > job.report.reused:
-            self._prefill.keep(job)
+        self._keep_prefill(job)
         self._to_waiting(job, 0, None if row is None else row.newest)
         return True
 
@@ -233,7 +231,6 @@ class Requests:
     def _forget(self, job: Job, *, valid: bool = True) -> None:
         """Takes the job out of everything but the runner. `valid`: see `KVStore.take_back`."""
         self.decoded.update(asdict(job.counts))
-        job.cache = None
         self._by_id.pop(job.work.id, None)
         self._prompts.discard(job)
         if job in self.waiting:

@@ -28,7 +28,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.jobs import Job, Stage
+from start_llm.engine.schedule.jobs import Decoding, Job, Prefilling
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.preemption import Preemption
 from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, trusted
@@ -129,8 +129,7 @@ class Scheduler:
     def digest(self) -> int:
         """A number that is the same for two schedulers that go on in the same way. Asked before each step."""
         jobs = [
-            (job.work.id, job.stage.name, job.position, job.prefix, len(job.generated), job.generated[-1:])
-            for job in self.requests
+            (job.work.id, _described(job), job.prefix, len(job.generated), job.generated[-1:]) for job in self.requests
         ]
         return crc32(repr((jobs, self._tokens_decoded, self._prefill.tokens, self.store.digest())).encode())
 
@@ -216,7 +215,7 @@ class Scheduler:
             if self._rows.are_urgent:
                 self._prompts.charge(seconds, urgent=True)
         for job, row in rows:
-            if job.stage is not Stage.DECODE:
+            if not isinstance(job.state, Decoding):
                 continue  # put back meanwhile: it will draw this token again
             with self.requests.failing(job):
                 self._take(job, row)
@@ -249,10 +248,11 @@ class Scheduler:
                 break
             done = 0
             shared, expecting = self.crowded or len(self.requests) > 1, self._prompts.urgent.is_expected
-            left = min(left, self._prefill.steps.next(next_job.position, shared=shared, expecting=expecting))
+            at = next_job.prefill
+            left = min(left, self._prefill.steps.next(at.position, shared=shared, expecting=expecting))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
-                if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
+                if at.position >= next_job.prefix and self._trials.may_decode(next_job):
                     self._start_decoding(next_job)
                     if next_job.urgent and not any(job.urgent for job in self._prompts):
                         left = 0  # its first token comes before a chunk of a long prompt
@@ -261,11 +261,16 @@ class Scheduler:
             self._share.prefilled(self._clock() - began)
 
     def _start_decoding(self, job: Job) -> None:
-        assert job.cache is not None
+        cache = job.prefill.cache
+        assert cache is not None
         self._prefill.keep(job, checkpoint=False)
         self._prompts.discard(job)
         if not job.generated:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
         job.room = self._preemption.room(job)
-        cache, job.cache = job.cache, None
         self._rows.insert(job, cache, partial(self._prefill.moved, job))
+
+
+def _described(job: Job) -> tuple[str, int]:
+    """Its stage, and how far its prefill is."""
+    return type(job.state).__name__, job.state.position if isinstance(job.state, Prefilling) else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from start_llm.engine.schedule.jobs import Job, Stage
+from start_llm.engine.schedule.jobs import Job, Waiting
 from start_llm.engine.schedule.requests import Requests, Rows
 
 TRIAL_TOKENS = 3  # what a row must decode alone to be cleared
@@ -31,7 +31,7 @@ class Trials:
 
     def may_start(self, job: Job) -> bool:
         """Whether a waiting job may be admitted: those on trial one after the other."""
-        return not job.alone or not any(other.alone for other in self._requests if other.stage is not Stage.WAITING)
+        return not job.alone or not any(other.alone for other in self._requests if not isinstance(other.state, Waiting))
 
     def may_decode(self, job: Job) -> bool:
         """Whether a job whose prompt is done may decode now: one on trial alone, the others after all trials."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -310,8 +311,8 @@ def test_a_row_that_decodes_alone_is_paused(
         drain(plenty, 2000)
     scheduler = real(name, 2**40, drafts=drafts)
     found = [Collected(), Collected()]
-    for work, sink in zip((long, short), found, strict=True):
-        scheduler.add(replace(work, sink=sink))
+    for work, sink, said in zip((long, short), found, alone, strict=True):
+        scheduler.add(replace(work, sink=sink, views=partial(list, [said.tokens])))
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.engine.schedule.jobs import Stage
+from start_llm.engine.schedule.jobs import Waiting
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.schedule.urgent import URGENT_ANSWER, URGENT_TOKENS
 from tests.engine.fakes import Collected, SlowRunner, scheduler_of, submit
@@ -120,11 +120,11 @@ def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner
     found.add(question(1)[0])
     while len(found.requests) > 2:
         found.step()
-    assert {job.stage for job in found.requests} == {Stage.WAITING}, "both questions were answered before"
+    assert all(isinstance(job.state, Waiting) for job in found.requests), "both questions were answered before"
     found._prompts.urgent.took(100.0, urgent=True)
     found.add(question(2)[0])
     found.step()
-    assert [job.work.id for job in found.requests if job.stage is not Stage.WAITING] == ["long 0"]
+    assert [job.work.id for job in found.requests if not isinstance(job.state, Waiting)] == ["long 0"]
 
 
 def test_where_questions_came_chunks_are_smaller_for_a_while(runner: OrderedRunner) -> None:
