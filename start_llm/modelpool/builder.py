@@ -1,99 +1,32 @@
-"""What is built on the model thread when a model is loaded: the model, its KV store, what it may use of the memory.
+"""Loads models on the model thread: `models` reads the weights, `engine` makes a runtime of them.
 
 Knows nothing of requests, nor of who wants which model.
 """
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
-from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
-from start_llm.engine.checks import asker, checker, unchecked
-from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
-from start_llm.engine.decode.gate import PassCosts
-from start_llm.engine.decode.head import add_drafter, language_of
-from start_llm.engine.decode.wired import unwire, wire_weights
+from start_llm.engine.assembly import Assembly
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.engine.runtime import TextRuntime, make_store
-from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
-from start_llm.engine.vision import LanguageAlone, VisionModel
-from start_llm.files.lru import Lru
-from start_llm.host.home import command
-from start_llm.kvcache.disk.tier import DiskTier, Identify
+from start_llm.engine.runtime import TextRuntime
+from start_llm.engine.schedule.memory import SharedMemory
 from start_llm.kvcache.events import KVListener
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
-from start_llm.models.background import Progress, Say, in_background
-from start_llm.models.catalog import name_of
-from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
-from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
-from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
+from start_llm.models.background import Progress, Say
+from start_llm.models.device import Device, inspect_device
 from start_llm.models.inspection import inspect_once
-from start_llm.models.loader import (
-    BasesInMemory,
-    LoadedModel,
-    LoadInputs,
-    accelerator,
-    load_model,
-    load_steps,
-    read_ahead,
-)
-from start_llm.models.probe import limit_context, probe_model
-from start_llm.models.recommended import published_head
+from start_llm.models.loader import BasesInMemory, LoadInputs, accelerator, load_steps, read_ahead
 from start_llm.models.room import Weights, group_of
-from start_llm.models.stepwise import bytes_of, free_memory
-from start_llm.models.tokenizer import read_tokenizer
+from start_llm.models.stepwise import free_memory
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
-KEPT = 2
-"""So many vocabularies are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
-
-
-class Vocabularies:
-    """Tokenizers and what grammars need of them, read once for all models with the same files. Any thread.
-
-    Those that models hold are here, and the last ones that were read; each is a `Grammars` with its tokenizer.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: WeakValueDictionary[str, Grammars] = WeakValueDictionary()
-        self._last: Lru[str, Grammars] = Lru(KEPT)
-
-    def read(self, folder: Path) -> Grammars:
-        """Raises what `read_tokenizer` raises."""
-        key = tokenizer_key(folder)
-        with self._lock:
-            found = self._held.get(key)
-        return self._keep(key, found or _grammars(read_tokenizer(folder)))
-
-    def of(self, wrapper: Any, folder: Path) -> Grammars:
-        """Those of this tokenizer, which was read from `folder`; new ones, if that was not done here."""
-        with self._lock:
-            found = next((each for each in self._held.values() if each.wrapper is wrapper), None)
-        return found or self._keep(tokenizer_key(folder), _grammars(wrapper))
-
-    def _keep(self, key: str, grammars: Grammars) -> Grammars:
-        with self._lock:
-            self._held[key] = grammars
-        self._last.put(key, grammars)
-        return grammars
-
-
-def _grammars(wrapper: Any) -> Grammars:
-    return Grammars(wrapper, wrapper.eos_token_ids)
 
 
 class ModelBuilder:
@@ -110,23 +43,21 @@ class ModelBuilder:
         # What the weights and the KV of all models take. How much they may take is known from `begin` on.
         self.shared = SharedMemory(0, registry.settings.cache_memory_bytes, registry.reclaim)
         self._side: dict[str, Any] = {}
-        self._wired = False
-        self.stored_where = ""  # how much KV of the model that was loaded last may be on disk, and where, for people
         self.bases = BasesInMemory()  # weights in memory, for models that differ in their adapters only
-        self._vocabularies = Vocabularies()
-        self._costs: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
+        self.assembly = Assembly(self.shared, self.ranks, say, progress)
 
     def begin(self, reserved: int) -> None:
         """Looks at the machine. Before the first load, on any thread. `reserved`: bytes that no model may have."""
         device, most = inspect_device(accelerator), self._settings.pool_memory_bytes
-        self._device = device if most is None else replace(device, usable=min(most, device.usable or most))
-        self.shared.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
+        device = device if most is None else replace(device, usable=min(most, device.usable or most))
+        self.shared.usable = max(1, device.usable - reserved) if device.usable else 0
+        self._device = self.assembly.device = device
 
     def read(self, settings: Settings, folder: Path, adapter: StoredAdapter | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Not the model thread. Raises NotFound, BadRequest, NotSupported."""
         if settings.model_path is not None:
             inspect_once(settings, settings.model_path, folder)
-        read, grammars = None if adapter is None else adapter.read(), self._vocabularies.read(folder)
+        read, grammars = None if adapter is None else adapter.read(), self.assembly.vocabularies.of(folder)
         return LoadInputs(grammars.wrapper, folder, read, self.bases)
 
     def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
@@ -150,74 +81,26 @@ class ModelBuilder:
             inputs: what `read` has read of it; ``None``: its files are still to be found.
             listener: is told what its KV store gives up.
         """
-        self._unwire()
-        self.shared.usable = self.ranks.connect(self.shared.usable)
-        made = ExitStack()  # closes all that is made here, the last one first: when the load fails, or with the runtime
+        pinned, made = self._registry.pinned_weights(model), ExitStack()
         try:
-            made.callback(self._left, model)
-            loaded = yield from self._load(settings, model, weights, inputs)
-            drafts, grammars = yield from self._decoding(settings, loaded, made)
-            store = yield from self._store(settings, loaded, listener, made)
-            memory = MemoryGuard(store, self.shared)
-            made.callback(memory.close)
-            runtime = TextRuntime(settings, loaded, store, memory, drafts, grammars, made, self.ranks)
-            most = memory.most_tokens(model, self._registry.pinned_weights(model))
-            runtime.loaded = limit_context(loaded, most, self._say)
+            self.assembly.begin(model, weights, made)
+            inputs = inputs or LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
+            loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
+            return (yield from self.assembly.steps(settings, loaded, model, pinned, listener, made, self.bases))
         except BaseException:
             made.close()
             raise
-        self.ranks.loaded()
-        return runtime
-
-    def _load(
-        self, settings: Settings, model: str, weights: Weights, inputs: LoadInputs | None
-    ) -> Generator[float, None, LoadedModel]:
-        """The model, with what drafts for it and what it is seen to be able to do. Its memory counts as it is known."""
-        self.shared.place(model, weights)
-        inputs = inputs or LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
-        loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
-        loaded = self._shaped(settings, loaded)
-        self.shared.place(model, loaded.weights)
-        loaded = yield from self._with_drafter(settings, loaded)
-        self.shared.place(model, loaded.weights)
-        check = checker(loaded) if self.ranks.alone else unchecked
-        return (yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say))
-
-    def _decoding(
-        self, settings: Settings, loaded: LoadedModel, made: ExitStack
-    ) -> Generator[float, None, tuple[Drafts | None, Grammars]]:
-        """What its tokens are drafted and constrained by."""
-        if not self.shared.guards:
-            self._wired = wire_weights(settings.wired_limit, self._device)
-        grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
-        if settings.drafts == "off":
-            return None, grammars
-        drafts = make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, self.ranks)
-        made.callback(_close, drafts)
-        return drafts, grammars
-
-    def _store(
-        self, settings: Settings, loaded: LoadedModel, listener: KVListener | None, made: ExitStack
-    ) -> Generator[float, None, GuardedStore]:
-        """Its KV in memory and on disk."""
-        disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
-        made.callback(_close, disk)
-        store = yield from make_store(settings, loaded, self.shared.most_stored, self.ranks, disk, listener)
-        made.callback(store.close)
-        where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
-        self.stored_where = where if disk and disk.ready else "nothing on disk"
-        return store
 
     def side_steps(
         self, model: str, weights: Weights, steps: Generator[float, None, Any]
     ) -> Generator[float, None, Any]:
         """Loads by `steps` what is no language model: its `nbytes` count, and it has no KV. Arguments as of `steps`."""
-        self._unwire()
-        self.shared.place(model, weights)
+        made = ExitStack()
         try:
+            self.assembly.begin(model, weights, made)
             found = yield from steps
         except BaseException:
-            self._left(model)
+            made.close()
             raise
         self.shared.place(model, Weights(found.nbytes))
         self._side[model] = found
@@ -228,105 +111,4 @@ class ModelBuilder:
         self._side.pop(model, None)
         yield 0.0
         free_memory()
-        self._left(model)
-
-    def _left(self, model: str) -> None:
-        self._unwire()
-        self.shared.place(model, None)
-
-    def _unwire(self) -> None:
-        if self._wired:
-            self._wired = False
-            unwire()
-
-    def _shaped(self, settings: Settings, loaded: LoadedModel) -> LoadedModel:
-        """A model of mlx-vlm in the shape of one of mlx-lm; without its vision part, if that cannot be done."""
-        if loaded.vision is None:
-            alone = library_of(loaded.capabilities.config) == "mlx-vlm"
-            return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
-        try:
-            return replace(loaded, model=VisionModel(loaded.model))
-        except NotSupported as error:
-            self._say(f"vision    off: {error.message} The model reads text only.")
-            blind = settings.model_copy(update={"vision": "off"})
-            inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
-            return self._shaped(blind, load_model(blind, self._device, self._progress, self._say, inputs))
-
-    def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
-        """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""
-        if settings.drafts == "off":
-            return loaded
-        config = loaded.capabilities.config
-        find = partial(find_drafter, settings.draft_model, loaded.folder, config, self._progress)
-        files = yield from in_background(find)
-        if files is None:
-            if settings.draft_model == "auto" and (published := published_head(name_of(loaded.folder))):
-                self._say(f"drafts    a head that drafts for {loaded.name} is published: {command()} pull {published}")
-            return loaded
-        try:
-            self._check_drafter(files)
-            if files.kind == "model":
-                yield from in_background(lambda: _check_vocabulary(loaded, files.folder))
-            language, stamps = language_of(loaded.model), loaded.stamps | stamps_of(files.folder)
-            model = yield from add_drafter(loaded.model, language, files, settings.trust_remote_code)
-        except NotSupported as error:
-            self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
-            return loaded
-        self._say(f"drafts    {files.detail} drafts for {loaded.name}")
-        key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
-        size = loaded.weight_bytes + bytes_of(model.drafter)
-        key = hashlib.sha256(key.encode()).hexdigest()
-        return replace(loaded, model=model, fingerprint=key, stamps=stamps, weight_bytes=size)
-
-    def _check_drafter(self, files: DrafterFiles) -> None:
-        """Before its weights are read. Raises NotSupported with the end of a sentence."""
-        if files.refused:
-            raise NotSupported(f"{files.refused}; a small model can draft (DRAFT_MODEL)")
-        free = max(0, self.shared.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
-        if self.shared.usable and files.nbytes > free:
-            sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
-            raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
-
-    def _disk(self, settings: Settings, loaded: LoadedModel) -> DiskTier | None:
-        folder = settings.disk_dir
-        if folder is None:
-            return None
-        weights = WeightsDigest(loaded.stamps, folder)
-        if weights.value:
-            whose: str | Identify = _whole(loaded.fingerprint, weights.value)
-        else:
-            whose = partial(_identified, loaded.fingerprint, weights)
-        disk = DiskTier(folder, whose, self._disk_bytes(settings))
-        if not disk.ready:
-            self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
-        return disk
-
-    def _disk_bytes(self, settings: Settings) -> int:
-        folder, limit = settings.disk_dir, settings.kv_disk_bytes
-        return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
-
-
-def _whole(fingerprint: str, weights: str) -> str:
-    """What KV in files depends on. `weights`: `WeightsDigest.value`."""
-    return f"{fingerprint} {weights}"
-
-
-def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
-    found = weights.compute(is_over)
-    return _whole(fingerprint, found) if found else ""
-
-
-def _check_vocabulary(loaded: LoadedModel, folder: Path) -> None:
-    """Raises NotSupported with the end of a sentence."""
-    try:
-        small = read_tokenizer(folder)._tokenizer.get_vocab()
-    except LIBRARY_ERRORS as error:
-        raise NotSupported(f"its tokenizer cannot be read: {type(error).__name__}: {str(error)[:300]}") from error
-    if why := other_vocabulary(loaded.tokenizer.get_vocab(), small):
-        raise NotSupported(why)
-
-
-def _close(opened: Any) -> None:
-    """What is closed already may be closed again; ``None``: there is nothing."""
-    if opened is not None:
-        opened.close()
+        self.assembly.left(model)

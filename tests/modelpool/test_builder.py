@@ -82,7 +82,7 @@ def loads_and_closes(builder: ModelBuilder) -> str:
 
     def work() -> str:
         at_once(first_steps(builder)).close()
-        return builder.stored_where
+        return builder.assembly.stored_where
 
     return str(on_a_thread(work))
 
@@ -130,7 +130,7 @@ def test_kv_on_disk_is_of_every_byte_of_the_weights(
 def test_what_fails_at_the_end_of_a_load(where: str, builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = disk_threads()
     with monkeypatch.context() as patch:
-        patch.setattr(f"start_llm.modelpool.builder.{where}", Mock(side_effect=RuntimeError("a fault")))
+        patch.setattr(f"start_llm.engine.assembly.{where}", Mock(side_effect=RuntimeError("a fault")))
         with pytest.raises(RuntimeError, match="a fault"):
             on_a_thread(lambda: at_once(first_steps(builder)))
     leaves_nothing(builder, before)

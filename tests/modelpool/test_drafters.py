@@ -12,10 +12,11 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
+from start_llm.engine.assembly import _check_vocabulary
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
 from start_llm.host.home import COMMAND_VARIABLE
-from start_llm.modelpool.builder import ModelBuilder, _check_vocabulary
+from start_llm.modelpool.builder import ModelBuilder
 from start_llm.models.background import at_once
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from start_llm.models.room import Weights

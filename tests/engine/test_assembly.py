@@ -8,55 +8,54 @@ from typing import Any
 
 import pytest
 
-from start_llm.modelpool import builder
-from start_llm.modelpool.builder import KEPT, Vocabularies
+from start_llm.engine import assembly
+from start_llm.engine.assembly import KEPT, Vocabularies
 from tests.models.large import make_large
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
-    read = builder.read_tokenizer
+    read = assembly.read_tokenizer
 
     def seen(folder: Path) -> Any:
         found.append(folder)
         return read(folder)
 
-    monkeypatch.setattr(builder, "read_tokenizer", seen)
+    monkeypatch.setattr(assembly, "read_tokenizer", seen)
     return found
 
 
 def test_the_same_files_are_read_once(tmp_path: Path, reads: list[Path]) -> None:
     one, same = make_large(tmp_path / "one", 500), make_large(tmp_path / "same", 500)
     kept = Vocabularies()
-    first = kept.read(one)
-    assert kept.read(one) is first and kept.read(same) is first and reads == [one]
+    first = kept.of(one)
+    assert kept.of(one) is first and kept.of(same) is first and reads == [one]
     (same / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     (same / "config.json").write_text('{"model_type": "llama"}')
-    assert kept.read(same).wrapper.eos_token_ids > first.wrapper.eos_token_ids, "it ends at other tokens, too"
+    assert kept.of(same).wrapper.eos_token_ids > first.wrapper.eos_token_ids, "it ends at other tokens, too"
     (one / "chat_template.jinja").write_text("{{ messages }}")
-    changed = kept.read(one)
+    changed = kept.of(one)
     assert changed is not first and changed.wrapper.chat_template == "{{ messages }}"
 
 
 def test_only_the_last_ones_are_kept_and_those_that_are_in_use(tmp_path: Path, reads: list[Path]) -> None:
     folders = [make_large(tmp_path / str(size), size) for size in range(500, 502 + KEPT)]
     kept = Vocabularies()
-    used = kept.read(folders[0])
+    used = kept.of(folders[0])
     for folder in folders[1:]:
-        kept.read(folder)
+        kept.of(folder)
     gc.collect()
-    assert kept.read(folders[0]) is used, "a model holds it"
+    assert kept.of(folders[0]) is used, "a model holds it"
     count = len(reads)
-    kept.read(folders[-1])
+    kept.of(folders[-1])
     assert len(reads) == count, "it was the last one"
-    kept.read(folders[1])
+    kept.of(folders[1])
     assert len(reads) == count + 1, "nobody holds it, and others came since"
 
 
-def test_who_has_a_tokenizer_of_its_own_has_grammars_of_its_own(tmp_path: Path) -> None:
+def test_a_tokenizer_that_was_read_already_is_taken(tmp_path: Path, reads: list[Path]) -> None:
     folder, kept = make_large(tmp_path / "one", 500), Vocabularies()
-    known = kept.read(folder)
-    assert kept.of(known.wrapper, folder) is known
-    other = builder.read_tokenizer(folder)
-    assert kept.of(other, folder).wrapper is other and kept.of(other, folder) is not known
+    wrapper = assembly.read_tokenizer(folder)
+    assert kept.of(folder, wrapper).wrapper is wrapper and kept.of(folder).wrapper is wrapper
+    assert reads == [folder]

@@ -1,0 +1,251 @@
+"""Makes a `TextRuntime` of a model that is loaded: in one shape, with what drafts for it, looked at, with its KV store.
+
+Knows nothing of requests, nor of who wants which model. Model thread only, but for the public figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.settings import Settings
+from start_llm.engine.checks import asker, checker, unchecked
+from start_llm.engine.decode.constraint import Grammars
+from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
+from start_llm.engine.decode.gate import PassCosts
+from start_llm.engine.decode.head import add_drafter, language_of
+from start_llm.engine.decode.wired import unwire, wire_weights
+from start_llm.engine.ranks.interface import Ranks
+from start_llm.engine.runtime import TextRuntime, make_store
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
+from start_llm.engine.vision import LanguageAlone, VisionModel
+from start_llm.files.lru import Lru
+from start_llm.host.home import command
+from start_llm.kvcache.disk.tier import DiskTier, Identify
+from start_llm.kvcache.events import KVListener
+from start_llm.models.background import Progress, Say, in_background
+from start_llm.models.catalog import name_of
+from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes
+from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
+from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
+from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model
+from start_llm.models.probe import limit_context, probe_model
+from start_llm.models.recommended import published_head
+from start_llm.models.room import Weights
+from start_llm.models.stepwise import bytes_of
+from start_llm.models.tokenizer import read_tokenizer
+
+KEPT = 2
+"""So many vocabularies are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
+
+
+class Vocabularies:
+    """Tokenizers and what grammars need of them, once for all models with the same files. Any thread.
+
+    Those that models hold are here, and the last ones that were asked for; each is a `Grammars` with its tokenizer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: WeakValueDictionary[str, Grammars] = WeakValueDictionary()
+        self._last: Lru[str, Grammars] = Lru(KEPT)
+
+    def of(self, folder: Path, wrapper: Any = None) -> Grammars:
+        """`wrapper`: the tokenizer, if it was read from this folder already. Raises what `read_tokenizer` raises."""
+        key = tokenizer_key(folder)
+        with self._lock:
+            found = self._held.get(key)
+        if found is None:
+            wrapper = wrapper or read_tokenizer(folder)
+            found = Grammars(wrapper, wrapper.eos_token_ids)
+        with self._lock:
+            self._held[key] = found
+        self._last.put(key, found)
+        return found
+
+
+class Assembly:
+    """
+    Attributes:
+        device: what the machine has; set before the first load.
+        stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
+        vocabularies: of all models. Any thread.
+    """
+
+    def __init__(self, shared: SharedMemory, ranks: Ranks, say: Say, progress: Progress) -> None:
+        self._shared, self._ranks, self._say, self._progress = shared, ranks, say, progress
+        self.device: Device
+        self.stored_where = ""
+        self.vocabularies = Vocabularies()
+        self._wired = False
+        self._costs: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
+
+    def begin(self, model: str, weights: Weights, made: ExitStack) -> None:
+        """A model is going to be loaded, and to take about these weights. `made` closes what it consists of."""
+        self._unwire()
+        self._shared.usable = self._ranks.connect(self._shared.usable)
+        made.callback(self.left, model)
+        self._shared.place(model, weights)
+
+    def left(self, model: str) -> None:
+        """Its weights are in memory no more."""
+        self._unwire()
+        self._shared.place(model, None)
+
+    def steps(
+        self,
+        settings: Settings,
+        loaded: LoadedModel,
+        model: str,
+        pinned: Sequence[Weights],
+        listener: KVListener | None,
+        made: ExitStack,
+        bases: BasesInMemory,
+    ) -> Generator[float, None, TextRuntime]:
+        """The runtime of a model that `begin` was called for. Raises StartLLMError if it cannot be served.
+
+        Args:
+            model: its name on the model thread.
+            pinned: of models that never go for this one.
+            listener: is told what its KV store gives up.
+        """
+        loaded = self._shaped(settings, loaded, bases)
+        self._shared.place(model, loaded.weights)
+        loaded = yield from self._with_drafter(settings, loaded)
+        self._shared.place(model, loaded.weights)
+        check = checker(loaded) if self._ranks.alone else unchecked
+        loaded = yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say)
+        drafts, grammars = yield from self._decoding(settings, loaded, made)
+        store = yield from self._store(settings, loaded, listener, made)
+        memory = MemoryGuard(store, self._shared)
+        made.callback(memory.close)
+        runtime = TextRuntime(settings, loaded, store, memory, drafts, grammars, made, self._ranks)
+        runtime.loaded = limit_context(loaded, memory.most_tokens(model, pinned), self._say)
+        self._ranks.loaded()
+        return runtime
+
+    def _decoding(
+        self, settings: Settings, loaded: LoadedModel, made: ExitStack
+    ) -> Generator[float, None, tuple[Drafts | None, Grammars]]:
+        """What its tokens are drafted and constrained by."""
+        if not self._shared.guards:
+            self._wired = wire_weights(settings.wired_limit, self.device)
+        grammars = yield from in_background(lambda: self.vocabularies.of(loaded.folder, loaded.wrapper))
+        if settings.drafts == "off":
+            return None, grammars
+        drafts = make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, self._ranks)
+        made.callback(_close, drafts)
+        return drafts, grammars
+
+    def _store(
+        self, settings: Settings, loaded: LoadedModel, listener: KVListener | None, made: ExitStack
+    ) -> Generator[float, None, GuardedStore]:
+        """Its KV in memory and on disk."""
+        disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
+        made.callback(_close, disk)
+        store = yield from make_store(settings, loaded, self._shared.most_stored, self._ranks, disk, listener)
+        made.callback(store.close)
+        where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
+        self.stored_where = where if disk and disk.ready else "nothing on disk"
+        return store
+
+    def _unwire(self) -> None:
+        if self._wired:
+            self._wired = False
+            unwire()
+
+    def _shaped(self, settings: Settings, loaded: LoadedModel, bases: BasesInMemory) -> LoadedModel:
+        """A model of mlx-vlm in the shape of one of mlx-lm; without its vision part, if that cannot be done."""
+        if loaded.vision is None:
+            alone = library_of(loaded.capabilities.config) == "mlx-vlm"
+            return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
+        try:
+            return replace(loaded, model=VisionModel(loaded.model))
+        except NotSupported as error:
+            self._say(f"vision    off: {error.message} The model reads text only.")
+            blind = settings.model_copy(update={"vision": "off"})
+            inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=bases)
+            return self._shaped(blind, load_model(blind, self.device, self._progress, self._say, inputs), bases)
+
+    def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
+        """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""
+        if settings.drafts == "off":
+            return loaded
+        config = loaded.capabilities.config
+        find = partial(find_drafter, settings.draft_model, loaded.folder, config, self._progress)
+        files = yield from in_background(find)
+        if files is None:
+            if settings.draft_model == "auto" and (published := published_head(name_of(loaded.folder))):
+                self._say(f"drafts    a head that drafts for {loaded.name} is published: {command()} pull {published}")
+            return loaded
+        try:
+            self._check_drafter(files)
+            if files.kind == "model":
+                yield from in_background(lambda: _check_vocabulary(loaded, files.folder))
+            language, stamps = language_of(loaded.model), loaded.stamps | stamps_of(files.folder)
+            model = yield from add_drafter(loaded.model, language, files, settings.trust_remote_code)
+        except NotSupported as error:
+            self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
+            return loaded
+        self._say(f"drafts    {files.detail} drafts for {loaded.name}")
+        key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
+        size = loaded.weight_bytes + bytes_of(model.drafter)
+        key = hashlib.sha256(key.encode()).hexdigest()
+        return replace(loaded, model=model, fingerprint=key, stamps=stamps, weight_bytes=size)
+
+    def _check_drafter(self, files: DrafterFiles) -> None:
+        """Before its weights are read. Raises NotSupported with the end of a sentence."""
+        if files.refused:
+            raise NotSupported(f"{files.refused}; a small model can draft (DRAFT_MODEL)")
+        free = max(0, self._shared.usable - self._shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
+        if self._shared.usable and files.nbytes > free:
+            sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
+            raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
+
+    def _disk(self, settings: Settings, loaded: LoadedModel) -> DiskTier | None:
+        folder = settings.disk_dir
+        if folder is None:
+            return None
+        weights = WeightsDigest(loaded.stamps, folder)
+        whose: str | Identify = partial(_identified, loaded.fingerprint, weights)
+        if weights.value:
+            whose = f"{loaded.fingerprint} {weights.value}"
+        disk = DiskTier(folder, whose, self._disk_bytes(settings))
+        if not disk.ready:
+            self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
+        return disk
+
+    def _disk_bytes(self, settings: Settings) -> int:
+        folder, limit = settings.disk_dir, settings.kv_disk_bytes
+        return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
+
+
+def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
+    found = weights.compute(is_over)
+    return f"{fingerprint} {found}" if found else ""
+
+
+def _check_vocabulary(loaded: LoadedModel, folder: Path) -> None:
+    """Raises NotSupported with the end of a sentence."""
+    try:
+        small = read_tokenizer(folder)._tokenizer.get_vocab()
+    except LIBRARY_ERRORS as error:
+        raise NotSupported(f"its tokenizer cannot be read: {type(error).__name__}: {str(error)[:300]}") from error
+    if why := other_vocabulary(loaded.tokenizer.get_vocab(), small):
+        raise NotSupported(why)
+
+
+def _close(opened: Any) -> None:
+    """What is closed already may be closed again; ``None``: there is nothing."""
+    if opened is not None:
+        opened.close()
