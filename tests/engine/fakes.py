@@ -51,9 +51,6 @@ class FakeRunner:
     def calls(self, answer: Sequence[int]) -> bool | None:
         return None if self.call_mark is None else self.call_mark in answer
 
-    def parted(self, owner: str | None, tokens: Any) -> None:
-        """Keeps no states."""
-
     def insert(self, row: RowState) -> int:
         assert row.tokens == row.cache
         self.uid += 1

@@ -15,6 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
@@ -106,20 +108,20 @@ def _digest(key: bytes, number: int, data: bytes) -> bytes:
     return hmac.digest(key, number.to_bytes(8, "big") + data, "sha256")
 
 
+_PARTS: dict[str, TypeAdapter[Any]] = {
+    "prompt": TypeAdapter(Prompt),
+    "sampling": TypeAdapter(Sampling),
+    "constraint": TypeAdapter(Constraint | None),
+    "thinking": TypeAdapter(ThinkingLimit | None),
+}
+_PLAIN = ("id", "max_tokens", "logprobs", "session", "owner", "conversation", "one_shot", "model")
+_NOT_SENT = {"images", "left_open", "compiled"}  # with several ranks a prompt has no images
+
+
 def described(work: Submit) -> dict[str, Any]:
-    """A request as JSON. It has no images."""
-    prompt, sampling, constraint, thinking = work.prompt, work.sampling, work.constraint, work.thinking
-    return {
-        "id": work.id,
-        "prompt": [prompt.tokens, prompt.boundaries, prompt.head, prompt.transient, prompt.generation],
-        "sampling": {name: getattr(sampling, name) for name in Sampling.__dataclass_fields__ if name != "left_open"},
-        "constraint": constraint and [constraint.grammar, constraint.after, constraint.wait, constraint.opens],
-        "thinking": thinking and [thinking.tokens, thinking.opens, thinking.closes, thinking.inside],
-        **{name: getattr(work, name) for name in _PLAIN},
-    }
-
-
-_PLAIN = ("max_tokens", "logprobs", "session", "owner", "conversation", "one_shot", "model")
+    """A request as JSON, without its sink."""
+    parts = {name: kind.dump_python(getattr(work, name), exclude=_NOT_SENT) for name, kind in _PARTS.items()}
+    return parts | {name: getattr(work, name) for name in _PLAIN}
 
 
 class _Nobody:
@@ -130,19 +132,5 @@ class _Nobody:
 
 def submit_of(about: dict[str, Any]) -> Submit:
     """What `described` has described."""
-    tokens, boundaries, *places = about["prompt"]
-    sampling = about["sampling"]
-    sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
-    constraint, thinking = about["constraint"], about["thinking"]
-    if constraint is not None:
-        grammar, after, wait, opens = constraint
-        constraint = Constraint(grammar, tuple(after), wait, tuple(opens))
-    return Submit(
-        about["id"],
-        Prompt(tuple(tokens), tuple(boundaries), *places),
-        Sampling(**sampling),
-        sink=_Nobody(),
-        constraint=constraint,
-        thinking=thinking and ThinkingLimit(*thinking),
-        **{name: about[name] for name in _PLAIN},
-    )
+    parts = {name: kind.validate_python(about[name]) for name, kind in _PARTS.items()}
+    return Submit(**parts, **{name: about[name] for name in _PLAIN}, sink=_Nobody())

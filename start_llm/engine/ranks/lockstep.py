@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,15 @@ class LeaderScheduler(Scheduler):
         self._kept.clear()
 
 
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "add": submit_of,
+    "add_idle": submit_of,
+    "cancel": str,
+    "fail_all": StartLLMError,
+}
+"""Entries that are calls with one argument, and how that is read."""
+
+
 def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
     """Does what rank 0 does, until that one ends."""
     while (entry := ranks.next())[0] != "stop":
@@ -94,19 +104,9 @@ def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
             with ranks.passing():
                 scheduler.step()
             ranks.confirm(scheduler.digest())
-        elif kind == "add":
-            scheduler.add(submit_of(given[0]))
-        elif kind == "cancel":
-            scheduler.cancel(given[0])
-        elif kind == "step_idle":
-            scheduler.step_idle()
-        elif kind == "pause_idle":
-            scheduler.pause_idle()
-        elif kind == "tidy":
-            scheduler.tidy()
-        elif kind == "add_idle":
-            scheduler.add_idle(submit_of(given[0]))
-        elif kind == "fail_all":
-            scheduler.fail_all(StartLLMError(given[0]))
+        elif kind in _READERS:
+            getattr(scheduler, kind)(_READERS[kind](given[0]))
+        elif kind in {"step_idle", "pause_idle", "tidy"}:
+            getattr(scheduler, kind)()
         else:
             ranks.fail(f"entry {ranks.sequence} is {kind}, which a scheduler does not know.")

@@ -11,7 +11,6 @@ import pytest
 from start_llm.core.errors import Unavailable
 from start_llm.core.events import Failed, Progress
 from start_llm.core.work import Submit
-from start_llm.engine.decode.row import RowState
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -528,20 +527,3 @@ def test_prefill_steps_keep_within_memory() -> None:
     drain(scheduler)
     assert runner.prefilled[0][1] == 512  # nobody knew
     assert max(size for _, size in runner.prefilled[1:]) <= 300
-
-
-def test_the_runner_is_told_whose_row_it_is_and_where_a_request_of_whom_parted() -> None:
-    class Noting(FakeRunner):
-        def parted(self, owner: str | None, tokens: Any) -> None:
-            told.append((owner, len(tokens)))
-
-        def insert(self, row: RowState) -> int:
-            told.append((row.owner, len(row.tokens)))
-            return super().insert(row)
-
-    told: list[tuple[str | None, int]] = []
-    scheduler, *_ = make(Noting(), FakeStore(cuttable=False))
-    for owner, prompt in (("ann", range(1, 51)), ("bob", [*range(1, 41), 99, 98])):
-        scheduler.add(submit(owner, prompt, owner=owner)[0])
-        drain(scheduler)
-    assert told == [("ann", 49), ("bob", 40), ("bob", 41)]
