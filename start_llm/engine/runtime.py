@@ -32,7 +32,6 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
 from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.loader import LoadedModel
-from start_llm.parsing.registry import SHARED_SIGNS
 from start_llm.parsing.tools.pythonic import LLAMA
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ log = logging.getLogger(__name__)
 WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
 WRITE_LOOK_SECONDS = 0.02
 _ARRAYS_PERCENT = 60  # of the buffers that the device has room for; the rest is for weights and running requests
-_CALL_HEAD = 64  # tokens at an answer's beginning that tell whether it is a call
 
 
 class TextRuntime:
@@ -143,28 +141,22 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None,
         batches=batches,
         landmarks=landmarks,
         call_openers=call_openers,
-        begins_call=partial(begins_plain_call, loaded),
         ranks=ranks,
     )
 
 
 def landmarks_of(loaded: LoadedModel) -> set[int]:
     """The tokens that end reasoning and that begin a call, where these are tokens of their own."""
-    end = loaded.tokenizer.get_added_vocab().get(loaded.style.reasoning.end)
-    return call_openers_of(loaded) | ({end} if end is not None else set())
+    added = loaded.tokenizer.get_added_vocab()
+    texts = [loaded.style.reasoning.end, *(opener.text for opener in loaded.style.openers(()))]
+    return {added[text] for text in texts if text in added}
 
 
 def call_openers_of(loaded: LoadedModel) -> set[int]:
-    """The tokens that begin a call; empty where calls begin with text that is no token of its own."""
-    added = loaded.tokenizer.get_added_vocab()
-    return {added[opener.text] for opener in loaded.style.openers(()) if opener.text in added}
-
-
-def begins_plain_call(loaded: LoadedModel, answer: Sequence[int]) -> bool:
-    """Whether a line at the beginning of an answer is a call in plain JSON, as Llama models write most of theirs."""
-    if loaded.style.tools.id != LLAMA.id:
-        return False
-    return SHARED_SIGNS[LLAMA.id].search(loaded.tokenizer.decode(answer[:_CALL_HEAD])) is not None
+    """The landmarks that begin a call. Empty where a call may begin without one: Llama models write plain JSON."""
+    if loaded.style.tools.id == LLAMA.id:
+        return set()
+    return landmarks_of(loaded) - {loaded.tokenizer.get_added_vocab().get(loaded.style.reasoning.end)}
 
 
 def make_store(

@@ -1,14 +1,9 @@
-"""A model of mlx-vlm in the shape of a text model of mlx-lm: with its vision part, or its language model alone. Model
-thread only.
+"""A model of mlx-vlm in the shape of a text model of mlx-lm, with its vision part or without. Model thread only.
 
-The loops, the batch, the drafts and the store work on ``model(tokens, cache=...)`` and mlx-lm's cache layers, and need
-not know that a prompt has images. Three things make that possible:
-
-- An image's places have ids of their own (`core.prompt`); `see` puts the image's features there.
-- mlx-vlm keeps the positions of a conversation (`rope_deltas`) on the model object, where two requests disturb each
-  other. Here they are a cache layer more: a `KVCache` of one number a token, the position that follows it. So positions
-  are cut, batched, stored and restored with the KV that they belong to.
-- Models get mlx-lm's own cache classes in place of mlx-vlm's copies of them, if all of their layers have one.
+Loops, batches, drafts and the store work on ``model(tokens, cache=...)`` and mlx-lm's cache layers, and need not know
+of images (docs/images.md). An image's places have ids of their own (`core.prompt`); `see` puts its features there.
+mlx-vlm keeps positions (`rope_deltas`) on the model object; here they are a cache layer more, a `KVCache` of one number
+a token: the position that follows it. mlx-vlm's copies of mlx-lm's cache classes are replaced by mlx-lm's own.
 
 Uses of mlx-vlm's internals: `get_input_embeddings`, `language_model(..., inputs_embeds, position_ids, visual_pos_masks,
 deepstack_visual_embeds)`, `language_model.model.embed_tokens`; of mlx-lm's: `BatchKVCache._idx`.

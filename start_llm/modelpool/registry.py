@@ -1,23 +1,9 @@
 """The models that were asked for: the state of each, who uses it, who waits for it. Knows no MLX; any thread.
 
-How a model lives. Each model has one `PoolEntry`, which is in one of four states. The state changes in `PoolEntry.move`
-only, and only as `_NEXT` allows:
-
-    stored ──wanted──► loading ──loaded──► ready ──evicted──► unloading ──unloaded──► stored
-                          └─ failed, unwanted ──► stored
-
-- wanted: a request leases the model, or it is to be preloaded. It goes into the load queue.
-- unwanted: nobody waits for it any more when its turn comes, or all have waited for room long enough.
-- loaded: its handle is there. Whoever waits gets it.
-- failed: the reason is kept for `RETRY_SECONDS`. Whoever waits, or asks meanwhile, is told. A fault of the loader may
-  come in any state but ``stored``.
-- evicted: nobody uses it, and its memory or its place is needed, or it was idle for long, or somebody asked for it. It
-  goes into the load queue, too: the loader's thread does both. The loader may choose a model that is leaving already.
-- unloaded: its memory is free. If somebody leased it meanwhile it is wanted again at once.
-
-Two rules hold it together. A model with users is never evicted: a lease counts from the moment at which it is made.
-And the state says what is to be done, the queue only when: an entry that comes out of the queue in another state than
-``loading`` or ``unloading`` has nothing to be done.
+Each model has one `PoolEntry`, whose state changes in `PoolEntry.move` only, as `_NEXT` allows (docs/modelpool.md tells
+what each event means). Two rules hold it together. A model with users is never evicted: a lease counts from the moment
+at which it is made. And the state says what is to be done, the queue only when: an entry that comes out of the queue in
+another state than ``loading`` or ``unloading`` has nothing to be done.
 """
 
 from __future__ import annotations

@@ -38,30 +38,16 @@ def test_landmarks_are_tokens_that_end_reasoning_or_begin_a_call() -> None:
     assert call_openers_of(loaded("llama")) == {5}
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ('{"name": "read", "parameters": {"path": "a"}}', True),
-        ('\n{ "type": "function", "name": "read", "parameters": {}}', True),
-        ('{"name": "Ann", "age": 3}', False),
-        ('I read.\n{"name": "read", "parameters": {}}', True),
-        ('I say: {"name": "read", "parameters": {}}', False),
-        ("I " * 40 + '\n{"name": "read", "parameters": {}}', False),  # only the beginning of an answer is looked at
-        ("", False),
-    ],
-)
-def test_a_llama_model_calls_in_plain_json_too(text: str, calls: bool) -> None:
-    tokenizer = SimpleNamespace(
-        get_added_vocab=lambda: {"<|python_tag|>": 5}, decode=lambda ids: "".join(map(chr, ids))
-    )
+def test_whether_a_llama_model_has_called_is_not_known_by_tokens() -> None:
+    """It begins most of its calls with plain JSON."""
+    tokenizer = SimpleNamespace(get_added_vocab=lambda: {"<|python_tag|>": 5})
     model = SimpleNamespace(
         **vars(loaded("llama")) | {"tokenizer": tokenizer, "style": output_style(tool_parser="llama")}
     )
-    answer = list(map(ord, text))
-    assert make_runner(load_settings(None), model, None, Ranks()).calls(answer) is calls
-    assert make_runner(load_settings(None), model, None, Ranks()).calls([5, *answer]) is True
-    other = SimpleNamespace(**vars(model) | {"style": output_style(tool_parser="mistral")})
-    assert make_runner(load_settings(None), other, None, Ranks()).calls(answer) is None
+    assert landmarks_of(model) == {5}
+    assert make_runner(load_settings(None), model, None, Ranks()).calls([5, 9]) is None
+    hermes = make_runner(load_settings(None), loaded("llama"), None, Ranks())
+    assert (hermes.calls([5, 9]), hermes.calls([9])) == (True, False)
 
 
 def test_kv_bits_quantise_and_still_batch() -> None:

@@ -1,15 +1,8 @@
-"""Decoding under a grammar: llguidance as a logits processor of mlx-lm's `BatchGenerator`.
+"""Decoding under a grammar: llguidance as a logits processor (what it costs: docs/engine.md).
 
 `Grammars` belongs to a model and may be used from any thread; a `GrammarProcessor` belongs to one row and the model
-thread. The processor goes last in the row's list, so that neither bias nor penalty can undo the mask.
-
-The mask is applied with `mx.where` over bits that numpy unpacked. That is the same on every back end; llguidance's own
-MLX kernel is written in Metal only and saves nothing that can be measured beside a forward pass.
-
-Off the critical path: the mask for the next token needs the newest one, and that is known while the device is free to
-run ahead. So the processor launches the forward pass first and computes the mask, without the GIL, while it runs. On a
-CPU back end that halves what a grammar costs (SmolLM2, two cores: 2 % of a step, 5 % without the launch); the processor
-itself takes 0.1 to 0.2 ms. `scripts/bench_grammar.py` measures it.
+thread. It goes last in the row's list, so that neither bias nor penalty can undo the mask. It launches the forward pass
+first, and computes the mask without the GIL while that runs.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """A model with something that drafts for it: an MTP head, or a small model of the same vocabulary. Model thread only.
 
-`HeadedModel` has the call interface of a model of mlx-lm. So loops, batches, measuring and the KV store need not know
-of the head. What the head needs are a few more layers in the row's cache:
-
-- The head's own KV, one entry a token. The entry of token `i` is made of that token and the model's hidden state in
-  front of it, so it depends on nothing behind token `i`: it is cut, shared by forks, restored and written to disk like
-  the KV of any other layer. Each pass of the model writes the entries of its tokens, so the head is always primed.
-- `HiddenTail`: the hidden state behind the last token, which the next token's entry is made of.
-
-Drafts are drawn by the row's own sampler, with the noise that the model's token in that place is going to be drawn
-with. So head and model mostly draw the same token wherever their distributions are alike.
+`HeadedModel` has the call interface of a model of mlx-lm, so nobody else needs to know of the head. What the head needs
+are more layers in the row's cache: its own KV, one entry a token, and `HiddenTail`. The entry of token `i` is made of
+that token and the model's hidden state in front of it, so it is cut, shared, restored and stored like any other KV
+(docs/drafts.md). Drafts are drawn by the row's own sampler, with the noise that the model's token is drawn with.
 
 Uses of models' internals: the `model` inside of a language model returns the hidden states in front of the output
 projection, which the head applies. Those of heads are in `upstream_heads`.

@@ -69,7 +69,6 @@ class ModelRunner:
         batches: several rows are decoded together; else each by itself, one after the other.
         landmarks: see `SingleRow`. A row in a batch keeps no states.
         call_openers: the tokens that begin a call; none: it cannot be told by tokens.
-        begins_call: whether an answer begins with a call that none of these tokens begins.
         ranks: that compute the model together; an error of one ends all of them. ``None``: this process alone.
     """
 
@@ -84,13 +83,12 @@ class ModelRunner:
         batches: bool = True,
         landmarks: Iterable[int] = (),
         call_openers: Iterable[int] = (),
-        begins_call: Callable[[Sequence[int]], bool] = lambda answer: False,
         ranks: Ranks | None = None,
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
         self._together, self._landmarks, self._ranks = batches, frozenset(landmarks), ranks or Ranks()
-        self._call_openers, self._begins_call = frozenset(call_openers), begins_call
+        self._call_openers = frozenset(call_openers)
         self._clock = time.perf_counter if gate is None else gate.clock
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
         self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
@@ -122,9 +120,7 @@ class ModelRunner:
 
     def calls(self, answer: Sequence[int]) -> bool | None:
         """Whether there is a call in the answer; ``None``: that cannot be told by its tokens."""
-        if not self._call_openers.isdisjoint(answer) or self._begins_call(answer):
-            return True
-        return False if self._call_openers else None
+        return not self._call_openers.isdisjoint(answer) if self._call_openers else None
 
     def insert(self, row: RowState) -> int:
         """Begins, or goes on, to decode a row, which belongs to the runner then. Returns its uid."""

@@ -1,12 +1,8 @@
 """Takes the newest tokens out of a row's caches again. Model thread only.
 
-How depends on what the layer holds (`kvcache.kinds`). Uses of mlx-lm's internals: `RotatingKVCache._idx`.
-
-- Columns alone: rows behind the offset are simply overwritten.
-- A window: after a pass over several tokens its buffer is in order and still holds what those tokens pushed out of the
-  window, so its end is cut off and what is left is what a shorter pass would have left.
-- `HiddenTail`: what a pass has left there is cut, or put back.
-- Any other state cannot be cut. What a pass changes is kept by reference before it, and put back.
+How depends on what the layer holds (`kvcache.kinds`). Columns: rows behind the offset are overwritten. A window: its
+buffer still holds what the pass pushed out, so its end is cut off. Any other state cannot be cut: what a pass changes
+is kept by reference before it, and put back. Uses of mlx-lm's internals: `RotatingKVCache._idx`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Wired memory: what the GPU keeps resident. The one file that calls `mx.set_wired_limit`. Model thread only.
+"""Wired memory: what the GPU keeps resident (why: docs/engine.md). The one file that calls `mx.set_wired_limit`.
 
-MLX keeps buffers below its wired limit in a Metal residency set. mlx-lm's `BatchGenerator` raises that limit to all
-that Metal recommends, so every buffer of KV joins the set when it is made and leaves it when it is freed. Many reports
-tie that traffic to kernel panics ("completeMemory() prepare count underflow", mlx issue 3186): a workload that panicked
-within two minutes ran for hours once the limit was never set. Other reports show that weights of a hundred gigabytes
-decode up to forty times slower if nothing is wired. So `wire_weights` sets it at most once, right after loading, to
-what the weights take: the set is full then, and no buffer that comes and goes enters it.
+`wire_weights` sets the limit at most once, right after loading, to what the weights take: the set is full then, and no
+buffer of KV that comes and goes enters it. Model thread only.
 """
 
 from __future__ import annotations
