@@ -1,11 +1,10 @@
 """Whether a draft pays, and how long it should be. Pure: knows numbers, no MLX. Model thread only.
 
 A draft is as long as is expected to gain most: right tokens for the seconds that its pass takes. How often tokens are
-right is counted by conversation (`draft.Acceptance`). What passes take is measured (`PassCosts`): in seconds for narrow
-ones (one token), and as multiples of these for wide ones, so a machine that becomes slow changes one figure. Of the
-last times a low one counts: other programs only make a pass slower. Few wide passes that took other than expected count
-before a narrow one has told that the machine has not changed. A width that was never seen is taken to be cheap, and
-longer drafts are tried now and then: a pass that is tried tells the truth.
+right is counted by conversation (`draft.Acceptance`). What passes take is measured (`PassCosts`): seconds of narrow
+ones (one token), and what wide ones take as multiples of these. Of the last times a low one counts: others only make a
+pass slower. After a wide pass that took other than expected a narrow one tells whether the machine has changed. A width
+that was never seen is taken to be cheap, and longer drafts are tried now and then: a try tells the truth.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH, Acceptance
 
-Clock = Callable[[], float]
+Clock = Callable[[], float]  # seconds
 WIDTHS: tuple[int, ...] = (*range(1, 17), 20, 24, 28, 32, 48, 64)  # that are told apart
 MOST_DRAFTED = 31
 MOST_WIDE = WIDTHS[-1]  # tokens in one pass of a row that decodes, those that are carried included
@@ -28,12 +27,10 @@ _UNKNOWN_SECONDS = 0.05  # what a pass is taken to take before the first one was
 _TOKEN = 0.02  # of a narrow pass: what a token more is taken to cost where nothing is known
 _KEPT = 8  # times
 _SURPRISE = 1.4  # a time that differs by more from what is expected is none of the usual ones
-_BELIEVED = 2  # surprises behind a narrow pass that was as usual
-_LEAST_SECONDS, _MOST_SECONDS = 1e-6, 3600.0  # no pass takes less or more: the clock is wrong
 _CELLS = [WIDTHS[bisect_left(WIDTHS, width)] for width in range(MOST_WIDE + 1)]
 
 _LEAST_GAIN = 1.05
-_TRIED_SHARE = 0.006  # of the seconds that decoding takes: what passes may take that are only tried
+_TRIED_SHARE = 0.005  # of the seconds that decoding takes: what passes may take that are only tried
 _TRIED_LENGTHS = (7, 31, 15)
 _WORTH_WAITING = 0.2  # chance of a draft's first token, from which on it pays that the device waits for its launch
 
@@ -47,25 +44,25 @@ class PassCosts:
         self._narrow: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))  # seconds, by octave
         self._multiples: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._known: dict[int, list[float]] = {}  # multiples by width, of an octave, as they are now
-        self._believed = 0  # surprises that count before another narrow pass has told
+        self._is_steady = False  # the last narrow pass took as long as usual, and no wide one since then was a surprise
         self._surprises = 0  # since the last narrow pass
         self.wants_narrow = True
 
     def observe(self, width: int, context: int, seconds: float) -> None:
         """A pass over `width` tokens, behind `context` tokens in the KV, took so long."""
-        if not _LEAST_SECONDS < seconds < _MOST_SECONDS or not 1 <= width <= MOST_WIDE:
-            return
+        if not 1e-6 < seconds < 3600 or not 1 <= width <= MOST_WIDE:
+            return  # the clock is wrong
         octave = _octave(context)
         if width == 1 or not self._narrow:  # rows that decode together make no narrow pass
             self._narrow[octave].append(seconds / self._multiples_at(octave)[width])
         known = self.by_width(context)
         is_usual = octave in self._narrow and 1 / _SURPRISE < seconds / known[width] < _SURPRISE
         if width == 1:
-            self._believed, self.wants_narrow, self._surprises = _BELIEVED * is_usual, False, 0
-        elif is_usual or self._believed or self._surprises >= _KEPT:
+            self._is_steady, self.wants_narrow, self._surprises = is_usual, False, 0
+        elif is_usual or self._is_steady or self._surprises >= _KEPT:
             self._multiples[octave, _CELLS[width]].append(max(1.0, seconds / known[1]))
             self._known.clear()
-            self._believed -= not is_usual
+            self._is_steady &= is_usual
         else:
             self._surprises += 1
             self.wants_narrow = True
@@ -84,8 +81,8 @@ class PassCosts:
             seen = {width: self._multiples[at, width] for at, width in nearest if len(self._multiples[at, width]) > 1}
             found = [1.0, 1.0]
             for width in range(2, MOST_WIDE + 1):
-                cell = _CELLS[width]
-                found.append(min(width, _low(seen[cell]) if cell in seen else found[-1] + _TOKEN))
+                times = seen.get(_CELLS[width])
+                found.append(min(width, found[-1] + _TOKEN if times is None else _low(times)))
             self._known[octave] = found
         return self._known[octave]
 
@@ -113,7 +110,11 @@ class DraftGate:
     """
 
     def __init__(
-        self, costs: PassCosts, carries: bool = False, head: float | None = None, clock: Clock | None = None
+        self,
+        costs: PassCosts,
+        carries: bool = False,
+        head: float | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.costs, self.carries, self.head = costs, carries, head
         self.clock = clock or (lambda: time.perf_counter())
@@ -138,7 +139,7 @@ class DraftGate:
         length = gains[index][1]
         tried = index if length else self._tries % len(options)
         longer = min(options[tried].most, _TRIED_LENGTHS[self._tries % len(_TRIED_LENGTHS)], MOST_WIDE - carried - 1)
-        if longer <= length or not self._may_try:
+        if longer <= length or self._seconds_tried > _TRIED_SHARE * self._seconds:
             return index, length
         self._tries += 1
         self._seconds_tried += seconds[carried + 1 + longer]
@@ -153,8 +154,10 @@ class DraftGate:
         options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
         if outlook >= LEAST_MATCH and acceptance.chance(outlook - 1) * acceptance.chance(outlook) > _WORTH_WAITING:
             options.append(DraftOption(outlook, MOST_DRAFTED))
-        seconds = self.costs.by_width(context) if options and not self._may_try else []
-        return any(not seconds or self._best(acceptance, option, 0, seconds)[1] > 0 for option in options)
+        if not options or self._seconds_tried < _TRIED_SHARE * self._seconds:
+            return bool(options)
+        seconds = self.costs.by_width(context)
+        return any(self._best(acceptance, option, 0, seconds)[1] for option in options)
 
     def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
         """The width of a pass over a block of each row, by which each row's draft is cut; 1: none pays.
@@ -183,10 +186,6 @@ class DraftGate:
         """The head has taken so many steps. The quickest of its times counts: the first one may have compiled."""
         self._head_steps.append(seconds / steps)
         self.head = min(self._head_steps)
-
-    @property
-    def _may_try(self) -> bool:
-        return self._seconds_tried < _TRIED_SHARE * self._seconds
 
     def _best(self, right: Acceptance, option: DraftOption, carried: int, seconds: list[float]) -> tuple[float, int]:
         """The gain of the length that gains most, and that length; 0: none gains enough. `seconds`: by width."""

@@ -129,8 +129,8 @@ def test_bursts_pass_by() -> None:
             costs.observe(1, 3000, chance.uniform(2, 6) * laptop(1, 3000))
         for _ in range(chance.randint(20, 60)):
             costs.observe(chance.choice([1, 1, 1, 4, 16]), 3000, laptop(1, 3000) * noise())
-    for number in range(30):
-        width = (1, 4, 16)[number % 3]
+    for number in range(40):
+        width = 1 if costs.wants_narrow else (4, 16)[number % 2]
         costs.observe(width, 3000, laptop(width, 3000))
     assert off(costs, laptop, 3000, [1, 4, 16]) < 0.25
 
