@@ -110,11 +110,7 @@ class DraftGate:
     """
 
     def __init__(
-        self,
-        costs: PassCosts,
-        carries: bool = False,
-        head: float | None = None,
-        clock: Clock | None = None,
+        self, costs: PassCosts, carries: bool = False, head: float | None = None, clock: Clock | None = None
     ) -> None:
         self.costs, self.carries, self.head = costs, carries, head
         self.clock = clock or (lambda: time.perf_counter())

@@ -439,10 +439,10 @@ def test_the_window_and_the_state_of_one_model_are_put_back_together() -> None:
     before = [np.array(a) for a in rows_of(window)]
     rewinder = Rewinder([window, state])
     assert rewinder.possible and rewinder.carries
-    mark = rewinder.mark()
+    saved = rewinder.save()
     window.update_and_fetch(rows[1], rows[1])
     state[0] = state[0] + 1
-    rewinder.restore(mark, 5)
+    rewinder.restore(saved, 5)
     assert window.offset == 41 and state[0].item() == 1.0
     for a, b in zip(rows_of(window), before, strict=True):
         np.testing.assert_array_equal(np.array(a), b)
