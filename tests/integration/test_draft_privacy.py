@@ -81,14 +81,13 @@ def complete(server: Live, prompt: str) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-def test_a_client_that_asks_again_is_proposed_its_own_answer(
+def test_what_a_client_has_sent_is_proposed_to_it(
     servers: Callable[..., Live], seen: Seen, says: Callable[[str], object]
 ) -> None:
     """So the other tests here could see a word of another client."""
     who = {"session_id": "door-0", "key": "first", "user": "anna"}
-    for _ in range(2):
-        says(OPENING + SECRET)
-        assert ask(servers("plain"), who, ASK) == OPENING + SECRET
+    says(OPENING + SECRET)
+    assert ask(servers("plain"), who, [{"role": "user", "content": f"Say it: {OPENING}{SECRET}"}]) == OPENING + SECRET
     assert any(SECRET in text for text in seen.held)
     assert any("heron, walnut" in text for text in seen.proposed)
 

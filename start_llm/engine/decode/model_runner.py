@@ -51,7 +51,7 @@ class _Row:
 
 
 def _of_all_ranks[**P, T](method: Callable[Concatenate[ModelRunner, P], T]) -> Callable[Concatenate[ModelRunner, P], T]:
-    """What goes wrong inside ends all ranks."""
+    """The same method; what it raises ends all ranks, where there are several (`Ranks.passing`)."""
 
     @wraps(method)
     def passing(self: ModelRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -274,7 +274,7 @@ class ModelRunner:
 
 
 def _left(row: _Row) -> RowState:
-    """A row that is in no batch: outside of its loop, with its KV evaluated."""
+    """Takes a row that is in no batch out of its loop. Returns its state, with its KV evaluated and its token known."""
     with mx.stream(generation_stream):
         if isinstance(row.place, SingleRow):
             row.place = row.place.leave()

@@ -144,7 +144,7 @@ class GuardedStore:
             self._guard.call(False, taken, False, method="take_back")
 
     def moved(self, cache: Cache, reader: KVReader | None) -> None:
-        """If it fails the KV is given up: nobody would know where it is."""
+        """KV that is lent lies where `reader` reads it; ``None``: in `cache` again. If that cannot be noted, it is given up."""
 
         def noted() -> bool:
             self._store.lent_rows.moved(cache, reader)
