@@ -144,7 +144,7 @@ class GuardedStore:
             self._guard.call(False, taken, False, method="take_back")
 
     def moved(self, cache: Cache, reader: KVReader | None) -> None:
-        """KV that is lent lies where `reader` reads it; ``None``: in `cache` again. If that cannot be noted, it is given up."""
+        """Lent KV lies where `reader` reads it; ``None``: in `cache` again. It is given up if that cannot be noted."""
 
         def noted() -> bool:
             self._store.lent_rows.moved(cache, reader)
