@@ -8,7 +8,9 @@ may be offered. One event loop only.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -70,6 +72,7 @@ class Member:
         self.running = self.waiting = 0  # by its own count, when it was asked last
         self.models: frozenset[str] | None = None  # ``None``: not known yet
         self.loaded: frozenset[str] = frozenset()
+        self.is_believed = True  # what it says of stored KV
         self.open = self.prefill = 0  # requests that were sent from here and not answered; their tokens to compute
         self.silent_seconds = 0.0  # that `/health` has not answered; 0 where a node is gone: its connections break
         self.failures = 0  # in a row
@@ -193,7 +196,9 @@ class NodeFleet:
             answer = await ask(self.client, f"{member.node.url}/v1/models", headers=headers_for(member.node))
             cards = cards_of(answer)
             if cards:
-                member.models, member.loaded = frozenset(card["id"] for card in cards), frozenset(loaded_of(cards))
+                loaded = frozenset(loaded_of(cards))
+                member.is_believed = not loaded or not await self._invents(member, min(loaded))
+                member.models, member.loaded = frozenset(card["id"] for card in cards), loaded
                 member.cards_at = time.monotonic()
             return answer.status_code not in {401, 403}
         return member.state != "refused"
@@ -296,7 +301,8 @@ class NodeFleet:
     ) -> tuple[dict[str, int], int]:
         """What each node says that it has stored of the prompt, and how long that is; 0 where nobody knows."""
         name = self._names.get(key.model, key.model).partition(ADAPTER_SIGN)[0]
-        ready = [member for member in members if name == MAIN_NAME or name in member.loaded]  # none is to load it
+        believed = [member for member in members if member.is_believed]
+        ready = [member for member in believed if name == MAIN_NAME or name in member.loaded]  # none is to load it
         if body is None or not ready:
             return {}, 0
         asking = {asyncio.create_task(self._explain(member, body, anthropic)): member.name for member in ready}
@@ -316,6 +322,13 @@ class NodeFleet:
             member.running = count_of(report, "running")
             member.waiting = count_of(report, "queued")
         return count_of(report, "reused"), count_of(report, "prompt")
+
+    async def _invents(self, member: Member, model: str) -> bool:
+        """Whether it claims to have stored most of a prompt of random words, which nobody has ever sent."""
+        words = " ".join(secrets.token_hex(3) for _ in range(200))
+        body = {"model": model, "messages": [{"role": "user", "content": words}]}
+        reused, prompt = await self._explain(member, json.dumps(body).encode(), False)
+        return reused * 2 > prompt
 
     @contextmanager
     def sending(self, choice: Choice) -> Iterator[Callable[[], None]]:

@@ -38,3 +38,29 @@ def test_threads_share_two_heaps() -> None:
 def _heaps(how: str) -> int:
     shown = subprocess.run([sys.executable, "-c", HEAPS, how], capture_output=True, text=True, timeout=120, check=True)
     return shown.stdout.count("<heap ")
+
+
+LARGE = """
+import ctypes, sys
+from start_llm.host.heap import bound_heaps
+if sys.argv[1] == "bound":
+    assert bound_heaps()
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+c.free(c.malloc(16 << 20))
+c.malloc(4 << 20)
+class Told(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+c.mallinfo2.restype = Told
+print(c.mallinfo2().hblkhd >> 20)
+"""
+
+
+@pytest.mark.live
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
+def test_what_is_large_is_in_no_heap() -> None:
+    told = {
+        how: int(subprocess.run([sys.executable, "-c", LARGE, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("bound", "as it is")
+    }
+    assert told["bound"] >= 4 > told["as it is"]

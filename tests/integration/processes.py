@@ -20,12 +20,13 @@ WAIT = 180.0  # a start computes for 7 s, which takes long beside busy neighbour
 
 @contextmanager
 def process(
-    model: Path, folder: Path, *, ready: bool = True, **environment: str
+    model: Path, folder: Path, *, ready: bool = True, program: str = "start_llm", **environment: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server's URL and its process, which is killed at the end. What it says goes to ``folder / "said"``.
 
     Args:
         ready: waits until it serves.
+        program: the module that is run.
         environment: settings, and what the oracle reads.
     """
     with socket.socket() as probe:
@@ -46,7 +47,7 @@ def process(
     }
     with (folder / "said").open("w") as said:
         child = subprocess.Popen(
-            [sys.executable, "-m", "start_llm", "serve"],
+            [sys.executable, "-m", program, "serve"],
             cwd=ROOT,
             env=variables,
             stdout=said,

@@ -280,7 +280,8 @@ class Model(nn.Module):
         return None
 
     def _record(self, entry: Pass) -> None:
-        self.work.passes.append(entry)
+        if "ORACLE_FORGETS" not in os.environ:  # for hours: a server's memory is looked at, not the oracle's
+            self.work.passes.append(entry)
         if path := os.environ.get("ORACLE_LOG"):
             line = {"t": time.time(), "tokens": entry.tokens, "offsets": entry.offsets, "decode": entry.decode}
             with open(path, "a", encoding="utf-8") as log:
