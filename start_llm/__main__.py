@@ -40,7 +40,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return USAGE
-    first = typed.command.begins(typed.options) or _first_run()
+    first = typed.command.first_words(typed.options) or _first_run()
     if first and ANEW_VARIABLE not in os.environ:  # a process that was started anew has said it
         print(first, file=sys.stderr, flush=True)
     # What reads settings takes a third of a second to import: help and refusals do without.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import start_llm
-from start_llm.cli.commands import COMMANDS, GROUPS, SETTING_FLAGS, SHOWN, Command
+from start_llm.cli.commands import COMMANDS, SETTING_FLAGS, SHOWN, Command
 from start_llm.clients import CLIENTS
 from start_llm.host.home import BEGIN
 from start_llm.host.home import command as program
@@ -159,8 +159,8 @@ def overview() -> str:
         f"usage: {program()} COMMAND [flags]        `{program()} help COMMAND` tells more of one",
     ]
     lines += ["", *_lines(BEGIN, "Begin with:")]
-    for group, commands in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {c.name:{width}}{c.what}" for c in commands)] if group else []
+    for group in dict.fromkeys(command.group for command in SHOWN.values()):
+        lines += ["", f"{group}:", *(f"  {c.name:{width}}{c.what}" for c in SHOWN.values() if c.group == group)]
     return "\n".join(lines)
 
 

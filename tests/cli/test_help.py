@@ -11,7 +11,7 @@ import pytest
 
 import start_llm
 from start_llm.__main__ import main
-from start_llm.cli.commands import GROUPS, SHOWN
+from start_llm.cli.commands import COMMANDS, SHOWN
 from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
 from start_llm.clients import CLIENTS
@@ -27,9 +27,9 @@ def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_lists_every_command_in_a_group() -> None:
     said = overview()
-    for group, commands in GROUPS.items():
-        assert not group or f"\n{group}:" in said
-        assert all((f"\n  {command.name} " in said) is bool(group) for command in commands)
+    for command in COMMANDS.values():
+        assert not command.group or f"\n{command.group}:" in said
+        assert (f"\n  {command.name} " in said) is bool(command.group)
     assert max(map(len, said.splitlines())) <= 120
 
 
@@ -136,7 +136,7 @@ def test_the_first_run_says_that_it_takes_a_moment(tmp_path: Path, monkeypatch: 
 
 
 def test_launch_print_is_shell_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read(["launch", "pi", "--print"]).command.begins(read(["launch", "pi", "--print"]).options) == ""
+    assert read(["launch", "pi", "--print"]).command.first_words(read(["launch", "pi", "--print"]).options) == ""
 
 
 def complete(words: list[str]) -> set[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.cli.commands import BY, ENDS
+from start_llm.cli.commands import COMMANDS
 from start_llm.core.events import Usage
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
@@ -120,4 +120,5 @@ def test_two_servers_share_a_file(path: Path) -> None:
 
 
 def test_the_command_line_allows_what_the_table_knows() -> None:
-    assert set(BY) == set(GROUPS) and ENDS == OUTCOMES
+    choices = {flag["names"][0]: flag.get("choices") for flag in COMMANDS["audit"].flags}
+    assert set(choices["--by"]) == set(GROUPS) and tuple(choices["--outcome"]) == OUTCOMES
