@@ -141,6 +141,34 @@ class Outcome:
     computed_share: float  # the same of computed tokens
 
 
+@dataclass
+class Cluster:
+    """Nodes, the proxies in front of them in turn, and a node that would have all requests."""
+
+    dice: random.Random
+    delays: Delays
+    by_host: Mapping[str, SimulatedNode]
+    fleets: Sequence[NodeFleet]
+    alone: SimulatedNode
+    free: asyncio.Semaphore  # requests at the same time
+    sent: int = 0
+
+    async def turn(self, conversation: Conversation, say: str) -> None:
+        async with self.free:
+            conversation.messages.append(("user", say))
+            messages = [{"role": role, "content": text} for role, text in conversation.messages]
+            body = {"model": "default", "messages": [{"role": "system", "content": conversation.system}, *messages]}
+            fleet, self.sent = self.fleets[self.sent % len(self.fleets)], self.sent + 1
+            await asyncio.sleep(self.dice.uniform(0, 2 * self.delays.reach))
+            choice = await fleet.pick(route_key(body, {}), explain=json.dumps(body).encode())
+            parts = [message["content"] for message in body["messages"]]  # type: ignore[index]
+            with fleet.sending(choice) as begun:
+                await self.by_host[choice.node.name].answer(parts)
+                begun()
+            self.alone.stored.update("\n".join(parts[:end]) for end in range(1, len(parts) + 1))
+            conversation.messages.append(("assistant", ANSWER))
+
+
 async def run(options: argparse.Namespace, seed: int) -> Outcome:
     dice = random.Random(seed)
     delays = Delays.drawn(dice)
@@ -150,26 +178,10 @@ async def run(options: argparse.Namespace, seed: int) -> Outcome:
     fleets = [await _watching(nodes, by_host) for _ in range(options.proxies)]
     alone = SimulatedNode(-1, delays, dice)
     await asyncio.sleep(3)  # the nodes have said which models they have
-    free, turns = asyncio.Semaphore(options.at_once), iter(range(10**9))
-
-    async def turn(conversation: Conversation, say: str) -> None:
-        async with free:
-            conversation.messages.append(("user", say))
-            messages = [{"role": role, "content": text} for role, text in conversation.messages]
-            body = {"model": "default", "messages": [{"role": "system", "content": conversation.system}, *messages]}
-            fleet = fleets[next(turns) % len(fleets)]
-            await asyncio.sleep(dice.uniform(0, 2 * delays.reach))
-            choice = await fleet.pick(route_key(body, {}), explain=json.dumps(body).encode())
-            parts = [message["content"] for message in body["messages"]]  # type: ignore[index]
-            with fleet.sending(choice) as begun:
-                await by_host[choice.node.name].answer(parts)
-                begun()
-            alone.stored.update("\n".join(parts[:end]) for end in range(1, len(parts) + 1))
-            conversation.messages.append(("assistant", ANSWER))
-
+    cluster = Cluster(dice, delays, by_host, fleets, alone, asyncio.Semaphore(options.at_once))
     for number in range(max(each.begins + len(each.turns) for each in work)):
         now = [each for each in work if each.begins <= number < each.begins + len(each.turns)]
-        await asyncio.gather(*(turn(each, each.turns[number - each.begins]) for each in now))
+        await asyncio.gather(*(cluster.turn(each, each.turns[number - each.begins]) for each in now))
     for fleet in fleets:
         await _end(fleet)
     return Outcome(

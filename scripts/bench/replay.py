@@ -102,17 +102,21 @@ def as_chat(body: Json) -> Json:
 def _as_chat_messages(message: Json) -> list[Json]:
     """Results of tools as messages of their own, then what is said beside them."""
     content = message["content"]
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    found = [{"role": "tool", "content": text_of(b.get("content"))} for b in blocks if b["type"] == "tool_result"]
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    thinking = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
-    calls = [{"name": b["name"], "arguments": b["input"]} for b in blocks if b["type"] == "tool_use"]
-    made = {"role": message["role"], "content": text}
-    if calls:
-        made["tool_calls"] = [{"function": call} for call in calls]
-    if thinking:
-        made["reasoning_content"] = thinking
-    return [*found, made] if text or calls or thinking else found
+    results: list[Json] = []
+    calls: list[Json] = []
+    said = {"text": "", "thinking": ""}
+    for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        match block["type"]:
+            case "tool_result":
+                results.append({"role": "tool", "content": text_of(block.get("content"))})
+            case "tool_use":
+                calls.append({"function": {"name": block["name"], "arguments": block["input"]}})
+            case "text" | "thinking" as kind:
+                said[kind] += block[kind]
+    made = {"role": message["role"], "content": said["text"]}
+    made |= {"tool_calls": calls} if calls else {}
+    made |= {"reasoning_content": said["thinking"]} if said["thinking"] else {}
+    return [*results, made] if calls or any(said.values()) else results
 
 
 def _object(arguments: Any) -> Any:
