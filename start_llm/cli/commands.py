@@ -56,13 +56,13 @@ def _model(name: str) -> str:
     return str(folder.resolve()) if folder.exists() else name
 
 
-def _context(text: str) -> str:
+def context_word(text: str) -> str:
     """``32k`` are 32,768 tokens, as others write it."""
     number, unit = text[:-1], text[-1:].lower()
     return str(int(number) * 1024) if unit == "k" and number.isdigit() else text
 
 
-_TYPES: dict[str, Callable[[str], Any]] = {"model": _model, "context": _context, "whole": int, "json": json.loads}
+_TYPES: dict[str, Callable[[str], Any]] = {"model": _model, "context": context_word, "whole": int, "json": json.loads}
 
 
 def _flag(flag: Flag) -> Flag:

@@ -18,7 +18,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import NO_TEMPLATE, Fact, ProbeResult, read_capabilities
+from start_llm.models.capabilities import NO_TEMPLATE, Capabilities, Fact, ProbeResult, read_capabilities
 from start_llm.models.catalog import (
     EMBEDDED_NAME,
     describe,
@@ -47,34 +47,30 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         near = _similar(settings, asked)
         print(f"{asked} is not on this disk; `{program()} models` lists what is.{near}", file=sys.stderr)
         return 1
-    probe = _probed(settings, folder)
+    results = home() / settings.cache_dir / FILE  # what the model's last load found out, if it was ever loaded here
+    probe = read_probe(results, probe_key(fingerprint(folder))) if results.exists() else None
     try:
-        capabilities, makers = read_capabilities(settings, home() / FOLDER, source, folder)
+        known, makers = read_capabilities(settings, home() / FOLDER, source, folder)
     except (NotSupported, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    if probe is not None:
-        capabilities = capabilities.with_probe(probe)
-    head = own_drafter(folder, capabilities.config)
+    known = known if probe is None else known.with_probe(probe)
+    head = own_drafter(folder, known.config)
     drafts = {} if head is None or head.refused else {"drafts_by": Fact(head.detail, "weights")}
-    facts = {**capabilities.facts, **drafts}
+    facts = {**known.facts, **drafts}
     if options.json:
-        about = {"name": source, "folder": str(folder), "file": capabilities.overrides.path}
-        _print_json(about, probe, facts)
+        about: dict[str, Any] = {"name": source, "folder": str(folder), "file": known.overrides.path}
+        values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
+        about["trial"] = probe and probe.trial
+        print(json.dumps({**about, "facts": values}, indent=1, default=_plain))
         return 0
     print(f"{source}  ({folder})")
-    _print_facts(facts, folder, options.all)
-    for why in makers.odd.values():
-        print(f"{why}.")
+    _print_facts(facts, folder, every=options.all)
+    print("".join(f"{why}.\n" for why in makers.odd.values()), end="")
+    for line in _remarks(known, probe, head, folder, options.all):
+        print(f"{line[:1].upper()}{line[1:]}.")
     if probe is None:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
-    elif options.all:
-        print(f"{_sentence(probe.trial.report(capabilities.tool_parser))}.")
-    _print_head(head, folder)
-    if probe is None and not has_template(folder):
-        print(f"{_sentence(NO_TEMPLATE)}.")
-    for _, line in capabilities.report():
-        print(f"{_sentence(line)}.")
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
@@ -118,38 +114,32 @@ def _model_name(settings: Settings, asked: str | None) -> str:
     return asked if asked and asked != MAIN_NAME else settings.model_path or EMBEDDED_NAME
 
 
-def _probed(settings: Settings, folder: Path) -> ProbeResult | None:
-    """What the model's last load found out, if it was ever loaded here."""
-    results = home() / settings.cache_dir / FILE
-    return read_probe(results, probe_key(fingerprint(folder))) if results.exists() else None
+def _print_facts(facts: Mapping[str, Fact], folder: Path, *, every: bool) -> None:
+    if every:
+        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
+        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
+    else:
+        print("\n".join(f"{name:12} {text}" for name, text in _summary(facts, folder)))
 
 
-def _print_json(about: dict[str, Any], probe: ProbeResult | None, facts: Mapping[str, Fact]) -> None:
-    values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
-    trial = None if probe is None else probe.trial
-    print(json.dumps({**about, "trial": trial, "facts": values}, indent=1, default=_plain))
+def _remarks(
+    known: Capabilities, probe: ProbeResult | None, head: DrafterFiles | None, folder: Path, every: bool
+) -> Iterator[str]:
+    """What else is worth knowing."""
+    if probe is not None and every:
+        yield probe.trial.report(known.tool_parser)
+    if head is not None and head.refused:
+        yield f"{head.detail} does not draft: {head.refused}"
+    elif head is None and (published := published_head(name_of(folder))):
+        yield f"a head that drafts for it is published: {program()} pull {published}"
+    if probe is None and not has_template(folder):
+        yield NO_TEMPLATE
+    yield from (line for _, line in known.report())
 
 
 def _plain(value: Any) -> Any:
     """For JSON."""
     return str(value) if isinstance(value, Path) else asdict(value)
-
-
-def _print_head(head: DrafterFiles | None, folder: Path) -> None:
-    """Why a model's own head does not draft, or which one could be fetched."""
-    if head is not None and head.refused:
-        print(f"{_sentence(head.detail)} does not draft: {head.refused}.")
-    elif head is None and (published := published_head(name_of(folder))):
-        print(f"A head that drafts for it is published: {program()} pull {published}")
-
-
-def _print_facts(facts: Mapping[str, Fact], folder: Path, every: bool) -> None:
-    if every:
-        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
-        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
-    else:
-        for name, text in _summary(facts, folder):
-            print(f"{name:12} {text}")
 
 
 def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str]]:
@@ -169,10 +159,6 @@ def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str
     sampling = [f"{name} {facts[key].value:g}" for name in _SAMPLING if (key := f"sampling.{name}") in facts]
     if sampling:
         yield "sampling", f"{', '.join(sampling)} (by {facts[f'sampling.{_SAMPLING[0]}'].source})"
-
-
-def _sentence(line: str) -> str:
-    return f"{line[:1].upper()}{line[1:]}"
 
 
 def _similar(settings: Settings, asked: str) -> str:

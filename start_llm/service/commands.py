@@ -120,15 +120,12 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
     running, state = place.is_running, place.read()
     answer = ask_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
     health = answer if isinstance(answer, dict) else {}
-    phase = "not running"
-    if state is not None:
-        phase = state.phase if running or state.phase == "gave up" else "died"
     known: dict[str, Any] = {
         "port": place.port,
         "url": place.url,
         "running": running or bool(health),
         "managed": running,
-        "state": health.get("state") or phase,
+        "state": health.get("state") or _phase(state, running=running),
         "detail": health.get("detail", ""),
         "requests": {"running": health.get("running", 0), "queued": health.get("queued", 0)},
         "log": str(place.log),
@@ -144,6 +141,13 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         models = _loaded_models(place, key)
         known |= {"models": models, "model": models[0]["id"] if models else ""}
     return known
+
+
+def _phase(state: ServerState | None, *, running: bool) -> str:
+    """What is known of a server that does not say it itself."""
+    if state is None:
+        return "not running"
+    return state.phase if running or state.phase == "gave up" else "died"
 
 
 def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
