@@ -69,17 +69,17 @@ def rows_of(endpoint: Endpoint) -> Rows:
     rate = 0.0
     for length in LENGTHS:
         name = f"{length // 1024}k"
-        if length + ANSWER > endpoint.context:
-            rows[f"prefill at {name}, tokens/s"] = f"- (context {endpoint.context:,})"
-            continue
-        if rate and length / rate > BUDGET_SECONDS:
-            rows[f"prefill at {name}, tokens/s"] = f"- (about {length / rate:.0f} s)"
+        is_long, is_slow = length + ANSWER > endpoint.context, bool(rate) and length / rate > BUDGET_SECONDS
+        if is_long or is_slow:
+            why = f"context {endpoint.context:,}" if is_long else f"about {length / rate:.0f} s"
+            rows[f"prefill at {name}, tokens/s"] = f"- ({why})"
             continue
         found = timed(endpoint, [{"role": "user", "content": words(int(length * 0.95), length)}], ANSWER)
         rate = found.prefill
         rows[f"prefill at {name}, tokens/s"] = f"{found.prefill:,.0f}"
         rows[f"decode at {name}, tokens/s"] = f"{found.decode:,.1f}"
-        said(endpoint, f"{name}: {found.prefill:,.0f} tokens/s prefill, {found.decode:,.1f} decode")
+        figures = f"{found.prefill:,.0f} tokens/s prefill, {found.decode:,.1f} decode"
+        print(f"{endpoint.url}  {name}: {figures}", file=sys.stderr, flush=True)
     agent = Agent(0, endpoint)
     turns = [agent.turn(endpoint) for _ in range(TURNS)]
     head: Message = {"role": "system", "content": words(agent.head_words, "other")}
@@ -109,10 +109,6 @@ class Agent:
 
 def seconds_of(found: Timed) -> str:
     return f"{found.first:.2f} s ({found.computed:,} of {found.prompt:,} tokens computed)"
-
-
-def said(endpoint: Endpoint, line: str) -> None:
-    print(f"{endpoint.url}  {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -232,7 +232,8 @@ def check_port(subject: str, variable: str, host: str, number: int, runs: str | 
         return Finding(subject, "ok", f"{number}, {runs} runs there now" if runs else "a free one is picked (0)")
     if (error := bind_error(host, number)) is None:
         return Finding(subject, "ok", f"{number} is free")
-    taken = f"{number} on {host} cannot be had ({error.strerror}: {who_listens(number)}); set {variable} to another"
+    why = f"{getattr(error, 'strerror', error)}: {who_listens(number)}"
+    taken = f"{number} on {host} cannot be had ({why}); set {variable} to another"
     return Finding(subject, "note", taken)
 
 

@@ -59,7 +59,9 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if not found and not cards:
         print(f"No model is on this disk. `{program()} recommend` names some; `{program()} pull NAME` fetches one.")
         return 0
-    print_models(found, cards, adapters)
+    columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
+    rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
+    print_table(columns, rows, words=("NAME", "STATE", "CAN"))
     for entry in settings.models_by_name.entries:
         print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
     return 0
@@ -133,13 +135,6 @@ def _row(model: Recommendation, chip: str) -> tuple[str, ...]:
 # --- the table of models ------------------------------------------------------------------------
 
 
-def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
-    """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
-    columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
-    rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
-    print_table(columns, rows, words=("NAME", "STATE", "CAN"))
-
-
 def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[StoredAdapter]:
     """Those that can be put on the model."""
     if model.problem:
@@ -150,6 +145,7 @@ def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[Store
 def _rows(
     found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]
 ) -> Iterator[dict[str, str]]:
+    """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
     left = list(cards or ())
     for model in found:
         card = card_of(left, model.name)

@@ -155,12 +155,7 @@ def _check_writable(settings: Settings) -> None:
 def check_port(settings: Settings) -> None:
     """Raises PreflightError if the server's port cannot be had, saying who has it."""
     host, port = settings.mlx_host, settings.mlx_port
-    if port == 0:
-        return
-    try:
-        error: Exception | None = bind_error(host, port)
-    except (OSError, UnicodeError) as wrong:
-        error = wrong
+    error = bind_error(host, port) if port else None
     if error is None:
         return
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

@@ -18,15 +18,13 @@ Pooling = Literal["cls", "mean", "max", "last"]
 MOST_TOKENS = 8192
 """Tokens of one text: it goes through the model in one step, whatever its own limit is."""
 _MODES: dict[str, Pooling] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-    # As sentence-transformers 6 writes them: {"pooling_mode": "cls"}
-    "pooling_mode=cls": "cls",
-    "pooling_mode=mean": "mean",
-    "pooling_mode=max": "max",
-    "pooling_mode=lasttoken": "last",
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",  # as sentence-transformers 6 writes them: {"pooling_mode": "cls"}
 }
 _SHIFTED = frozenset({"xlm-roberta", "roberta"})
 """Architectures whose positions begin behind the padding token's id."""
@@ -129,9 +127,10 @@ def _pooling(source: str, folder: Path, architecture: str) -> Pooling | None:
 
 def _mode(source: str, settings: Any) -> Pooling | None:
     """What a pooling's configuration says; ``None``: nothing. Raises NotSupported."""
-    modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    set_ones = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    modes = [name.removeprefix("pooling_mode_") for name in set_ones]
     if named := settings.get("pooling_mode"):
-        modes = [f"pooling_mode={name}" for name in (named if isinstance(named, list) else [named])]
+        modes = [str(name) for name in (named if isinstance(named, list) else [named])]
     if not modes:
         return None
     if len(modes) > 1 or modes[0] not in _MODES:

@@ -21,14 +21,14 @@ def address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def bind_error(host: str, port: int) -> OSError | None:
+def bind_error(host: str, port: int) -> OSError | UnicodeError | None:
     """Why a server cannot listen there, or ``None`` if it can."""
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is not "taken"
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             return error
         return None
 
@@ -68,8 +68,8 @@ def who_listens(port: int) -> str:
     return "another user's process, or one that cannot be seen from here"
 
 
-def ask(url: str, key: str | None = None, seconds: float = 5, given: Any = None) -> tuple[int, bytes]:
-    """(status, body) of a GET, or of a POST of `given` as JSON; (0, nothing) if nobody answers."""
+def ask_json(url: str, key: str | None = None, seconds: float = 5, given: Any = None) -> tuple[int, Any]:
+    """(status, body) of a GET, or of a POST of `given` as JSON; 0 if nobody answers, ``None`` where it is no JSON."""
     parts, method, body = urlsplit(url), "GET", None
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if given is not None:
@@ -79,20 +79,15 @@ def ask(url: str, key: str | None = None, seconds: float = 5, given: Any = None)
     try:
         connection.request(method, parts.path or "/", body, headers)
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        text = answer.read()
     except (OSError, http.client.HTTPException):
-        return 0, b""
+        return 0, None
     finally:
         connection.close()
-
-
-def ask_json(url: str, key: str | None = None, seconds: float = 5, given: Any = None) -> tuple[int, Any]:
-    """As `ask`; the body is ``None`` where it is no JSON."""
-    status, text = ask(url, key, seconds, given)
     try:
-        return status, json.loads(text)
+        return answer.status, json.loads(text)
     except ValueError:
-        return status, None
+        return answer.status, None
 
 
 def server_state(host: str, port: int, seconds: float = 2) -> str | None:

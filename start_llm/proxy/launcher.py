@@ -24,7 +24,7 @@ from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.files.logs import begin_log, last_lines, trim_log
 from start_llm.host.home import python_path
-from start_llm.host.ports import address, ask, free_port, is_free, who_listens
+from start_llm.host.ports import address, ask_json, free_port, is_free, who_listens
 from start_llm.host.processes import created, running, wait_until
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MODULE
@@ -151,7 +151,7 @@ class LiteLLMProxy:
 
     def healthy(self) -> bool:
         """Whether the health route answers now (at most 2 s)."""
-        return ask(f"{self.url}/health/readiness", seconds=2)[0] == 200
+        return ask_json(f"{self.url}/health/readiness", seconds=2)[0] == 200
 
     def alive(self) -> bool:
         """Whether the process runs (it may not answer yet)."""

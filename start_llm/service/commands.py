@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from start_llm.host.awake import CHILDREN
 from start_llm.host.hints import hint
 from start_llm.host.home import BEGIN, home
 from start_llm.host.home import command as program
-from start_llm.host.ports import ask, ask_json, free_port, model_cards
+from start_llm.host.ports import ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, family, stop
@@ -37,7 +36,6 @@ MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
 _NEXT = (("launch pi", "an agent in the folder of your project"), ("status", "how it does"), ("stop", "ends it"))
-_KV = re.compile(r"^start_llm_kv_bytes (\S+)$", re.MULTILINE)
 
 
 def main_start(settings: Settings, options: argparse.Namespace) -> int:
@@ -151,10 +149,16 @@ def _phase(state: ServerState | None, *, running: bool) -> str:
 
 
 def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
+    told = ((card, card.get("details", {})) for card in model_cards(place.url, key, _ASK_SECONDS) or ())
     return [
-        {"id": card.get("id"), "context": card.get("context_length"), "state": loaded}
-        for card in model_cards(place.url, key, _ASK_SECONDS) or ()
-        if (loaded := card.get("details", {}).get("state", "ready")) != "stored"
+        {
+            "id": card.get("id"),
+            "context": card.get("context_length"),
+            "state": details.get("state", "ready"),
+            "kv_bytes": details.get("kv_bytes", 0),
+        }
+        for card, details in told
+        if details.get("state") != "stored"
     ]
 
 
@@ -248,24 +252,17 @@ def main_ps(settings: Settings, options: argparse.Namespace) -> int:
         print(f"No server of this user runs. {program()} start")
         return 0
     headings = ("PORT", "MODEL", "STATE", "REQUESTS", "WAITING", "AGENTS", "MEMORY", "KV", "UP")
-    rows = [_row(known, kv_bytes(known["url"], settings.api_key)) for known in found]
-    print_table(headings, rows, words=("MODEL", "STATE"))
+    print_table(headings, map(_row, found), words=("MODEL", "STATE"))
     return 0
 
 
-def _row(known: dict[str, Any], kv: int | None) -> tuple[str, ...]:
+def _row(known: dict[str, Any]) -> tuple[str, ...]:
     counts = (known["requests"]["running"], known["requests"]["queued"], known.get("users", 0))
     memory = f"{known.get('memory_bytes', 0) / GIB:.1f} GiB"
-    stored = "-" if kv is None else f"{kv / MIB:,.0f} MiB"
+    models = known.get("models")
+    stored = f"{sum(model['kv_bytes'] for model in models) / MIB:,.0f} MiB" if models else "-"
     words = (str(known["port"]), known.get("model") or "-", known["state"])
     return *words, *map(str, counts), memory, stored, ago(known.get("since", time.time()))
-
-
-def kv_bytes(url: str, key: str | None) -> int | None:
-    """Bytes of KV in memory, by the server's own figures; ``None`` if it does not tell."""
-    _, text = ask(f"{url}/metrics", key, _ASK_SECONDS)
-    found = _KV.search(text.decode("utf-8", "replace"))
-    return int(float(found[1])) if found else None
 
 
 def main_logs(settings: Settings, options: argparse.Namespace) -> int:
