@@ -16,11 +16,9 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture import providers
 from rich.console import Console
-from xdist import is_xdist_controller
 
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.blas import known
-from start_llm.host.importing import import_transformers
 from tests.kinds import OPTIONS, Kinds
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
@@ -87,8 +85,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """What is imported and collected stays: looking for garbage in it is work for nothing, now and in every test."""
     gc.disable()
     try:
-        if not is_xdist_controller(session):
-            import_transformers()
         return (yield)
     finally:
         gc.freeze()

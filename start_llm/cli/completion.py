@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 from start_llm.cli.commands import SHOWN, Command
 from start_llm.core.settings import Settings
 from start_llm.host.home import NAME
-
-BASH = """# completion of {name} for bash
-_{ident}() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words=""
-  if [ "$COMP_CWORD" -eq 1 ]; then words="{commands}"; else
-    case "$command" in
-{cases}
-    esac
-  fi
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
-  [ "${{#COMPREPLY[@]}}" -gt 0 ] || COMPREPLY=($(compgen -o default -- "$word"))
-}}
-complete -F _{ident} {name}
-"""
-ZSH = """#compdef {name}
-# completion of {name} for zsh
-_{ident}() {{
-  local -a commands
-  commands=(
-{described}
-  )
-  if (( CURRENT == 2 )); then _describe command commands; return; fi
-  case "$words[2]" in
-{cases}
-  esac
-}}
-if [ "$funcstack[1]" = "_{ident}" ]; then _{ident} "$@"; else compdef _{ident} {name}; fi
-"""
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
@@ -47,16 +21,20 @@ def script(shell: str) -> str:
     """`shell`: bash, zsh or fish."""
     if shell == "fish":
         return _fish()
-    names = [*SHOWN, "help"]
-    ident = NAME.replace("-", "_")
+    following = {command.name: words_of(command) for command in SHOWN.values()} | {"help": list(SHOWN)}
     if shell == "bash":
-        cases = [f'      {c.name}) words="{" ".join(words_of(c))}";;' for c in SHOWN.values()]
-        cases.append(f'      help) words="{" ".join(SHOWN)}";;')
-        return BASH.format(name=NAME, ident=ident, commands=" ".join(names), cases="\n".join(cases))
-    described = "\n".join(f"    '{c.name}:{c.what.replace(chr(39), '')}'" for c in SHOWN.values())
-    cases = [f"    {c.name}) compadd -- {' '.join(words_of(c))}; _files;;" for c in SHOWN.values()]
-    cases.append(f"    help) compadd -- {' '.join(SHOWN)};;")
-    return ZSH.format(name=NAME, ident=ident, described=described, cases="\n".join(cases))
+        cases = [f'      {name}) words="{" ".join(words)}";;' for name, words in following.items()]
+    else:
+        cases = [f"    {name}) compadd -- {' '.join(words)}; _files;;" for name, words in following.items()]
+    filled = {
+        "NAME": NAME,
+        "IDENT": NAME.replace("-", "_"),
+        "COMMANDS": " ".join(following),
+        "CASES": "\n".join(cases),
+        "DESCRIBED": "\n".join(f"    '{c.name}:{c.what.replace(chr(39), '')}'" for c in SHOWN.values()),
+    }
+    text = Path(__file__).with_name(f"completion.{shell}").read_text("utf-8")
+    return re.sub("@([A-Z]+)@", lambda found: filled[found[1]], text)
 
 
 def _fish() -> str:

@@ -5,8 +5,8 @@ are compared with those of a server that had nothing stored and no drafts.
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from start_llm.app import App
@@ -80,19 +80,8 @@ def same(subject: str, right: Timed, found: Timed, *, reused: bool = False) -> F
 
 def at_once(endpoint: Endpoint, *asked: list[Message]) -> list[Timed]:
     """All of them at the same time."""
-    found: dict[int, Timed] = {}
-
-    def run(number: int) -> None:
-        found[number] = timed(endpoint, asked[number], ANSWER)
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(asked))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(found) < len(asked):
-        raise ChatError("one of two requests at once was not answered")
-    return [found[number] for number in range(len(asked))]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(lambda messages: timed(endpoint, messages, ANSWER), asked))
 
 
 def _memory(app: App, endpoint: Endpoint) -> Finding:

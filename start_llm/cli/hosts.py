@@ -6,11 +6,10 @@ import argparse
 import json
 import os
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from start_llm.cli.finding import Finding
@@ -22,7 +21,6 @@ from start_llm.models.catalog import snapshot
 from start_llm.models.fingerprint import fingerprint
 
 HOST_SECONDS = 60.0
-LEAST_SECONDS = 1.0  # for what a host has answered, after another one has not
 
 
 def main_describe(settings: Settings, options: argparse.Namespace) -> int:
@@ -52,36 +50,29 @@ def check_hosts(settings: Settings) -> Iterator[Finding]:
         return
     if not hosts:
         return
+    here = describe(settings.model_path)
     model = [] if settings.model_path is None else ["--source", settings.model_path]
-    here, until = describe(settings.model_path), time.monotonic() + HOST_SECONDS
-    with tempfile.TemporaryDirectory() as folder:
-        asked = [(host, _ask(host, model, Path(folder) / str(number))) for number, host in enumerate(hosts)]
-        for number, (host, process) in enumerate(asked):
-            try:
-                output, _ = process.communicate(timeout=max(LEAST_SECONDS, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-                yield Finding(host.name, "bad", f"does not answer in {HOST_SECONDS:g} s")
-                continue
-            try:
-                there = json.loads(output.splitlines()[-1])
-                yield _compared(host, here, there)
-            except (ValueError, LookupError, TypeError):
-                words = (Path(folder) / str(number)).read_text("utf-8", "replace").strip().splitlines()[-1:]
-                yield Finding(host.name, "bad", f"does not answer: {words[0] if words else 'it says nothing'}")
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        yield from pool.map(partial(_asked, here=here, model=model), hosts)
 
 
-def _ask(host: RankHost, model: list[str], errors: Path) -> subprocess.Popen[str]:
-    with errors.open("wb") as said:
-        return subprocess.Popen(
+def _asked(host: RankHost, here: dict[str, Any], model: list[str]) -> Finding:
+    try:
+        run = subprocess.run(
             host_command(host, "describe", *model),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=said,
+            capture_output=True,
             text=True,
             env=os.environ | {"PYTHONPATH": python_path()},
+            timeout=HOST_SECONDS,
+            check=False,
         )
+        return _compared(host, here, json.loads(run.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        return Finding(host.name, "bad", f"does not answer in {HOST_SECONDS:g} s")
+    except (ValueError, LookupError, TypeError):
+        words = run.stderr.strip().splitlines()[-1:]
+        return Finding(host.name, "bad", f"does not answer: {words[0] if words else 'it says nothing'}")
 
 
 def _compared(host: RankHost, here: dict[str, Any], there: dict[str, Any]) -> Finding:

@@ -23,7 +23,6 @@ from start_llm.dashboard.process_log import json_line
 from start_llm.host.blas import begin_again
 from start_llm.host.home import command as program
 from start_llm.host.home import home, made_home
-from start_llm.host.importing import import_transformers
 from start_llm.host.ports import bind_error, free_port, served_model, server_state, who_listens
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.family import chosen_family
@@ -93,8 +92,6 @@ def _start(typed: ParsedCommand, settings: Settings) -> int:
     # leaves is found only where it is not frozen.
     gc.disable()
     try:
-        if typed.command.name in COMPUTES:
-            import_transformers()
         command = getattr(import_module(module), function)
     finally:
         gc.freeze()

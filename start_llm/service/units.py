@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import plistlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from start_llm.host.home import home, made_home, module_command, python_path
 LABEL = "io.start-llm.server"
 _KEPT = ("PATH", "LD_PRELOAD", "HF_HOME", "HF_ENDPOINT", "HF_HUB_CACHE", "START_LLM_CACHE_DIR", "START_LLM_COMMAND")
 RESTART_SECONDS = 10
+TEMPLATE = Path(__file__).with_name("systemd.service")
 
 
 @dataclass(frozen=True)
@@ -88,25 +90,14 @@ def _systemd(variables: Mapping[str, str]) -> ServiceUnit:
     control = ("systemctl", "--user")
     command = " ".join(f'"{_escaped(word)}"' for word in module_command("supervise"))
     environment = "\n".join(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items())
-    # A server that cannot start is not tried for ever.
-    text = f"""[Unit]
-Description=start_llm, a local LLM server for coding agents
-StartLimitIntervalSec=600
-StartLimitBurst=5
-
-[Service]
-ExecStart={command}
-WorkingDirectory={str(home()).replace("%", "%%")}
-{environment}
-Restart=on-failure
-RestartSec={RESTART_SECONDS}
-RestartPreventExitStatus={ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}
-KillMode=mixed
-TimeoutStopSec=80
-
-[Install]
-WantedBy=default.target
-"""
+    filled = {
+        "COMMAND": command,
+        "FOLDER": str(home()).replace("%", "%%"),
+        "ENVIRONMENT": environment,
+        "SECONDS": str(RESTART_SECONDS),
+        "CODES": f"{ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}",
+    }
+    text = re.sub("@([A-Z]+)@", lambda found: filled[found[1]], TEMPLATE.read_text("utf-8"))
     load = ((*control, "daemon-reload"), (*control, "enable", "--now", path.name))
     known = [file.name for file in (path, path.with_suffix(".socket")) if file.exists()]
     return ServiceUnit(path, text, load, ((*control, "disable", "--now", *known),))

@@ -40,20 +40,19 @@ def test_each_host_gets_a_line(settings: Settings, monkeypatch: pytest.MonkeyPat
         return [sys.executable, "-c", programs[host.name]]
 
     monkeypatch.setattr(hosts, "host_command", command)
-    found = {finding.name: finding for finding in check_hosts(settings)}
+    found = {finding.subject: finding for finding in check_hosts(settings)}
     assert asked == [("describe", "--source", settings.model_path)] * 5
-    assert found["well"].is_well and "same versions, same model" in found["well"].text
-    assert not found["old"].is_well and found["old"].text.endswith("other versions than here: mlx 0.1")
-    assert not found["other"].is_well and "other ones" in found["other"].text
-    assert found["none"].is_well and "not there" in found["none"].text
-    assert not found["gone"].is_well and "No route to host" in found["gone"].text
+    assert found["well"].verdict == "ok" and "same versions, same model" in found["well"].text
+    assert found["old"].verdict == "bad" and found["old"].text.endswith("other versions than here: mlx 0.1")
+    assert found["other"].verdict == "bad" and "other ones" in found["other"].text
+    assert found["none"].verdict == "ok" and "not there" in found["none"].text
+    assert found["gone"].verdict == "bad" and "No route to host" in found["gone"].text
 
 
 @pytest.mark.live
 def test_a_silent_host_is_not_waited_for_long(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "host_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(hosts, "HOST_SECONDS", 0.2)
-    monkeypatch.setattr(hosts, "LEAST_SECONDS", 0.1)
     assert {finding.text for finding in check_hosts(settings)} == {"does not answer in 0.2 s"}
 
 
