@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.search import SearchingStream
 from start_llm.chat.stream import ChatStream, RecentReports, WaitingStream
+from start_llm.chat.work import RequestWork
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import Background, CacheReport, StoredTree
 from start_llm.core.request import ChatRequest, ToolChoice, with_known_effort
@@ -74,13 +75,15 @@ class ChatService:
         if self._on_prompt is not None:
             self._on_prompt(request.id, _text(request, prepared))
         # 2. does it fit?
-        room = model.context - len(prompt.tokens)
-        asked = request.max_tokens or self._settings.default_max_tokens or room
-        if room < 1:
+        left = model.context - len(prompt.tokens)
+        asked = request.max_tokens or self._settings.default_max_tokens or left
+        if left < 1:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=model.context)
         # 3. off to the model thread
-        stream = ChatStream(self._engine, self._reports, request, model, prepared, poll)
-        stream.submit(model.constraint(request, prepared.rendering.in_reasoning), min(asked, room))
+        constraint = model.constraint(request, prepared.rendering.in_reasoning)
+        work = RequestWork(request, model, prepared, constraint, min(asked, left))
+        stream = ChatStream(self._engine, self._reports, work, poll)
+        stream.submit()
         # 4. tokens come back as events
         return stream
 

@@ -34,12 +34,9 @@ from start_llm.core.events import (
 )
 from start_llm.core.messages import Message
 from start_llm.core.report import DRAFT_COUNTS, Background, CacheReport
-from start_llm.core.request import ChatRequest
-from start_llm.core.work import Constraint
 from start_llm.engine.thread import EngineThread
 from start_llm.files.lru import Lru
 from start_llm.parsing.choice import ChoiceParser, Ending
-from start_llm.prompt.pipeline import Prepared
 
 log = logging.getLogger(__name__)
 
@@ -91,24 +88,16 @@ class ChatStream:
     `poll`: seconds between two signs of life.
     """
 
-    def __init__(
-        self,
-        engine: EngineThread,
-        reports: RecentReports,
-        request: ChatRequest,
-        model: ModelHandle,
-        prepared: Prepared,
-        poll: float,
-    ) -> None:
+    def __init__(self, engine: EngineThread, reports: RecentReports, work: RequestWork, poll: float) -> None:
         self._engine = engine
         self._reports = reports
+        self._work = work
         self._poll = poll
-        self._request = request
-        self._model = model
-        self._prepared = prepared
+        self._request = work.request
+        self._model = work.model
+        self._prepared = work.prepared
         self._queue: _Queue = SimpleQueue()
-        self._work = RequestWork(request, model, prepared)
-        self._choices = [self._work.choice(index) for index in range(request.n)]
+        self._choices = [work.choice(index) for index in range(work.request.n)]
         self._ready: deque[Event] = deque()
         self._last_sent = time.monotonic()
         self._progress = Progress(0, 0)
@@ -116,20 +105,19 @@ class ChatStream:
         self._closed = threading.Event()
         # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
         self._first: ChoiceParser | None = None
-        self._planned = CacheReport(prompt=len(prepared.prompt.tokens), session=prepared.session)
+        self._planned = CacheReport(prompt=len(work.prepared.prompt.tokens), session=work.prepared.session)
         self._computed = 0
         self._seconds_prefill = 0.0
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
-        self._attempts = [0] * request.n  # by choice: how often its work was begun anew
+        self._attempts = [0] * work.request.n  # by choice: how often its work was begun anew
         self._carried = 0  # prompt tokens computed for works that were given up
         self._repeated = 0
         self._fresh: set[int] = set()  # see `Pipeline.sent`
 
-    def submit(self, constraint: Constraint | None, max_tokens: int) -> None:
+    def submit(self) -> None:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
-        self._work.constraint, self._work.max_tokens = constraint, max_tokens
         for choice in self._choices:
             try:
                 self._engine.submit(self._work.of(choice, _Tagged(self._queue, self._tag(choice))))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from start_llm.chat.stream import ChatStream
+from start_llm.chat.work import RequestWork
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -76,7 +77,8 @@ def stream_of(
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     model = SimpleNamespace(pipeline=service, recorder=service, style=style, detokenizer=lambda: None)
     prepared = SimpleNamespace(request=request, prompt=Prompt((1, 2)), session=None, rendering=Rendering("", 0))
-    stream = ChatStream(engine, service, request, model, prepared, poll)  # type: ignore[arg-type]
+    work = RequestWork(request, model, prepared, None, 100)  # type: ignore[arg-type]
+    stream = ChatStream(engine, service, work, poll)  # type: ignore[arg-type]
     parser = OutputParser(style, tools=TOOLS, stop=stop)
     choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
     stream._choices = [choice]
