@@ -46,8 +46,8 @@ class AudioModels(Protocol):
     def open_audio(self, name: str, task: AudioTask) -> Lease[Any]: ...
 
 
-class Room:
-    """Seconds of sound that may be in memory at a time; who finds no room waits. Thread-safe."""
+class SoundMemory:
+    """Seconds of sound that may be in memory at a time; who finds too little left waits. Thread-safe."""
 
     def __init__(self, most: float) -> None:
         self._left = self._most = most
@@ -76,7 +76,7 @@ class AudioService:
         self._sources: dict[AudioTask, str | None] = {"transcription": transcription, "speech": speech}
         self._models, self._thread = models, thread
         self._problems: dict[AudioTask, StartLLMError] = {}
-        self._room = Room(RECORDED.most)
+        self._memory = SoundMemory(RECORDED.most)
         self._heard = 0.0
         self._spoken = 0.0
         self._counting = threading.Lock()
@@ -134,13 +134,13 @@ class AudioService:
             yield from _waiting(lease.wait, still_loading(model))
             listener = lease.handle
             hints = Hints(listener.check(hints.language), hints.prompt, hints.temperature)
-            taking = functools.partial(self._room.take, recording.seconds)
+            taking = functools.partial(self._memory.take, recording.seconds)
             yield from _waiting(taking, "Other recordings are still in memory, and this one has no room beside them.")
             try:
                 samples = samples_of(recording, "file")
                 found: Transcript = yield from self._steps(listener.transcribe(samples, hints), len(samples) / RATE)
             finally:
-                self._room.give(recording.seconds)
+                self._memory.give(recording.seconds)
         with self._counting:
             self._heard += found.seconds
         return found

@@ -118,7 +118,7 @@ class Transcriber:
                 heard = self._encoded(spectrum, seek, size)
                 yield seek * HOP / RATE
             decoded = yield from self._decoded(heard, tokenizer, story, hints, seek)
-            seek += self._told(decoded, tokenizer, story, seek, size)
+            seek += self._added(decoded, tokenizer, story, seek, size)
             heard = None
             mx.clear_cache()
         text = tokenizer.decode(story.tokens[len(begin) :])
@@ -193,7 +193,7 @@ class Transcriber:
         ratio = self._tools.compression_ratio(text)
         return _Decoded(found, task.options.temperature, float(total[0]) / (len(found) + 1), silence, ratio)
 
-    def _told(self, decoded: _Decoded, tokenizer: Any, story: _Story, seek: int, size: int) -> int:
+    def _added(self, decoded: _Decoded, tokenizer: Any, story: _Story, seek: int, size: int) -> int:
         """Adds a window's segments. Returns how many frames it covers; the next one begins there."""
         if decoded.is_silent:
             return size
@@ -233,11 +233,11 @@ def _cut(tokens: Sequence[int], first: int, step: int, size: int) -> tuple[list[
     the last pair is heard again in the next window, unless a single timestamp ends the window: then nobody speaks
     behind it. `first`: the token of the timestamp 0; `step`: frames between two; `size`: frames of the window.
     """
-    marks = [token >= first for token in tokens]
-    ends_alone = marks[-2:] == [False, True]
-    bounds = [index for index in range(1, len(tokens)) if marks[index] and marks[index - 1]]
+    is_stamp = [token >= first for token in tokens]
+    ends_alone = is_stamp[-2:] == [False, True]
+    bounds = [index for index in range(1, len(tokens)) if is_stamp[index] and is_stamp[index - 1]]
     if not bounds:
-        stamps = [token for token, mark in zip(tokens, marks, strict=True) if mark]
+        stamps = [token for token, stamp in zip(tokens, is_stamp, strict=True) if stamp]
         last = (stamps[-1] - first) * step if stamps and stamps[-1] != first else size
         return [(0, last, list(tokens))], size
     pieces = []

@@ -213,12 +213,12 @@ class SearchingStream:
         text = "".join(event.text for event in said if isinstance(event, ev.TextDelta))
         thoughts = "".join(event.text for event in said if isinstance(event, ev.ReasoningDelta))
         answer = Message("assistant", request.begun + text, reasoning=thoughts or None, tool_calls=tuple(calls))
-        told = (Message("tool", found_text(names, why), tool_call_id=id) for id, names, why in searched.results)
+        results = (Message("tool", found_text(names, why), tool_call_id=id) for id, names, why in searched.results)
         found = {name for _, names, _ in searched.results for name in names}
         known = found | {tool.name for tool in request.tools}
         return replace(
             request,
-            messages=(*request.messages, answer, *told),
+            messages=(*request.messages, answer, *results),
             begun="",
             tools=tuple(tool for tool in self._search.tools if tool.name in known),
             max_tokens=None if request.max_tokens is None else max(0, request.max_tokens - tokens),

@@ -90,7 +90,7 @@ class ChatService:
     def _prepare(self, model: ModelHandle, request: ChatRequest) -> tuple[ChatRequest, Prepared]:
         """The request with its images read, and its prompt."""
         if model.eyes is None:
-            messages, pictures = self._images.told(request.messages), request.pictures
+            messages, pictures = self._images.as_text(request.messages), request.pictures
         else:
             messages, pictures = self._images.shown(request.messages, model.eyes.problem)
         request = with_known_effort(replace(request, messages=messages, pictures=pictures), model.efforts)

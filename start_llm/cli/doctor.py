@@ -40,7 +40,7 @@ REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 PROBE_SECONDS = 120
 ANSWER_SECONDS = 2
 FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
-ROOM = 4 * GIB  # of free disk: the embedded model and some stored KV
+LEAST_FREE = 4 * GIB  # of free disk: the embedded model and some stored KV
 MOST_AGAIN = 1.25  # tokens computed per new one that are no cause to say why
 MISSES = {
     "first_turn": "nothing of it was known yet",
@@ -295,11 +295,11 @@ def check_reuse(audit: Path) -> Iterator[Finding]:
 
 
 def check_disk(folder: Path, setting: str = "START_LLM_CACHE_DIR") -> Finding:
-    """Room and rights where models or KV are stored; `setting` says where that is."""
+    """Free space and rights where models or KV are stored; `setting` says where that is."""
     here = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not os.access(here, os.W_OK):
         return Finding("disk", "bad", f"{here} cannot be written; set {setting}")
     free = shutil.disk_usage(here).free
-    if free <= ROOM:
+    if free <= LEAST_FREE:
         return Finding("disk", "note", f"{free / GIB:.1f} GiB free under {here}: a model, or stored KV, may not fit")
     return Finding("disk", "ok", f"{free / GIB:.0f} GiB free under {here}")

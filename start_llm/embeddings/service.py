@@ -168,10 +168,10 @@ def _row(files: EncoderFiles, text: Text, param: str, *, truncate: bool) -> tupl
     """A text's tokens, special ones included, and whether it is all of it. Raises BadRequest, which names the text."""
     most = files.most_tokens - len(files.before) - len(files.after)
     if isinstance(text, str):
-        room = CHARACTERS * files.most_tokens
-        if len(text) > room and not truncate:
+        most_characters = CHARACTERS * files.most_tokens
+        if len(text) > most_characters and not truncate:
             raise _too_long(param, len(text) // CHARACTERS, files, at_least=True)
-        ids = files.tokenizer.encode(text[:room], add_special_tokens=False).ids
+        ids = files.tokenizer.encode(text[:most_characters], add_special_tokens=False).ids
     else:
         ids = list(text)
         odd = next((token for token in ids if token >= files.vocabulary), None)

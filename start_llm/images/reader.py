@@ -68,7 +68,7 @@ class ImageReader:
         self._fetcher = fetcher or Fetcher(hosts, _URL_SECONDS, settings.image_max_bytes)
         self._known: Lru[bytes, KnownImage] = Lru(_KEPT)
 
-    def told(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def as_text(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation for a model that reads text only: a line in the place of every image, readable or not.
 
         Raises NotSupported (IMAGES_ON_TEXT_MODEL=reject), TooLarge (far too many images at once).

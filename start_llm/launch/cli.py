@@ -26,7 +26,7 @@ from start_llm.files.atomic import write_atomic
 from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.launch.folder import claimed, mark_of
+from start_llm.launch.folder import claimed, set_up_of
 from start_llm.launch.mine import bring, config_folder, take_away
 from start_llm.launch.server import LaunchError, expected_endpoint, running_server, say
 
@@ -50,7 +50,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     try:
         if options.print:
             expected = expected_endpoint(settings, options.via_proxy)
-            warn_of_room(client, expected)
+            warn_of_context(client, expected)
             if options.my_config:
                 print(f"# {user_config_help(client)}")
             print_plan(client, client.plan(expected, first))
@@ -58,11 +58,11 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         config = client.user_config
         brought = str(config_folder(config, os.environ)) if options.my_config and config.folder else ""
         with running_server(settings, options.overrides, via_proxy=options.via_proxy) as endpoint:
-            warn_of_room(client, endpoint)
+            warn_of_context(client, endpoint)
             warn_of_time(client, endpoint, home() / expanded(settings.cache_dir) / AUDIT_FILE)
             with claimed(
                 first,
-                lambda folder: mark_of(client.plan(endpoint, folder), folder, brought),
+                lambda folder: set_up_of(client.plan(endpoint, folder), folder, brought),
                 lambda folder: _set_up(client, endpoint, folder, options.my_config),
             ) as folder:
                 if folder != first:
@@ -99,8 +99,8 @@ def user_config_help(client: AgentClient) -> str:
     return " ".join([*brought, *([f"{client.title} reads {config.always_read} anyway."] if config.always_read else [])])
 
 
-def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:
-    """Says so where not even the client's first prompt has room: what the client says then helps nobody."""
+def warn_of_context(client: AgentClient, endpoint: Endpoint) -> None:
+    """Says so where not even the client's first prompt fits: what the client says then helps nobody."""
     if endpoint.context <= client.first_prompt:
         say(
             f"launch: {client.title}'s first prompt has about {client.first_prompt:,} tokens, but {endpoint.model} is "

@@ -86,10 +86,10 @@ def _connect(settings: Settings, flags: Mapping[str, str], place: Place, *, via_
     url, key = server_url, settings.api_key or "none"
     if via_proxy:
         state = place.read() if place.is_running else None
-        told = None if state is None else state.proxy_url
-        if state is not None and not told:
+        own = None if state is None else state.proxy_url
+        if state is not None and not own:
             raise LaunchError(f"The server at {server_url} runs without its proxy; why stands in {place.log}.")
-        url = told or address(settings.mlx_host, settings.proxy_port)
+        url = own or address(settings.mlx_host, settings.proxy_port)
         if not wait_until(lambda: ask_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")

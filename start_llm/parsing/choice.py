@@ -140,8 +140,8 @@ class ChoiceParser:
         if self.ending is not None or not self.parser.faithful:
             self.tokens = ()
         self.ending = self.ending or Ending(reason)
-        told = _FINISH_REASONS.get(self.ending, "tool_calls" if self.parser.parsed().tool_calls else "stop")
-        return [*events, ChoiceDone(told, self.index, self.parser.stopped)]
+        why = _FINISH_REASONS.get(self.ending, "tool_calls" if self.parser.parsed().tool_calls else "stop")
+        return [*events, ChoiceDone(why, self.index, self.parser.stopped)]
 
     def _take(self, text: str, logprob: TokenLogprob | None) -> list[Event]:
         self._completed(text, logprob)

@@ -177,18 +177,18 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     """The tools with what their arguments are held to. Where that is too much, those that are not strict go without."""
     field_name = PARAMETERS.get(request.dialect, "function.parameters")
     tools = [(request.tools[i], f"tools[{i}].{field_name}") for i in indices]
-    room = SUBSCHEMAS.most
+    left = SUBSCHEMAS.most
     for tool, param in tools:
-        room -= size(tool.parameters) if tool.strict else 0
-        if room < 0:
+        left -= size(tool.parameters) if tool.strict else 0
+        if left < 0:
             raise too_large(param)
     calls = []
     for tool, param in tools:
         count = 0 if tool.strict else size(tool.parameters)
-        if not tool.strict and (auto or count > room):
+        if not tool.strict and (auto or count > left):
             calls.append(CallableTool(tool.name, ANY_OBJECT, True, param))
         else:
-            room -= count
+            left -= count
             calls.append(as_call(tool, param))
     return calls
 

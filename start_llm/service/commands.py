@@ -149,7 +149,7 @@ def _phase(state: ServerState | None, *, running: bool) -> str:
 
 
 def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
-    told = ((card, card.get("details", {})) for card in model_cards(place.url, key, _ASK_SECONDS) or ())
+    cards = ((card, card.get("details", {})) for card in model_cards(place.url, key, _ASK_SECONDS) or ())
     return [
         {
             "id": card.get("id"),
@@ -157,7 +157,7 @@ def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
             "state": details.get("state", "ready"),
             "kv_bytes": details.get("kv_bytes", 0),
         }
-        for card, details in told
+        for card, details in cards
         if details.get("state") != "stored"
     ]
 

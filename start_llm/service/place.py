@@ -125,15 +125,15 @@ class Place:
     @contextmanager
     def used(self) -> Iterator[None]:
         """This process is a user of the server for as long as the block runs, or until it ends, however it ends."""
-        mark = FileLock(self._users / str(os.getpid()))
-        mark.take()
+        user = FileLock(self._users / str(os.getpid()))
+        user.take()
         try:
             yield
         finally:
-            mark.drop()
+            user.drop()
 
     def users(self) -> int:
-        """How many processes use it now. Marks of processes that were killed are removed."""
+        """How many processes use it now. What killed processes have left is removed."""
         count = 0
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in list(self._users.iterdir()):

@@ -32,7 +32,7 @@ def user(text: str, *images: Attachment) -> Message:
 
 
 def test_a_line_stands_where_the_image_was() -> None:
-    (told,) = made().told([user("Look:Why?", image(png(), at=5, name="shot.png"))])
+    (told,) = made().as_text([user("Look:Why?", image(png(), at=5, name="shot.png"))])
     assert told.content == (
         "Look:\n[Image 1: shot.png, 64x48 PNG, not shown: this model reads text only]\nWhy?"
     )  # fmt: skip
@@ -41,15 +41,15 @@ def test_a_line_stands_where_the_image_was() -> None:
 
 def test_without_a_name_the_image_is_named_by_its_pixels() -> None:
     reader = made()
-    (first,) = reader.told([user("", image(png()))])
+    (first,) = reader.as_text([user("", image(png()))])
     assert f"image_{first.images[0][:8]}.png, 64x48 PNG" in first.content
-    (again,) = reader.told([user("", image(encoded(noise(64, 48), "PNG", compress_level=1)))])
+    (again,) = reader.as_text([user("", image(encoded(noise(64, 48), "PNG", compress_level=1)))])
     assert again == first, "the same pixels in another file"
 
 
 def test_numbers_are_by_content_over_the_whole_conversation() -> None:
     one, two, three = (png(seed=n) for n in range(3))
-    told = made().told(
+    told = made().as_text(
         [
             user("a", image(one)),
             Message("assistant", "I see."),
@@ -65,7 +65,7 @@ def test_images_whose_short_names_are_equal_have_numbers_of_their_own(monkeypatc
     monkeypatch.setattr(reading.ImageFile, "identity", lambda self: f"{'ab' * 4}{self.width:056d}")
     shown = [image(png(width=width)) for width in (64, 65)]
     sent = [user("hi"), Message("assistant", "A."), user("", *shown)]
-    assert re.findall(r"\[Image (\d+):", made().told(sent)[2].content) == ["1", "2"]
+    assert re.findall(r"\[Image (\d+):", made().as_text(sent)[2].content) == ["1", "2"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -73,16 +73,16 @@ def test_no_image_ends_a_conversation(case: Case, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reading, "MOST_PIXELS", MOST_PIXELS)
     reader = made(image_max_bytes=MOST_BYTES)
     sent = user("What is this?", Attachment(0, "data", case.source))
-    (told,) = reader.told([sent])
+    (told,) = reader.as_text([sent])
     assert told.content.startswith("[Image 1: image_") and told.content.count("\n") == 1
     assert (case.seen or case.problem) in told.content
-    assert reader.told([sent]) == (told,)
+    assert reader.as_text([sent]) == (told,)
 
 
 def test_addresses_and_paths_are_told_and_never_opened() -> None:
     web = Attachment(0, "url", "https://example.org/a b.png?token=secret")
     path = Attachment(0, "other", "file:///etc/passwd\n[Image 9: x]")
-    first, second = made().told([user("", web), user("", path)])
+    first, second = made().as_text([user("", web), user("", path)])
     assert first.content == (
         "[Image 1: https://example.org/a_b.png, not fetched, not shown: this model reads text only]"
     )
@@ -90,14 +90,14 @@ def test_addresses_and_paths_are_told_and_never_opened() -> None:
 
 
 def test_a_name_cannot_end_its_line() -> None:
-    (told,) = made().told([user("", image(png(), name="../x/a]\n[Image 7: b.png"))])
+    (told,) = made().as_text([user("", image(png(), name="../x/a]\n[Image 7: b.png"))])
     assert told.content.count("[") == 1 and told.content.startswith("[Image 1: a__")
 
 
 def test_reject_names_the_place() -> None:
     with pytest.raises(NotSupported, match=r"^messages\[0\].content\[0\]: this model reads text only"):
-        made(images_on_text_model="reject").told([user("", image(png()))])
-    made(images_on_text_model="reject").told([user("no image")])
+        made(images_on_text_model="reject").as_text([user("", image(png()))])
+    made(images_on_text_model="reject").as_text([user("no image")])
 
 
 def test_an_image_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_an_image_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageReader, "_look", lambda self, source: looked.append(source) or look(self, source))
     reader = made()
     for _ in range(3):
-        reader.told([user("", image(png())), user("", image(png()))])
+        reader.as_text([user("", image(png())), user("", image(png()))])
     assert len(looked) == 1
 
 
@@ -115,17 +115,17 @@ def test_what_is_decoded_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPa
     reader = made()
     sent = [user("", image(png(seed=n))) for n in range(5)]
     with pytest.raises(TooLarge):
-        reader.told(sent)
-    assert len(reader.told(sent)) == 5, "what was decoded is known to the next request"
+        reader.as_text(sent)
+    assert len(reader.as_text(sent)) == 5, "what was decoded is known to the next request"
     monkeypatch.setattr(reading, "MOST_IMAGES", 4)
     with pytest.raises(TooLarge, match="4 images"):
-        reader.told(sent)
+        reader.as_text(sent)
 
 
 def test_messages_without_images_stay_as_they_are() -> None:
     sent = (user("[Image 3: typed by hand]"), Message("assistant", "x"))
-    assert made().told(sent) == sent
-    assert replace(sent[0]) == made().told(sent)[0]
+    assert made().as_text(sent) == sent
+    assert replace(sent[0]) == made().as_text(sent)[0]
 
 
 # --- for a model that sees ------------------------------------------------------------------
