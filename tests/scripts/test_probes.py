@@ -21,6 +21,17 @@ def test_pi_like_probe_runs_through(server: Server, capsys: pytest.CaptureFixtur
     assert pi_like_probe.main(asked) == 1
 
 
+def test_pi_like_probe_passes_on_a_sound_server_with_a_picture_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORACLE_REPLIES", str(reply := tmp_path / "reply.txt"))
+    reply.write_text("I looked at it.")
+    with live(build_oracle(tmp_path / "model", "plain"), tmp_path / "cache") as server:
+        assert pi_like_probe.main(["--url", server.url]) == 0, capsys.readouterr().out
+        assert pi_like_probe.main(["--url", server.url, "--image", "--seed", "2"]) == 0, capsys.readouterr().out
+    assert "image_url" in json.dumps(pi_like_probe.picture("2"))
+
+
 def test_pi_like_probe_fails_where_nobody_answers(server: Server) -> None:
     assert pi_like_probe.main(["--url", "http://127.0.0.1:9", "--model", "x", "--turns", "1"]) == 1
 
