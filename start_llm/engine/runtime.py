@@ -123,14 +123,15 @@ def end_streams() -> None:
 
 def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None, ranks: Ranks) -> ModelRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
-    quantisation = None
+    quantisation, together = None, True
     if settings.kv_bits is not None:
         check_installed("mlx_vlm")
         from start_llm.engine.decode.quantised import Quantisation  # noqa: PLC0415 - takes 2 s, few need it
 
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, QUANTISED_FROM)
-        quantisation.check(loaded.model)
-    own = [not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded)), sorted(call_openers_of(loaded))]
+        together = quantisation.check(loaded.model)
+    together = together and not loaded.capabilities.decoding.batches
+    own = [together, sorted(landmarks_of(loaded)), sorted(call_openers_of(loaded))]
     batches, landmarks, call_openers = ranks.agree(own)
     return ModelRunner(
         loaded.model,

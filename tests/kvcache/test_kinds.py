@@ -255,3 +255,44 @@ def test_mlx_vlm_pools_the_first_group_of_a_pass_as_if_none_stood_before_it() ->
         compressor(tokens[:, start : start + 4], cut, start)
     assert mx.allclose(whole.pooled[:, 0], cut.pooled[:, 0], atol=1e-5)
     assert not mx.allclose(whole.pooled[:, 1], cut.pooled[:, 1], atol=1e-2)
+
+
+def rows_of(name: str, lengths: tuple[int, ...]) -> list[Any]:
+    """Layers of one row each, with different content."""
+    made: list[Any] = []
+    for length in lengths:
+        key, wide = mx.random.key(length), mx.random.normal((1, 2, length, 8), key=mx.random.key(length))
+        flat = mx.random.normal((1, length, 8), key=key)
+        if name == "PoolingCache":
+            row: Any = vlm_cache.PoolingCache(4)
+            ready, _, _ = row.accumulate_windows(flat, -flat, 0)
+            row.update_and_fetch(ready.reshape(1, -1, 4, 8).sum(axis=2))
+        elif name == "QSAKVCache":
+            row = QSAKVCache()
+            row.update_indexer(flat, mx.arange(length)[None, None] + mx.zeros((3, 1, 1), mx.int32))
+            row.update_and_fetch(wide, -wide)
+        else:
+            row = MiniMaxM3KVCache()
+            row.update_and_fetch(wide, -wide)
+            row.update_index_and_fetch(wide[:, :1])
+        made.append(row)
+    return made
+
+
+@pytest.mark.parametrize("name", ["PoolingCache", "QSAKVCache", "MiniMaxM3KVCache"])
+def test_upstreams_batches_give_back_what_each_row_had(name: str) -> None:
+    """Their `extract`, by which rows in a batch are read and leave it; with shorter rows than others."""
+    lengths = (21, 4, 30)
+    alone, batch = rows_of(name, lengths), type(rows_of(name, (1,))[0]).merge(rows_of(name, lengths))
+    for index, (row, length) in enumerate(zip(alone, lengths, strict=True)):
+        kind, found = kind_of(row), batch.extract(index)
+        assert kind_of(found) is kind and kind.form(found) == kind.form(row)
+        rows = kind.form(row).rows(0, length)
+        for mine, its in zip(kind.arrays(row), kind.arrays(found), strict=True):
+            assert mx.array_equal(mine[..., rows, :], its[..., rows, :])
+        assert not kind.counts or found.offset == length
+        if name == "PoolingCache":
+            left = row.remainder
+            assert found.remainder == left
+            for open_group in ("buf_kv", "buf_gate") if left else ():
+                assert mx.array_equal(getattr(found, open_group)[:, :left], getattr(row, open_group)[:, :left])

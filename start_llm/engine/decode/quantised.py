@@ -16,6 +16,11 @@ from mlx_vlm.models.cache import BatchQuantizedKVCache
 from start_llm.core.errors import NotSupported
 from start_llm.engine.decode.layerwise import Layerwise, merged
 from start_llm.engine.decode.row import Cache
+from start_llm.kvcache.kinds import kind_of, leaves
+
+_INDEXED = (
+    "QSAKVCache"  # mlx-vlm's, of Qwen3.8-Flash-Next: keys and values are quantised, the keys of its index are not
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,8 @@ class Quantisation:
         """
         changed = False
         for index, layer in enumerate(cache):
-            if type(layer) is KVCache and layer.offset >= (self.start if start is None else start):
+            plain = type(layer) is KVCache or type(layer).__name__ == _INDEXED
+            if plain and layer.offset >= (self.start if start is None else start):
                 cache[index] = layer.to_quantized(group_size=self.group_size, bits=self.bits)
                 mx.eval(cache[index].keys, cache[index].values)  # layer by layer: what was plain is freed at once
                 changed = True
@@ -41,7 +47,7 @@ class Quantisation:
 
     def holds(self, cache: Cache) -> bool:
         """Whether the row is quantised."""
-        return any(isinstance(layer, QuantizedKVCache) for layer in cache)
+        return any(kind_of(layer).form(layer).bits for layer in leaves(cache))
 
     def batchable(self, cache: Cache) -> Cache:
         """The same layers; `BatchGenerator` will merge those that are quantised."""
@@ -50,9 +56,11 @@ class Quantisation:
                 layer.merge = _merge_rows  # it asks the first row's layer
         return cache
 
-    def check(self, model: Any) -> None:
-        """Computes with quantised KV once. Raises NotSupported if that does not work or nothing is quantised."""
+    def check(self, model: Any) -> bool:
+        """Computes with quantised KV once. Whether rows can be decoded together then: of quantised layers with
+        an index there is no batch. Raises NotSupported if it does not work or nothing is quantised."""
         cache = make_prompt_cache(model)
+        together = all(type(layer).__name__ != _INDEXED for layer in cache)
         try:
             model(mx.array([[0, 0]]), cache=cache)
             self.apply(cache, start=0)
@@ -64,6 +72,7 @@ class Quantisation:
         if not self.holds(cache):
             kinds = ", ".join(sorted({type(layer).__name__ for layer in cache}))
             raise NotSupported(f"KV_BITS={self.bits}: this model's {kinds} layers cannot be quantised.")
+        return together
 
 
 def _merge_rows(layers: Sequence[QuantizedKVCache]) -> _Batch:

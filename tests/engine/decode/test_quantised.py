@@ -12,7 +12,9 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from start_llm.core.errors import NotSupported
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
+from start_llm.engine.decode.rewind import Rewinder
 from tests.engine.decode.test_batch import NEVER, argmax, begin, run
+from tests.kvcache import sparse
 from tests.kvcache.tiny import model, random_tokens
 
 GROUP_SIZE = 32
@@ -154,3 +156,26 @@ def test_an_end_token_ends_a_row_that_is_about_to_change_over() -> None:
 def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: int, reason: str) -> None:
     with pytest.raises(NotSupported, match=f"KV_BITS=8.*{reason}"):
         Quantisation(8, group_size, 0).check(model(name))
+
+
+def test_rows_of_an_index_are_quantised_and_drafts_are_taken_back() -> None:
+    """Qwen3.8-Flash-Next's, with its sparse attention on: near the plain row, and the same with and without a draft."""
+    made, how = sparse.model("qwen4_exp"), Quantisation(8, GROUP_SIZE, 30)
+    assert not how.check(made), "there is no batch of them"
+    text, found = sparse.text(80), []
+    for start, wrong in ((30, 0), (30, 3), (1000, 0)):
+        how, cache, answer = Quantisation(8, GROUP_SIZE, start), made.make_cache(), list[mx.array]()
+        for at in range(0, 80, 20):
+            sparse.feed(made, text[at : at + 20], cache)
+            how.apply(cache)
+        assert how.holds(cache) == (start == 30)
+        for token in (7, 8, 9):
+            if wrong:
+                rewinder = Rewinder(cache)
+                mark = rewinder.mark()
+                sparse.feed(made, [11, 12, 13], cache)
+                rewinder.restore(mark, 3)
+            answer.append(mx.softmax(made(mx.array([[token]]), cache=cache)[0, -1]))
+        found.append(mx.stack(answer))
+    assert mx.array_equal(found[0], found[1])
+    assert 0 < mx.abs(found[0] - found[2]).sum().item() / 6 < 0.01
