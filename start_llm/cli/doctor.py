@@ -32,7 +32,7 @@ from start_llm.host.mac import read_mac, remarks
 from start_llm.host.ports import address, ask_json, bind_error, who_listens
 from start_llm.models.capabilities import NO_TEMPLATE
 from start_llm.models.catalog import folder_of, has_template, snapshot
-from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.checkpoint import CheckpointError, check_source, weights_on_disk
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
 
@@ -209,9 +209,9 @@ def check_machine(settings: Settings, device: Device, gflops: float) -> Iterator
 
 
 def _weights(settings: Settings) -> int:
-    """Bytes of the model's files, if it is here; else 0."""
+    """What the model takes in memory, if it is here; else 0. A table that stays on the disk takes nothing."""
     folder = folder_of(settings.model_path) if settings.model_path else None
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder is not None else 0
+    return weights_on_disk(folder) if folder is not None else 0
 
 
 def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_count() or 1) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 import mlx_lm.utils
 import pytest
 
+from start_llm.cli import doctor
+from start_llm.core.settings import load_settings
 from start_llm.models.capabilities import Capabilities, Fact
 from start_llm.models.catalog import describe
 from start_llm.models.checkpoint import (
@@ -61,6 +63,7 @@ def test_an_ngram_table_on_the_disk_is_not_in_memory(tmp_path: Path) -> None:
     ).encode()
     weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(ends[-1]))
     assert weights_on_disk(folder) == 10 and describe("m", folder).weight_bytes == 10
+    assert doctor._weights(load_settings(None, model_path=str(folder))) == 10
     known = Capabilities("m", read_config(folder), Fact(families()["qwen3"], "config"))
     assert known.facts["library"].value == "mlx-vlm" and "not in memory" in known.facts["ngram_table"].value
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1010, "external_ple_bytes": "1000"}}))
