@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from start_llm.app import App
 from start_llm.core.settings import Settings, load_settings
+from start_llm.host.ports import free_port
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator
 
@@ -124,12 +124,6 @@ def throughput(url: str, model: str, streams: int, tokens: int, salt: int) -> fl
     for thread in threads:
         thread.join()
     return sum(results) / (time.perf_counter() - began)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+from start_llm.host.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
@@ -37,12 +38,6 @@ class Server:
     log: Path | None = None
     replies: Path | None = None
     restart: Callable[[], None] | None = None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(url: str) -> bool:

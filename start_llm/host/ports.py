@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ import psutil
 # Addresses to listen on that are none to connect to.
 WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _COMMAND_LENGTH = 200
+_NEVER_GIVEN = range(10_000, 32_768)  # Linux gives from 32768 on, macOS from 49152 on
+_TRIES = 100
 
 
 def address(host: str, port: int) -> str:
@@ -38,10 +41,18 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.socket(_family(host)) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, for a process that is started later.
+
+    It is none of those that the system gives to whoever asks for any port: such a one may be taken until then.
+    Raises OSError: `host` is no address of this machine.
+    """
+    for _ in range(_TRIES):
+        port = secrets.choice(_NEVER_GIVEN)
+        error = bind_error(host, port)
+        if error is None:
+            return port
+    assert error is not None
+    raise error
 
 
 def listener(port: int) -> psutil.Process | None:

@@ -14,9 +14,9 @@ from start_llm.engine.ranks.channel import Channel
 from start_llm.engine.ranks.follower import FollowerGroup
 from start_llm.engine.ranks.group import as_sentence
 from start_llm.engine.ranks.hosts import versions
-from start_llm.engine.ranks.leader import free_port
 from start_llm.engine.ranks.lockstep import follow
 from start_llm.engine.runtime import end_streams
+from start_llm.host.ports import free_port
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+
 from start_llm.host.ports import (
     address,
     ask_json,
@@ -26,8 +28,13 @@ def test_a_taken_port_is_known_with_its_holder() -> None:
     assert "cannot be seen" in who_listens(port)
 
 
-def test_a_free_port_is_free() -> None:
-    assert is_free("127.0.0.1", free_port())
+def test_a_free_port_stays_free_until_it_is_used() -> None:
+    """Other programs that ask the system for any port must not get it."""
+    ports = [free_port() for _ in range(20)]
+    assert all(is_free("127.0.0.1", port) for port in ports) and len(set(ports)) > 15
+    assert max(ports) < 32_768, "Linux gives from there on"
+    with pytest.raises(OSError, match="assign"):
+        free_port("192.0.2.1")
 
 
 def test_addresses() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from start_llm.host.ports import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,9 +29,7 @@ def process(
         program: the module that is run.
         environment: settings, and what the oracle reads.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     variables = {
         **os.environ,
         "MODEL_PATH": str(model),

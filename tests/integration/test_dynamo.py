@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import httpx
 import pytest
 
 from start_llm.core.messages import Message, ToolCall
+from start_llm.host.ports import free_port
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.publisher import KVEventPublisher
@@ -157,9 +157,7 @@ CLOCKS = {
 def selector() -> Iterator[str]:
     if not PYTHON:
         pytest.skip("ai-dynamo-runtime is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [PYTHON, "-m", "dynamo.select_service", "--port", str(port), "--session-affinity-ttl-secs", "3600"]
     process = subprocess.Popen(command, env=os.environ | {"DYN_LOG": "error"})  # else a line for each prompt
     url = f"http://127.0.0.1:{port}"

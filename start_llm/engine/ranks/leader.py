@@ -28,6 +28,7 @@ from start_llm.engine.ranks.group import RankGroup
 from start_llm.engine.ranks.hosts import RankHost, host_command, versions
 from start_llm.engine.ranks.lockstep import LeaderScheduler
 from start_llm.host.home import python_path
+from start_llm.host.ports import free_port
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +39,6 @@ LOST_END_SECONDS = 0.5  # the same, where one is lost
 HELLO_SECONDS = 10  # that one who connects may be silent before it has shown that it knows the key
 MOST_CALLERS = 64  # who have connected, and have not shown it yet
 OTHER_CAUSE_SECONDS = 0.3  # a pass often fails because another rank has gone, which is noticed on another thread
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class LeaderGroup(RankGroup):
