@@ -139,7 +139,7 @@ class ApiServer:
         self.port: int = listeners[0].getsockname()[1]
         self._settings, self._host_names = settings, settings.host_names
         self.page = Page(settings, status, board, self._watcher.cancel, self.url)
-        everybody = (self.metrics, request_log, board, self.page.daily, self.page.history, *observers)
+        everybody = (self.metrics, request_log, board, self.page.history, *observers)
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
         self._store = ResponsesStore(settings.cache_dir / "responses.sqlite3")
         dialects = Dialects(settings, service, self._store, owners)

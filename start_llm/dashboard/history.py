@@ -1,6 +1,7 @@
-"""What all requests together did, by minute for the last hour and by quarter of an hour for the last day.
+"""What all requests together did, by minute for the last hour and by quarter of an hour for the last day; and of that
+day what each client's requests reused.
 
-Counts and seconds only: nothing of a conversation, a client or a model. Bounded: 156 points, whatever is asked.
+Counts and seconds only: nothing of a conversation or a model. Bounded, whatever is asked.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from start_llm.dashboard.observer import Observer, Outcome
 
 HOUR = (60, 60)  # seconds of a point, points
 DAY = (900, 96)
+MOST_CLIENTS = 16
+OTHERS = "others"
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class Point:
     firsts: int = 0  # requests that had a first piece, and after how many seconds together
     seconds_first: float = 0.0
     memory: float = 0.0
+    again: int = 0  # of the computed ones, those that were not new
 
     def add(self, more: Point) -> None:
         for name in self.__slots__:
@@ -47,7 +51,7 @@ class Series:
         self._points: dict[int, Point] = {}
 
     def add(self, when: float, more: Point, now: float) -> None:
-        self._forget(now)
+        self.places(now)
         slot = int(when) // self.seconds
         if slot > int(now) // self.seconds - self.count:
             self._points.setdefault(slot, Point()).add(more)
@@ -55,20 +59,17 @@ class Series:
     def since(self, begin: float) -> list[Point]:
         return [point for slot, point in self._points.items() if slot * self.seconds >= begin]
 
+    def places(self, now: float) -> list[tuple[int, Point]]:
+        """Each point with its place in the series, oldest first; older ones are forgotten."""
+        first = int(now) // self.seconds - self.count + 1
+        self._points = {slot: point for slot, point in sorted(self._points.items()) if slot >= first}
+        return [(slot - first, point) for slot, point in self._points.items()]
+
     def as_dict(self, now: float) -> dict[str, Any]:
         """``points``: a list each, its place in the series first, then `Point`'s fields, oldest first."""
-        self._forget(now)
-        first = int(now) // self.seconds - self.count + 1
-        points = [
-            [slot - first, *(round(value, 3) for value in astuple(point))]
-            for slot, point in sorted(self._points.items())
-        ]
-        return {"seconds": self.seconds, "count": self.count, "begin": first * self.seconds, "points": points}
-
-    def _forget(self, now: float) -> None:
-        oldest = int(now) // self.seconds - self.count + 1
-        for slot in [slot for slot in self._points if slot < oldest]:
-            del self._points[slot]
+        points = [[place, *(round(value, 3) for value in astuple(point))] for place, point in self.places(now)]
+        begin = (int(now) // self.seconds - self.count + 1) * self.seconds
+        return {"seconds": self.seconds, "count": self.count, "begin": begin, "points": points}
 
 
 class History(Observer):
@@ -82,6 +83,7 @@ class History(Observer):
         self._memory, self._clock = memory, clock
         self._lock = threading.Lock()
         self._hour, self._day = Series(*HOUR), Series(*DAY)
+        self._clients: dict[str, Series] = {}
         self._prefilled = 0
         self._seconds_prefill = 0.0
 
@@ -90,12 +92,13 @@ class History(Observer):
         point = Point(requests=1, memory=self._memory())
         if report is not None:
             point.reused, point.computed = report.reused, report.computed
+            point.again = max(0, report.computed - report.new)
         if first is not None:
             point.firsts, point.seconds_first = 1, first
         if usage is not None and first is not None and request.stream:
             point.answered, point.seconds_answered = usage.completion, outcome.seconds - first
         with self._lock:
-            self._add(self._clock(), point)
+            self._add(self._clock(), point, request.client, 0 if report is None else report.prompt)
             if report is not None and report.seconds_prefill > 0:
                 self._prefilled += report.computed
                 self._seconds_prefill += report.seconds_prefill
@@ -104,15 +107,34 @@ class History(Observer):
         """Counts what was written down before this server was started."""
         with self._lock:
             for entry in entries:
-                first = entry.seconds_first
-                point = Point(requests=1, reused=entry.reused, computed=entry.computed)
+                first, again = entry.seconds_first, max(0, entry.computed - entry.new)
+                point = Point(requests=1, reused=entry.reused, computed=entry.computed, again=again)
                 if first is not None:
                     point.firsts, point.seconds_first = 1, first
-                self._add(entry.time, point)
+                self._add(entry.time, point, entry.client, entry.prompt)
 
-    def _add(self, when: float, point: Point) -> None:
-        for series in (self._hour, self._day):
-            series.add(when, point, self._clock())
+    def _add(self, when: float, point: Point, client: str, prompt: int) -> None:
+        """A client's requests count where they had a prompt."""
+        now = self._clock()
+        self._hour.add(when, point, now)
+        self._day.add(when, point, now)
+        if prompt:
+            name = client or "other"
+            if name not in self._clients and len(self._clients) >= MOST_CLIENTS:
+                name = OTHERS
+            self._clients.setdefault(name, Series(*DAY)).add(when, point, now)
+
+    def day(self) -> dict[str, Any]:
+        """Per client ``[slot, requests, reused, new, again]``, slots from the first of the day on; busiest first."""
+        with self._lock:
+            found = {name: series.places(self._clock()) for name, series in self._clients.items()}
+            self._clients = {name: self._clients[name] for name, points in found.items() if points}
+        clients = [
+            {"name": name, "slots": [[at, p.requests, p.reused, p.computed - p.again, p.again] for at, p in points]}
+            for name, points in sorted(found.items(), key=lambda item: -sum(p.reused + p.computed for _, p in item[1]))
+            if points
+        ]
+        return {"slots": DAY[1], "slot_seconds": DAY[0], "clients": clients}
 
     def as_dict(self) -> dict[str, Any]:
         """Both series, and what reuse has spared since midnight.

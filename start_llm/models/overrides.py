@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
+
+import tomlkit
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.reasoning_tags import REASONING_STYLES
@@ -93,35 +93,22 @@ def write_overrides(folder: Path, source: str, changes: Mapping[str, Any]) -> Ov
     unknown = next((key for key in changes if key not in EDITED), None)
     if unknown is not None:
         raise NotSupported(f"{unknown!r} is no key{nearest(unknown, EDITED)}; there are {', '.join(EDITED)}.")
-    before = read_overrides(folder, source)
-    path = before.path or folder / f"{names_of(source)[0]}.toml"
-    lines = path.read_text("utf-8").splitlines() if before.path else []
+    path = read_overrides(folder, source).path or folder / f"{names_of(source)[0]}.toml"
+    document = tomlkit.parse(path.read_text("utf-8") if path.exists() else "")
     for key, value in changes.items():
-        _edit(lines, key, value)
-    text = "".join(f"{line}\n" for line in lines)
+        table, _, name = key.rpartition(".")
+        place: Any = document.setdefault(table, tomlkit.table()) if table else document
+        if value is None:
+            place.pop(name, None)
+        elif isinstance(value, bool | int | float | str):
+            place[name] = value
+        else:
+            raise NotSupported(f"{key}={value!r:.80} is neither a number nor a word.")
+    text = tomlkit.dumps(document)
     after = Overrides(path, _values(path, text))
-    wanted = {key: value for key, value in {**before.values, **changes}.items() if value is not None}
-    if after.values != wanted:
-        raise NotSupported(f"{path} is written in a way that only an editor can change.")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text, mode=0o666)
     return after
-
-
-def _edit(lines: list[str], key: str, value: Any) -> None:
-    """Sets, adds or takes out one line."""
-    table, _, name = key.rpartition(".")
-    heads = [at for at, line in enumerate(lines) if line.lstrip().startswith("[")]
-    begin = next((at + 1 for at in heads if lines[at].split("#")[0].strip() == f"[{table}]"), None) if table else 0
-    if begin is None:
-        if value is None:
-            return
-        lines.append(f"[{table}]")
-        begin = len(lines)
-    end = next((at for at in heads if at >= begin), len(lines))
-    old = next((at for at in range(begin, end) if re.match(rf"\s*{name}\s*=", lines[at])), None)
-    new = [] if value is None else [f"{name} = {json.dumps(value)}"]
-    lines[slice(begin, begin) if old is None else slice(old, old + 1)] = new
 
 
 def _values(path: Path, text: str) -> dict[str, Any]:

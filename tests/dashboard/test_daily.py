@@ -5,8 +5,10 @@ from __future__ import annotations
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AuditEntry
-from start_llm.dashboard.board import MOST_CLIENTS, OTHERS, SLOT_SECONDS, SLOTS, Daily
+from start_llm.dashboard.history import DAY, MOST_CLIENTS, OTHERS, History
 from start_llm.dashboard.observer import Outcome
+
+SLOT_SECONDS, SLOTS = DAY
 
 
 class Clock:
@@ -16,13 +18,13 @@ class Clock:
         return self.now
 
 
-def end(daily: Daily, client: str, **counts: int) -> None:
+def end(daily: History, client: str, **counts: int) -> None:
     daily.ended(ChatRequest("id", "chat", "m", client=client), Outcome(200, 1.0, report=CacheReport(**counts)))
 
 
 def test_tokens_are_counted_by_client_and_quarter() -> None:
     clock = Clock()
-    daily = Daily(clock)
+    daily = History(lambda: 0.0, clock)
     end(daily, "pi", prompt=100, reused=60, computed=40, new=30)
     end(daily, "pi", prompt=100, reused=90, computed=10, new=10)
     clock.now += SLOT_SECONDS
@@ -35,7 +37,7 @@ def test_tokens_are_counted_by_client_and_quarter() -> None:
 
 def test_what_is_older_than_a_day_is_forgotten_and_failures_do_not_count() -> None:
     clock = Clock()
-    daily = Daily(clock)
+    daily = History(lambda: 0.0, clock)
     end(daily, "pi", prompt=10, computed=10, new=10)
     daily.ended(ChatRequest("id", "chat", "m"), Outcome(400, 1.0))
     clock.now += SLOTS * SLOT_SECONDS
@@ -44,7 +46,7 @@ def test_what_is_older_than_a_day_is_forgotten_and_failures_do_not_count() -> No
 
 def test_it_begins_with_what_was_written_down() -> None:
     clock = Clock()
-    daily = Daily(clock)
+    daily = History(lambda: 0.0, clock)
 
     def written(when: float, prompt: int) -> AuditEntry:
         names = ("id", "pi", "session", "chat", "m", "answered")
@@ -57,7 +59,7 @@ def test_it_begins_with_what_was_written_down() -> None:
 
 
 def test_clients_are_bounded() -> None:
-    daily = Daily(Clock())
+    daily = History(lambda: 0.0, Clock())
     for number in range(MOST_CLIENTS + 9):
         end(daily, f"agent-{number}", prompt=10 + number, computed=10, new=10)
     clients = {client["name"]: client for client in daily.day()["clients"]}

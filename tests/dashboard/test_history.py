@@ -46,8 +46,8 @@ def test_a_request_counts_in_both_series() -> None:
         series = told[name]
         assert (series["seconds"], series["count"]) == (seconds, count)
         assert series["begin"] == int(NOON) // seconds * seconds - (count - 1) * seconds
-        # requests, reused, computed, answered, seconds of that, firsts, seconds to them, memory
-        assert series["points"] == [[count - 1, 2, 1800, 200, 80, 4.0, 2, 2.0, 5e9]]
+        # requests, reused, computed, answered, seconds of that, firsts, seconds to them, memory, again
+        assert series["points"] == [[count - 1, 2, 1800, 200, 80, 4.0, 2, 2.0, 5e9, 200]]
 
 
 def test_what_is_sent_as_a_whole_tells_no_rate_of_its_answer() -> None:

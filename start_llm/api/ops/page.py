@@ -36,8 +36,8 @@ from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailabl
 from start_llm.core.jsontext import parse_json
 from start_llm.core.settings import SECRETS, Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
-from start_llm.dashboard.board import SLOT_SECONDS, SLOTS, Board, Daily
-from start_llm.dashboard.history import History
+from start_llm.dashboard.board import Board
+from start_llm.dashboard.history import DAY, History
 from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor, change_level, current_level
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
@@ -126,7 +126,7 @@ class Page:
         port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)
         self.library = Library(status.service, self.pulls)
-        self.daily, self.history = Daily(), History(self._memory_used)
+        self.history = History(self._memory_used)
         self.log = LogTail(self._redact)
         templates = Environment(
             loader=PackageLoader("start_llm.dashboard", "page"),
@@ -151,13 +151,12 @@ class Page:
         """Listens to the log, and reads what was asked on the day before the start."""
         self.log.attach()
         if self._settings.audit_days:
-            since = time.time() - SLOTS * SLOT_SECONDS
+            since = time.time() - DAY[0] * DAY[1]
             try:
                 earlier = entries(self._settings.cache_dir / AUDIT_FILE, Wanted(since), MOST_EARLIER)
             except FileUnavailable as error:
                 log.warning("the page's charts begin with this start: %s", error)
             else:
-                self.daily.begin_with(earlier)
                 self.history.begin_with(earlier)
 
     def close(self) -> None:
@@ -191,7 +190,7 @@ class Page:
                 message["pull"] = self.pulls.state()
                 if sight.last != after or time.monotonic() - drawn > CHART_SECONDS:
                     drawn = time.monotonic()
-                    message["daily"], message["history"] = self.daily.day(), self.history.as_dict()
+                    message["daily"], message["history"] = self.history.day(), self.history.as_dict()
             after = sight.last
             yield sse.data(message)
             time.sleep(TICK_SECONDS)
