@@ -87,9 +87,9 @@ class Served:
 
     def draft_in_vain(self, cache: list[Any], width: int) -> None:
         rewinder = Rewinder(cache)
-        mark = rewinder.mark()
+        saved = rewinder.save()
         sparse.feed(self.model, text(self.name, width, seed=9), cache)
-        rewinder.restore(mark, width)
+        rewinder.restore(saved, width)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -127,9 +127,9 @@ class Orders:
             tokens.append(token)
         if self.random.random() < 0.5:
             rewinder, wrong = Rewinder(cache), [*self.text(6), 9]
-            mark = rewinder.mark()
+            saved = rewinder.save()
             feed(cache, wrong)
-            rewinder.restore(mark, len(wrong))
+            rewinder.restore(saved, len(wrong))
         assert read(cache) == tokens
 
     def put(self) -> None:

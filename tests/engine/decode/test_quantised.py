@@ -172,9 +172,9 @@ def test_rows_of_an_index_are_quantised_and_drafts_are_taken_back() -> None:
         for token in (7, 8, 9):
             if wrong:
                 rewinder = Rewinder(cache)
-                mark = rewinder.mark()
+                saved = rewinder.save()
                 sparse.feed(made, [11, 12, 13], cache)
-                rewinder.restore(mark, 3)
+                rewinder.restore(saved, 3)
             answer.append(mx.softmax(made(mx.array([[token]]), cache=cache)[0, -1]))
         found.append(mx.stack(answer))
     assert mx.array_equal(found[0], found[1])
