@@ -95,6 +95,11 @@ class BaseMatch:
         """The model is shown only what the request says itself."""
         return self.difference is Difference.NONE
 
+    @property
+    def thoughts(self) -> tuple[str | None, ...]:
+        """Of each answer."""
+        return tuple(one.message.reasoning for one in self.path.shown if one.message.role == "assistant")
+
     def shows_the_same(self, other: BaseMatch) -> bool:
         shown, others = ([one.message for one in match.path.shown] for match in (self, other))
         return self.changes == other.changes and shown == others
@@ -151,7 +156,9 @@ class BaseSearch:
         others = [match for match in matches if not match.is_exact]
         usable = [match for match in others if match.usable]
         best = [match for match in usable if not match.changes] or usable
-        if best and all(map(best[0].shows_the_same, best)):
+        # An answer may have been given again in the same words: whose thoughts these are, no words can prove.
+        one_of_all = len({match.thoughts for match in others if match.same_session}) == 1
+        if best and one_of_all and all(map(best[0].shows_the_same, best)):
             yield best[0]
         elif others:
             self.reject(min(others, key=lambda match: (not match.same_session, match.difference)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from start_llm.prompt.match import DATE, Change, MatchQuery
@@ -20,8 +21,9 @@ _SHORT = 400  # characters; a longer value is told by its changed lines, if thos
 _SHARE = 4
 _BRIEF = 100  # characters that name a text which is gone
 _ROLE_GONE = "The system text at the top no longer holds"
-_ROLE = f"{_ROLE_GONE}. These instructions hold now"
-_TOP_AGAIN = "The system text at the top holds again. Instructions that were told in its place no longer hold."
+_ROLE = f"{_ROLE_GONE}. You are now what this new system text says"
+_TOP_AGAIN = "The system text at the top holds again"
+_INSTEAD_GONE = "What was told in its place no longer holds."
 _NO_CALLS = "No tool can be called now: answer with text."
 _ALL_CALLS = "All tools described at the top can be called again."
 # Words in a system text that some templates look for: they turn thinking on and off, or leave out the text.
@@ -29,10 +31,15 @@ _DIRECTIVE = re.compile(r"/(?:no_)?think\b|/system_override|detailed thinking o(
 
 
 class Note(NamedTuple):
-    """An update note. `lines`: its tags included. `is_role`: it tells the whole system text anew."""
+    """An update note.
+
+    lines: its tags included. is_role: the system text is another one than was told last, not only some of its lines.
+    replaces: nothing that the head says of it holds any more.
+    """
 
     lines: tuple[str, ...]
     is_role: bool
+    replaces: bool
 
 
 def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | None:
@@ -45,34 +52,68 @@ def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | 
         kinds[change.slot.rule if change.slot.rule in kinds else ""].append(change)
     told = [told_of(change) for change in kinds["system"]]
     is_role = None in told
-    if is_role:
+    again = _as_at_top(path, query) if told else None
+    if again is not None and (is_role or _length(again) < sum(map(_length, told))):
+        told = [again]
+    replaces = None in told
+    if replaces:
         told = [_role(path, query)]
-    told += [told_of(change) for change in kinds[""]]
+    told += _of_blocks(kinds[""])
     lines = [line for part in told if part is not None for line in part]
     lines += _tools(kinds["tool"], path, query)
     if None in told or any(_CLOSES in line.lower() for line in lines):
         return None
     opening = f"{NOTE_OPEN}{nonce_after(path, query.request.session)} {_INTRO}>"
-    return Note((opening, *lines, NOTE_CLOSE), is_role)
+    return Note((opening, *lines, NOTE_CLOSE), is_role, replaces)
 
 
 def _role(path: Path, query: MatchQuery) -> list[str] | None:
     """How another system text is told: whole. None for one that speaks to the template, which reads no note."""
     if any(_DIRECTIVE.search(text) for text in (*path.systems, *query.systems)):
         return None
-    if query.systems == path.systems:
-        return [_TOP_AGAIN]
     return [f"{_ROLE}:", *query.systems] if any(query.systems) else [f"{_ROLE_GONE}."]
 
 
-def told_of(change: Change) -> list[str] | None:
-    """How a value is told; None if it is better shown where the client put it, or is another system text."""
+def _as_at_top(path: Path, query: MatchQuery) -> list[str] | None:
+    """The system text as the one in the prompt's head, with the lines that differ; None if it is another one, or if the
+    head is what was told last."""
+    if len(path.systems) != len(query.systems):
+        return None
+    pairs = [(Slot("system", n), *pair) for n, pair in enumerate(zip(path.systems, query.systems, strict=True))]
+    if all(path.told.get(slot) == top for slot, top, _ in pairs):
+        return None
+    parts = [told_of(Change(slot, top, now)) for slot, top, now in pairs if now != top]
+    if None in parts:
+        return None
+    but = ", but for what follows" if parts else ""
+    return [f"{_TOP_AGAIN}{but}. {_INSTEAD_GONE}", *(line for part in parts for line in part or ())]
+
+
+def _length(lines: Sequence[str] | None) -> int:
+    return sum(len(line) + 1 for line in lines or ())
+
+
+def _of_blocks(changes: Sequence[Change]) -> list[list[str] | None]:
+    """How declared places of messages are told; those with the same change (a block in each message) at once."""
+    alike: dict[Change, list[int]] = {}
+    for change in changes:
+        alike.setdefault(replace(change, slot=Slot(change.slot.rule, min(change.slot.place, 0))), []).append(
+            change.slot.place
+        )
+    return [told_of(change, places) for change, places in alike.items()]
+
+
+def told_of(change: Change, places: Sequence[int] = ()) -> list[str] | None:
+    """How a value is told; None if it is better shown where the client put it, or is another system text.
+
+    `places`: of the messages that it stands in.
+    """
     slot, old, new = change.slot, change.old, change.new
     if slot == DATE:
         return [f"Current date: {new}"]
     # Another system text is another task: it is told by its lines where few are new, or where only a time in it is.
     other = slot.rule == "system" and change.difference > Difference.TIMES
-    title = _title(slot)
+    title = _title(slot, places)
     if new is None:
         if other:
             return None
@@ -95,11 +136,14 @@ def _brief(text: str) -> str:
     return words if len(words) <= _BRIEF else words[:_BRIEF].rsplit(" ", 1)[0] + " ..."
 
 
-def _title(slot: Slot) -> str:
+def _title(slot: Slot, places: Sequence[int]) -> str:
     if slot.rule == "system":
         return "System text" if not slot.place else f"System text {slot.place + 1}"
     name = slot.rule.replace("_", " ").removesuffix(" behind").removesuffix(" before")
-    return name if slot.place < 0 else f"{name} in message {slot.place + 1}"
+    if slot.place < 0:
+        return name
+    numbers = ", ".join(str(place + 1) for place in sorted(set(places)))
+    return f"{name} in message{'s' if ',' in numbers else ''} {numbers}"
 
 
 def _tools(changes: Sequence[Change], path: Path, query: MatchQuery) -> list[str]:

@@ -22,12 +22,13 @@ from start_llm.prompt.compose import Composer
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.locate import locate
 from start_llm.prompt.plain import PlainTokens
-from start_llm.prompt.predict import Guesses, followers, known_until
+from start_llm.prompt.predict import NEXT, Guesses, followers, known_until
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import probe
+from start_llm.prompt.reading import leading_systems
 from start_llm.prompt.tokenise import Eyes
 from start_llm.prompt.traits import Traits
-from start_llm.prompt.tree import ConversationTree, Path, extended
+from start_llm.prompt.tree import ConversationTree, Path, definition, extended
 from start_llm.prompt.turndb import TurnDB
 
 _MISS_SLACK_TOKENS = 16
@@ -140,21 +141,25 @@ class Pipeline:
                 self._store.forget(gone)
 
     def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
-        """The prefix that this client's next request will probably have, the answer included.
+        """What this client will probably send: the prefix of its next request, the answer included, or the head of the
+        conversation as it is sent now.
 
         None where that is computed already, where nothing can be said, and for a client whose last guesses were wrong.
         """
         if prepared.raw or not tokens:
             return None
+        try:
+            return self._next(prepared, answer, tokens) or self._head(prepared)
+        except BadRequest:
+            return None
+
+    def _next(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
         view = prepared.view
         transient = [view.messages[-1]] if view.transient else []
         kept = view.messages[: len(view.messages) - len(transient)]
-        try:
-            whole = prepared.whole(answer)
-            expected = [*kept, whole, *followers(whole, transient)]
-            text = self._composer.renderer.render(expected, view.tools, dict(prepared.variables))
-        except BadRequest:
-            return None
+        whole = prepared.whole(answer)
+        expected = [*kept, whole, *followers(whole, transient)]
+        text = self._composer.renderer.render(expected, view.tools, dict(prepared.variables))
         path = self._path_of(prepared, answer, tokens)
         rendering = self._composer.coder.code(text, path, answered=not self._composer.strict)
         end = rendering.anchor_at(known_until(rendering.text)).token
@@ -168,6 +173,30 @@ class Pipeline:
         if images is None:
             return None
         return Prompt(guess, rendering.boundaries(end), head, None, end, images)
+
+    def _head(self, prepared: Prepared) -> Prompt | None:
+        """How the conversation begins as it is sent now (system text, tools, a client's blocks), where it is shown
+        otherwise: what follows a summary begins so."""
+        base, entries, request = prepared.view.base, prepared.chain.entries, prepared.request
+        lead = leading_systems(request.messages)
+        if base is None or lead == len(entries):
+            return None
+        first, tools = entries[lead], self._tree.arrange(request.owner, request.tools)
+        blocks = (part.end for part in first.facts.parts if part.rule.place == "start")
+        begins = first.message.content[: max(blocks, default=0)]
+        messages = [*(entry.facts.shown for entry in entries[:lead]), Message("user", begins + NEXT)]
+        if not self._guesses.stays(prepared, (*(one.content for one in messages), *map(definition, tools))):
+            return None
+        text = self._composer.renderer.render(messages, tools, dict(prepared.variables))
+        rendering = self._composer.coder.code(text, None)
+        known = text.text[: known_until(text.text)]
+        if base.rendering.text.startswith(known):
+            return None
+        char, token, _ = rendering.anchor_at(len(known))
+        # The last tokens of a block may be others with what follows it.
+        end = token + max(0, self._composer.count_tokens(known[char:]) - 2 * bool(begins))
+        head = rendering.anchor_at(rendering.head).token
+        return Prompt(rendering.tokens[:end], rendering.boundaries(end), head, None, end) if end else None
 
     def plain(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """The tokens that a router may make of the conversation up to and with `answer` (`PlainTokens.of`); none if it

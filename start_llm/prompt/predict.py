@@ -1,4 +1,4 @@
-"""Re-anchoring, the guess: what the history will look like when this client sends it back.
+"""Re-anchoring, the guess: what the history will look like when this client sends it back, or how it begins anew.
 
 The guess applies what is known to happen: a transient message goes, and the template treats the turn as a past one. It
 is made after every answer and checked against the client's next request; a client whose last guesses were wrong gets
@@ -14,7 +14,7 @@ from start_llm.files.lru import Lru
 from start_llm.prompt.prepared import Prepared
 
 PATIENCE = 2
-_NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
+NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
 
 
 _Client = tuple[str | None, str]  # two owners may have chosen the same session name
@@ -26,6 +26,7 @@ class Guesses:
     def __init__(self, capacity: int = 512) -> None:
         self._open: Lru[_Client, tuple[bytes, int, tuple[int, ...]]] = Lru(capacity)
         self._misses: Lru[_Client, int] = Lru(capacity)
+        self._heads: Lru[_Client, tuple[int, int]] = Lru(capacity)
         self._lock = threading.Lock()
 
     def made(self, prepared: Prepared, tokens: tuple[int, ...]) -> bool:
@@ -50,6 +51,15 @@ class Guesses:
             self._misses.put(client, 0 if right else (self._misses.get(client) or 0) + 1)
             return right
 
+    def stays(self, prepared: Prepared, head: tuple[str, ...]) -> bool:
+        """Whether a client has just sent this head for the second time in a row: a clock in it is never worth it."""
+        client, hashed = _client(prepared), hash(head)
+        with self._lock:
+            before, times = self._heads.get(client) or (hashed, 0)
+            times = times + 1 if before == hashed else 1
+            self._heads.put(client, (hashed, times))
+            return times == 2
+
 
 def _client(prepared: Prepared) -> _Client:
     return prepared.request.owner, prepared.session
@@ -61,10 +71,10 @@ def followers(answer: Message, transient: list[Message]) -> list[Message]:
     A client that ended its request with a transient message will end the next one with such a message too; templates
     look for the last user message.
     """
-    results = [Message("tool", _NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls]
-    return [*(results or [Message("user", _NEXT)]), *transient]
+    results = [Message("tool", NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls]
+    return [*(results or [Message("user", NEXT)]), *transient]
 
 
 def known_until(text: str) -> int:
     """Characters of `text` before the stand-ins' words."""
-    return max(text.find(_NEXT), 0)
+    return max(text.find(NEXT), 0)

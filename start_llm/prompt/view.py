@@ -60,6 +60,7 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
     messages, told, moved = _tail(path, entries[match.behind :])
     noted, roles = path.node.noted, int(path.told.get(ROLES) or 0)
     notes: tuple[str, ...] = ()
+    replaced = False
     last_places = _last_places(query)
     changes = [change for change in (*match.changes, *moved) if not _still_said(change, last_places)]
     if len(changes) > _MOST_CHANGES:
@@ -69,7 +70,7 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
         place = _note_place(messages, transient)
         if note is None or place is None:
             return "what changed cannot be told in a note"
-        roles += note.is_role
+        roles, replaced = roles + note.is_role, note.replaces
         if roles > _MOST_ROLES:
             return f"the system text was another one {_MOST_ROLES} times already"
         text, notes = "\n".join(note.lines), note.lines[1:-1]
@@ -79,7 +80,7 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
             told[ROLES] = str(roles)
             if len(text) * _SHARE > sum(_chars_sent(query)):
                 return "the new system text is longer than a tenth of the conversation"
-    if not _shows_little_more(path, messages, query, noted):
+    if not _shows_little_more(path, messages, query, noted, replaced):
         return "a note of what changed would be longer than a tenth of it"
     told.update((change.slot, change.new) for change in changes)
     difference = max((match.difference, *(change.difference for change in changes)))
@@ -162,17 +163,20 @@ def _with_note(shown: ShownMessage, note: str) -> ShownMessage:
     return replace(shown, message=replace(shown.message, content="\n\n".join(filter(None, parts))))
 
 
-def _shows_little_more(path: Path, new: Sequence[ShownMessage], query: MatchQuery, noted: tuple[int, int]) -> bool:
+def _shows_little_more(
+    path: Path, new: Sequence[ShownMessage], query: MatchQuery, noted: tuple[int, int], replaced: bool
+) -> bool:
     """Whether a view shows at most a tenth beyond the request's own words. Results that were cleared may stay.
 
-    What the head has too much does not count: this conversation sent it, and a note takes it back. Notes are counted in
-    tokens. Other text is counted by its characters, at the rate of the conversation without notes.
+    What the head has too much does not count: this conversation sent it, and a note takes it back. `replaced`: nothing
+    of its system text holds. Notes are counted in tokens. Other text is counted by its characters, at the rate of the
+    conversation without notes.
     """
     entries = query.chain.entries
     sent, called, tools = _chars_sent(query)
     shown = path.chars + sum(len(one.message.content) for one in new) - _cleared_but_shown(path, entries)
     shown += min(tools, sum(map(len, path.definitions.values())))
-    shown -= max(0, sum(map(len, path.systems)) - sum(map(len, query.systems)))
+    shown -= max(0, sum(map(len, path.systems)) - (0 if replaced else sum(map(len, query.systems))))
     old_chars, old_tokens = path.node.noted
     rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
     beyond = (shown - sent - tools - noted[0]) * rate + noted[1]

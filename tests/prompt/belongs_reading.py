@@ -30,6 +30,7 @@ _HOLDS = re.compile(r"(\bnow\b|\bnew\b|\binstead\b|->|→|=>)", re.IGNORECASE)
 # Lines that speak of all tools, or of all of the system text.
 _OF_ALL = {TOOLS: re.compile(r"\b(no|all) tools?\b", re.IGNORECASE), SYSTEM: re.compile(r"system text at the top")}
 _AGAIN = re.compile(r"\bagain\b")
+_LEFT_OUT = re.compile(r"^-(.*)\n\(-(\d+) more lines, down to\)\n-(.*)$", re.MULTILINE)
 
 
 def count(text: str) -> int:
@@ -192,6 +193,7 @@ def last_mention(
         found = [mention for mention in found if not note.start <= mention.at < note.end]
         found += _in_note(prompt[note.start : note.end], note.start, words)
         found += _of_all(prompt, note, value, where)
+        found += _in_between(prompt, note, value)
     return max(found, default=None)
 
 
@@ -203,6 +205,16 @@ def _of_all(prompt: str, note: Frame, value: str, where: int) -> Iterator[Mentio
         if pattern is not None and pattern.search(line):
             yield Mention(at, not (_AGAIN.search(line) and value in prompt[: prompt.find("<|im_end|>")]))
         at += len(line) + 1
+
+
+def _in_between(prompt: str, note: Frame, value: str) -> Iterator[Mention]:
+    """Of many lines that are gone only the first and the last are told; those between them stand further up."""
+    for match in _LEFT_OUT.finditer(prompt, note.start, note.end):
+        first, last = (re.escape(line.partition(" (not")[0].removesuffix(" ...")) for line in (match[1], match[3]))
+        gone = re.compile(rf"^\+?{first}.*(?:\n.*){{{int(match[2])}}}\n\+?{last}", re.MULTILINE)
+        for lines in gone.finditer(prompt, 0, note.start):
+            if re.search(re.escape(value) + r"(?![a-z0-9])", lines[0]):
+                yield Mention(match.start(), True)
 
 
 def _in_note(note: str, offset: int, words: Sequence[str]) -> Iterator[Mention]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,20 @@ import pytest
 
 from start_llm.core.messages import Message
 from start_llm.prompt.predict import PATIENCE, Guesses
-from tests.prompt.client import INTERNAL, OPENCLAW, Client, odd_tokens, pipeline, raw_answer, say
+from tests.prompt.client import (
+    CLAUDE,
+    INTERNAL,
+    OPENCLAW,
+    RULES,
+    Client,
+    numbered,
+    odd_tokens,
+    pipeline,
+    raw_answer,
+    request,
+    say,
+    system_text,
+)
 from tests.prompt.models import EOS, TEMPLATES, model
 
 
@@ -102,3 +116,49 @@ def test_a_side_request_does_not_spoil_the_guess():
     del client.messages[2]
     client.ask(Message("tool", "r", tool_call_id="call_bash"), internal)
     assert guess_and_answer(client, say("y", "why", bash={"command": "ls"})) is not None
+
+
+def head_guessed(client: Client, system: str, reminder: str = ""):
+    """A turn with this system text and a block before the first user's words: what is guessed behind it."""
+    first = client.messages[1]
+    words = first.content.rpartition("</system-reminder>\n")[2]
+    client.messages[:2] = [Message("system", system), replace(first, content=f"{reminder}{words}")]
+    client.ask(Message("user", "More"))
+    return guess_and_answer(client, say("Well.", None))
+
+
+def talk(sign: str) -> tuple[Client, str]:
+    """A conversation with a call of this server, and its system text."""
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(system_text(sign), Message("user", "Go."))
+    called = say("x", None, read={"path": "a.py"})
+    client.answer(replace(called, tool_calls=(replace(called.tool_calls[0], id=numbered(1)),)))
+    client.ask(Message("tool", RULES, tool_call_id=numbered(1)))
+    client.answer(say("Done.", None))
+    return client, client.messages[0].content
+
+
+def test_a_head_that_is_sent_otherwise_than_shown_is_guessed_when_it_stays() -> None:
+    client, heads = talk(CLAUDE)
+    head, block = f"{heads}\nBranch: dev", "<system-reminder>\nIt is Monday.\n</system-reminder>\n"
+    assert head_guessed(client, head, block) is None
+    guess = head_guessed(client, head, block)
+    assert guess is not None
+    text = model(client.family)[1].decode(guess.tokens)
+    assert "Branch: dev" in text and "It is Monday." in text and "Go." not in text and guess.head < len(guess.tokens)
+    # Behind a summary all of it is there.
+    summary = [Message("system", head), Message("user", f"{block}What was said: much.")]
+    asked = client.pipe.prepare(request(summary, client.tools), thinking=True)
+    assert asked.prompt.tokens[: len(guess.tokens)] == guess.tokens
+    assert len(asked.prompt.tokens) - len(guess.tokens) < 40
+    assert head_guessed(client, head, block) is None, "it was told once"
+
+
+def test_a_head_that_changes_each_time_is_not_guessed() -> None:
+    client, heads = talk(CLAUDE)
+    assert all(head_guessed(client, f"{heads}\nTime: 10:0{minute}") is None for minute in range(6))
+
+
+def test_a_head_that_is_shown_is_not_guessed() -> None:
+    client, heads = talk(CLAUDE)
+    assert all(head_guessed(client, heads) is None for _ in range(3))

@@ -10,7 +10,19 @@ import pytest
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.note import NOTE_OPEN
 from start_llm.prompt.pipeline import Pipeline
-from tests.prompt.client import BASH, CLAUDE, OPENCLAW, READ, Client, numbered, pipeline, request, say, system_text
+from tests.prompt.client import (
+    BASH,
+    CLAUDE,
+    OPENCLAW,
+    READ,
+    Client,
+    numbered,
+    pipeline,
+    request,
+    say,
+    stripped,
+    system_text,
+)
 from tests.prompt.models import model
 
 FAMILY = "chatml"
@@ -346,3 +358,17 @@ def test_what_was_sent_is_not_new_though_it_was_never_answered():
     pipe.sent(raw)
     assert pipe.prepare(request([], prompt="one two three " * 99), thinking=False).new == 0
     assert pipe.prepare(request([], prompt="one two three " * 99, owner="b"), thinking=False).new == raw.new
+
+
+def test_an_answer_that_was_given_twice_in_the_same_words_is_nobody_elses() -> None:
+    """The client showed the second one, which was asked for with another system text that cannot be proved."""
+    client = Client("qwen35", pipeline("qwen35"), echo=stripped, tools=())
+    client.ask(system_text("You are an agent."), Message("user", "Go"))
+    client.answer(say(LONG, "the first thought"))
+    client.messages = [system_text("You are another one."), client.messages[1]]
+    client.ask()
+    client.answer(say(LONG, "the second thought"))
+    client.messages[0] = system_text("You are an agent.")
+    prepared = client.ask(Message("user", "And?"))
+    text = model("qwen35")[1].decode(prepared.prompt.tokens)
+    assert prepared.view.base is None and "first thought" not in text and "second thought" not in text

@@ -135,6 +135,35 @@ def test_plan_and_build_again_and_again_until_an_earlier_base_is_taken() -> None
     assert "another one 5 times already" in prepared.miss.detail
 
 
+@pytest.mark.parametrize("later", ["", "\nBranch: dev"])
+def test_lines_that_come_back_are_told_as_those_at_the_top(later: str) -> None:
+    client, spoken = talk(turns=8)
+    lines = MAIN.content.split("\n")
+    client.messages[0] = replace(MAIN, content="\n".join(lines[: len(lines) // 2]))
+    assert goes_on(client.ask(Message("user", "Plan")), spoken)
+    spoken = client.answer(say("I plan.", None))
+    client.messages[0] = replace(MAIN, content=f"{MAIN.content}{later}")
+    prepared = client.ask(Message("user", "Build"))
+    assert goes_on(prepared, spoken)
+    assert prepared.notes[0].startswith("The system text at the top holds again")
+    assert ("but for what follows" in prepared.notes[0]) is bool(later)
+    assert len(prepared.notes) == 1 + 2 * bool(later) and (not later or "+Branch: dev" in prepared.notes)
+
+
+def test_the_same_block_of_several_messages_is_told_once() -> None:
+    client, _ = talk(system=system_text(CLAUDE))
+    block = "<system-reminder>\nThe mode is {}.\n</system-reminder>\n"
+    client.ask(Message("user", block.format("plan") + "One"))
+    client.answer(say("A.", None))
+    client.ask(Message("user", block.format("plan") + "Two"))
+    spoken = client.answer(say("B.", None))
+    for index, message in enumerate(client.messages):
+        client.messages[index] = replace(message, content=message.content.removeprefix(block.format("plan")))
+    prepared = client.ask(Message("user", "Three"))
+    assert goes_on(prepared, spoken)
+    assert prepared.notes == ("reminder in messages 9, 11, withdrawn: The mode is plan.",)
+
+
 def test_two_roles_on_one_history_see_nothing_of_each_other() -> None:
     client, spoken = talk()
     roles = [Message("system", f"You are the helper {name}.") for name in ("Anna", "Bert")]
@@ -201,10 +230,10 @@ def test_a_reminder_ends_with_its_tag_though_words_follow_it_on_the_same_line() 
     client, spoken = talk(system=system_text(CLAUDE))
     block = "<system-reminder>\nToday is {}.\n</system-reminder>"
     first = client.messages[1]
-    client.messages[1] = replace(first, content=block.format("Monday") * 2 + first.content)
+    client.messages[1] = replace(first, content=block.format("Monday") + block.format("Friday") + first.content)
     prepared = client.ask(Message("user", "More"))
     assert goes_on(prepared, spoken)
-    assert "\n".join(prepared.notes).count("Today is Monday.") == 2
+    assert all("\n".join(prepared.notes).count(f"Today is {day}.") == 1 for day in ("Monday", "Friday"))
 
 
 def test_a_summary_that_is_asked_for_when_the_context_is_nearly_full_goes_on() -> None:
