@@ -21,6 +21,11 @@ MOVED = "now only elsewhere"  # of lines that the new text has in another place:
 _NAMES = 24  # characters that stand around what is left out of a line
 _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
+_VOID = "(not given any more)"
+# "- Region: eu-1", "export A=b", "| api | 80 |", up to where the value begins
+_NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
+_VALUE = r"[\"'`(<]*(?:[A-Z]|[^\s.,;]*[\d/\\@_]|[^\s.,;]+[.:]\w)(?:[^\s,;.]|\.(?=\w))*"  # a name, a number, a path
+_VALUES = re.compile(rf"(?<=\s)(?<![-*+>#.!?]\s){_VALUE}(?:\s{_VALUE})*")
 _MOST_WORDS = 50
 _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
@@ -40,7 +45,9 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     places, still = _places(after), {line for line in after if len(line.strip()) >= _ALIKE}
-    ordered = sorted(before) if a else ()
+    ordered = sorted(before) if a else []
+    told: dict[str, str] = {}
+    all_told: list[str] = []
     for a1, a2, b1, b2 in _differences(a, b):
         gone, came = a[a1:a2], b[b1:b2]
         place = places[head + b1]
@@ -51,7 +58,13 @@ def diff(old: str, new: str) -> list[str] | None:
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
             heading = f"{place}, {MOVED}:" if is_moved else f"{place}:" if came else f"{place}, {GONE}:"
-            lines += [heading, *_minus(run, ordered)]
+            if is_moved or came or not place.startswith("line "):  # what is new stands below; code is told as it was
+                lines += [heading, *_minus(run, ordered)]
+                continue
+            if not told:
+                told = _told(before, after)
+                all_told = sorted(told.values())
+            lines += [heading, *_minus([told[line] for line in run], all_told)]
         if came:
             is_open = bool(runs) and not runs[-1][0]  # under the last heading both are told
             lines += [*(() if is_open else (f"{place}:",)), *(f"+{line}" for line in came)]
@@ -69,6 +82,22 @@ def _by_whether_moved(gone: Sequence[str], still: Set[str], *, as_block: bool) -
         return
     for is_moved, run in groupby(gone, still.__contains__):
         yield is_moved, list(run)
+
+
+def _told(before: Sequence[str], after: Sequence[str]) -> dict[str, str]:
+    """How each line of the old text is told once it is gone: without its values, if no other line is the same then.
+
+    A model repeats what it read last, a minus sign in front of it or not.
+    """
+    names = Counter(map(_void, {*before, *after}))
+    return {line: void if names[void := _void(line)] == 1 else line for line in before}
+
+
+def _void(line: str) -> str:
+    """The line without its values; as it is where nothing else is in it."""
+    named = _NAMED.match(line)
+    void = f"{named[0].rstrip()} {_VOID}" if named else _VALUES.sub(_VOID, line)
+    return void if re.search(r"\w\w", void.replace(_VOID, "")) else line
 
 
 def _minus(gone: Sequence[str], ordered: Sequence[str]) -> list[str]:
