@@ -36,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(cache: Path) -> Iterator[Live]:
+def serving(cache: Path) -> Iterator[Live]:
     settings = {
         "pool_memory_bytes": BUDGET_FOR_TWO,
         "kv_disk_dir": "auto",
@@ -47,6 +47,16 @@ def server(cache: Path) -> Iterator[Live]:
         live(cache / "models" / "oracle-plain", cache, **settings) as made,
     ):
         yield made
+
+
+@pytest.fixture
+def server(serving: Live) -> Live:
+    """As after its start: the main model is loaded, and nothing is pinned."""
+    for name in ("oracle-plain", "oracle-hybrid", "oracle-windowed"):
+        serving.app.pool.pin(name, False)
+    for name in ("oracle-hybrid", "oracle-windowed"):
+        serving.app.pool.unload(name)
+    return serving
 
 
 @pytest.fixture

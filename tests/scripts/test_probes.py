@@ -87,7 +87,7 @@ def test_diff_turns_tells_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     write_log(tmp_path)
     assert diff_turns.main(["--logs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "r2 prompt=100 reused=20 computed=80 new=5 twice=75" in out and "r1" not in out
+    assert "r2 prompt=100 reused=20 computed=80 new=5 twice=75" in out and "r1 prompt" not in out
     assert "diverged at token 20, message 0, content, rule clock" in out and "now:    'b'" in out
 
 

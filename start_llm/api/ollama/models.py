@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -111,13 +112,13 @@ class OllamaModels:
         begun = now.get("state") != "running" or now["name"] != source
         lines = self._progress(self.library.pulls.begin(source) if begun else source, begun=begun)
         if body.stream is not False:
-            return Feed(map(line, lines), LINES)
+            return Feed(_written(lines), LINES)
         *_, last = lines
         if "error" in last:
             raise Unavailable(last["error"])
         return Reply(sse.dumps(last))
 
-    def _progress(self, source: str, *, begun: bool) -> Iterator[shapes.OllamaPulledShape]:
+    def _progress(self, source: str, *, begun: bool) -> Generator[shapes.OllamaPulledShape]:
         digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
         pulls = self.library.pulls
         try:
@@ -151,6 +152,11 @@ class OllamaModels:
     def _cards(self) -> list[ModelCard]:
         """Those that talk."""
         return [card for card in self.service.models() if card.details.get("kind") != "audio"]
+
+
+def _written(told: Generator[shapes.OllamaPulledShape]) -> Generator[bytes]:
+    with closing(told):
+        yield from map(line, told)
 
 
 def _listed(card: ModelCard) -> shapes.OllamaModelShape:
