@@ -151,7 +151,9 @@ def _rows(
         card = card_of(left, model.name)
         if card is not None:
             left.remove(card)
-        yield _of_model(model, card)
+        short = next((f" ({short})" for short, repository in SHORT_NAMES.items() if repository == model.name), "")
+        can = model.problem or ", ".join(model.can)
+        yield _listed(f"{model.name}{short}", f"{model.size / GB:.1f} GB", model.context, card, can)
         if cards is None:
             served = model.name.rpartition("/")[2]
             for adapter in fitting(model, adapters):
@@ -164,12 +166,6 @@ def _rows(
         able = (name for name, able in card.get("capabilities", {}).items() if able is True)
         size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
         yield _listed(str(card.get("id")), size, card=card, can=", ".join(able))
-
-
-def _of_model(model: StoredModel, card: Card | None) -> dict[str, str]:
-    short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), None)
-    name = f"{model.name} ({short})" if short else model.name
-    return _listed(name, f"{model.size / GB:.1f} GB", model.context, card, model.problem or ", ".join(model.can))
 
 
 def _listed(

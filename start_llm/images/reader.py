@@ -237,12 +237,10 @@ def _placed(
 
 
 def _name(image: Attachment, known: KnownImage) -> str:
-    return clean_name(image.name) or (_short_name(known) if image.kind == "data" else _address(image))
-
-
-def _short_name(known: KnownImage) -> str:
-    """A file name for an image whose client tells none."""
-    return f"image_{known.identity[:_SHORT]}{_EXTENSIONS.get(known.format, '')}"
+    """Its file name, or one that is made up, or where it is in one line; what follows ``?`` may be a secret."""
+    made_up = f"image_{known.identity[:_SHORT]}{_EXTENSIONS.get(known.format, '')}"
+    address = re.sub(r"[^!-~]|[\[\]]", "_", image.source.partition("?")[0])[:_URL_CHARS]
+    return clean_name(image.name) or (made_up if image.kind == "data" else address)
 
 
 def _joined(pieces: Sequence[str]) -> str:
@@ -261,11 +259,6 @@ def clean_name(name: str) -> str:
     """A client's file name, fit for a line of text: the last part of a path, without anything that ends the line."""
     last = re.split(r"[/\\]", name)[-1]
     return _NOT_IN_NAMES.sub("_", last).strip()[:_NAME_CHARS]
-
-
-def _address(image: Attachment) -> str:
-    """Where an image is that was not fetched, in one line; what follows ``?`` may be a secret."""
-    return re.sub(r"[^!-~]|[\[\]]", "_", image.source.partition("?")[0])[:_URL_CHARS]
 
 
 def _unread(image: Attachment) -> KnownImage:

@@ -94,7 +94,12 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
     talk = Conversation(endpoint, console, images=images)
     talk.say(f"{endpoint.model}. /help lists commands. Ctrl-C ends an answer, Ctrl-D the conversation.")
     with typed_before(history):
-        while (asked := _typed()) is not None:
+        while True:
+            try:
+                asked = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                break
             try:
                 if asked.startswith("/"):
                     if not talk.command(asked):
@@ -104,15 +109,6 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
             except (CommandError, ChatError) as error:
                 console.print(words_only(f"{error}"), style="red", markup=False)
     return 0
-
-
-def _typed() -> str | None:
-    """``None``: the end."""
-    try:
-        return input("> ").strip()
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return None
 
 
 def _answer(talk: Conversation, asked: str) -> None:

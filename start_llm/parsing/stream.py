@@ -6,21 +6,7 @@ reasoning, openers of calls, turn tokens, stop strings. Text between them goes t
 out white space beside markup. The reader of a tool format (`tools/`) gives a call's arguments to `Calls` as they come.
 All of them fill an `EventBuffer`, which `feed` empties. This file does not know how calls are written, nor tokens.
 
-What is decided here:
-
-- **Reasoning** stands between the model's own tags, or at the very beginning between ``<think>``, ``<thinking>`` or
-  ``<reasoning>`` tags, which models without tags of their own write. Line breaks right behind an opening tag and around
-  a closing one belong to the tags.
-- A model's own tag opens a block anywhere, one of other models only where nothing was said before.
-- A **stray** closing tag (nothing opened it, the prompt neither): while the text before is held back, that text is
-  reasoning. Else it has been sent: the tag is dropped and both sides stay text. See `registry.StrayEndTags`.
-- **Calls** count outside of Markdown code only. One inside reasoning counts (the model forgot to close the block) if it
-  begins a line and names a known tool.
-- **Behind a call** there is no more text: a model that goes on mostly makes up what the tool will say. Further calls
-  count, until the model writes a tool's result itself.
-- **Turn tokens** are left out; where one begins somebody else's turn, the answer is over.
-- **Stop strings** end visible text only: not reasoning, not a call, and nothing behind a call.
-- Tags and turn tokens that stand apart in a sentence ("the <think> tag") are talked about, and text.
+What counts as reasoning, as a call and as the end is told in docs/api.md, "How answers are read".
 """
 
 from __future__ import annotations

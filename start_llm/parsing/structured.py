@@ -1,15 +1,6 @@
 """From what a request demands of its answer to a grammar: `make_constraint`. Any thread; nothing is kept.
 
-=================================  ==============================================================================
-``response_format`` json_object    one JSON object
-``response_format`` json_schema    JSON that validates; an unsupported schema is refused, never weakened
-``tool_choice`` required           one to `MOST_CALLS` calls of any tool (exactly one without `parallel_tool_calls`)
-``tool_choice`` named              the same, of that tool
-``tool_choice`` none               free text in which no call can begin
-auto, with a strict tool           free text; once the format's opening marker is written, the call is held to the
-                                   tools' names and schemas (arguments of tools that are not strict: any object)
-auto, with a response format       one of the two: JSON text, or calls
-=================================  ==============================================================================
+Which request asks for what is told in docs/api.md, "Answers of a given form".
 
 Reasoning stays free:
 
@@ -19,10 +10,6 @@ Reasoning stays free:
   tag". The model may not open one itself: where only a tag or the answer may come first, a weak model begins the tag,
   is free from then on, and its answer holds no JSON at all.
 - gpt-oss writes messages with headers instead (`_harmony_answer`).
-
-Known limits: with ``auto``, a marker that the model spells otherwise than its format does (Hermes JSON in a GLM model)
-is text to the grammar, though the parser may read it as a call. White space and forced calls are bounded; what a schema
-leaves open is not (a recursive definition, a string or list without a maximum, the digits of a number).
 """
 
 from __future__ import annotations
