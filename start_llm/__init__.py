@@ -34,18 +34,14 @@ __all__ = [
     "load_settings",
 ]
 
-_PLACES = {
-    "App": "start_llm.app",
-    "ChatAnswer": "start_llm.api.direct",
-    "ChatAnswerStream": "start_llm.api.direct",
-    "ReasoningDelta": "start_llm.core.events",
-    "Settings": "start_llm.core.settings",
-    "SettingsError": "start_llm.core.settings",
-    "StartLLMError": "start_llm.core.errors",
-    "TextDelta": "start_llm.core.events",
-    "ToolCallFinished": "start_llm.core.events",
-    "load_settings": "start_llm.core.settings",
+_NAMES = {
+    "start_llm.api.direct": ("ChatAnswer", "ChatAnswerStream"),
+    "start_llm.app": ("App",),
+    "start_llm.core.errors": ("StartLLMError",),
+    "start_llm.core.events": ("ReasoningDelta", "TextDelta", "ToolCallFinished"),
+    "start_llm.core.settings": ("Settings", "SettingsError", "load_settings"),
 }
+_PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
 _FILES_OF_MLX_LM = 4096
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -22,29 +24,10 @@ MAX_TOKENS = 48
 PROXY_SECONDS = 120.0
 ENOUGH = 0.95  # of what a turn resends must be reused
 
-SYSTEM = (
-    "You are a careful coding agent in a small repository. Read before you write, change as little as possible, say "
-    "in one short sentence what you did, and never invent file names. The repository holds app.py, which serves one "
-    "page, config.toml, which holds its port, and test_app.py, which checks that the page answers."
-)
-
-
-def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
-    properties = {key: {"type": "string", "description": what} for key, what in parameters.items()}
-    schema = {"type": "object", "properties": properties, "required": list(parameters)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
-
-
-TOOLS = [
-    _tool("read_file", "Read a text file of the repository.", path="Path from the root of the repository"),
-    _tool("write_file", "Replace a text file.", path="Path from the root of the repository", content="The whole text"),
-    _tool("run_shell", "Run a command in the root of the repository.", command="The command line"),
-]
-TURNS = (
-    "Which port does the page use?",
-    "config.toml says: [server] port = 8765. Change it to 9000, please.",
-    "Thank you. Which file should I look at to see that the page still answers?",
-)
+_TEXTS = tomllib.loads(Path(__file__).with_name("demo.toml").read_text("utf-8"))
+SYSTEM: str = _TEXTS["system"]
+TURNS: list[str] = _TEXTS["turns"]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": tool} for tool in _TEXTS["tools"]]
 
 
 class DemoTurn(NamedTuple):

@@ -132,9 +132,7 @@ class EncoderService:
         files = self._files
         if files is None:
             return ()
-        details: dict[str, Any] = {"source": self._source, "kind": "embedding"}
-        if self._dimensions is not None:
-            details["dimensions"] = self._dimensions
+        known = {} if self._dimensions is None else {"dimensions": self._dimensions}
         card = ModelCard(
             files.name,
             self._created,
@@ -145,7 +143,7 @@ class EncoderService:
             state="stored" if self._dimensions is None else "ready",
             pinned=True,
             weight_bytes=files.weight_bytes,
-            details=details,
+            details={"source": self._source, "kind": "embedding", **known},
         )
         return (card,)
 

@@ -118,8 +118,8 @@ def test_no_escape_sequence_reaches_the_terminal(
         assert run(port, "--json", "hi") == 0
         told = capsys.readouterr().out
         assert json.loads(told)["text"] == SPOKEN and not set(told) & set("\x1b\x9b\x07")
-        typed = iter(["hi", f"/model {SPOKEN}"])
-        monkeypatch.setattr(chat, "_typed", lambda: next(typed, None))
+        typed = iter(["hi", f"/model {SPOKEN}", "/exit"])
+        monkeypatch.setattr("builtins.input", lambda _: next(typed))
         assert run(port, stdin=Terminal()) == 0
         told = capsys.readouterr().out
         assert told.count("]52;c;aGk=") >= 3 and not set(told) & set("\x1b\x9b\x07")
