@@ -111,9 +111,8 @@ class RequestHandler:
             self.reply(answer)
         elif isinstance(answer, Feed):
             self.open_stream({"Content-Type": answer.content_type})
-            with closing(answer.messages):  # a reference elsewhere, and what they hold would be held on
-                for message in answer.messages if self._request.method != "HEAD" else ():
-                    self.write(message)
+            for message in answer.messages if self._request.method != "HEAD" else ():
+                self.write(message)
         else:
             self._run_exchange(answer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -49,9 +49,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """An answer that goes on: until the client goes, or its messages end. They are closed then."""
+    """An answer that goes on: until the client goes, or its messages end."""
 
-    messages: Generator[bytes]
+    messages: Iterator[bytes]
     content_type: str = "text/event-stream; charset=utf-8"
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -112,13 +111,13 @@ class OllamaModels:
         begun = now.get("state") != "running" or now["name"] != source
         lines = self._progress(self.library.pulls.begin(source) if begun else source, begun=begun)
         if body.stream is not False:
-            return Feed(_written(lines), LINES)
+            return Feed(map(line, lines), LINES)
         *_, last = lines
         if "error" in last:
             raise Unavailable(last["error"])
         return Reply(sse.dumps(last))
 
-    def _progress(self, source: str, *, begun: bool) -> Generator[shapes.OllamaPulledShape]:
+    def _progress(self, source: str, *, begun: bool) -> Iterator[shapes.OllamaPulledShape]:
         digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
         pulls = self.library.pulls
         try:
@@ -152,11 +151,6 @@ class OllamaModels:
     def _cards(self) -> list[ModelCard]:
         """Those that talk."""
         return [card for card in self.service.models() if card.details.get("kind") != "audio"]
-
-
-def _written(told: Generator[shapes.OllamaPulledShape]) -> Generator[bytes]:
-    with closing(told):
-        yield from map(line, told)
 
 
 def _listed(card: ModelCard) -> shapes.OllamaModelShape:

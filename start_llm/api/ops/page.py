@@ -17,7 +17,7 @@ import shlex
 import shutil
 import time
 from base64 import b64encode
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
@@ -178,7 +178,7 @@ class Page:
         visitor.check_sees_own()
         return Feed(self._messages(visitor))
 
-    def _messages(self, visitor: Visitor) -> Generator[bytes]:
+    def _messages(self, visitor: Visitor) -> Iterator[bytes]:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
         after, lines_after, drawn = -1, 0, -CHART_SECONDS
         while True:

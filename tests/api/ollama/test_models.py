@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -83,15 +82,6 @@ def test_what_cannot_be_pulled_says_why(server: ApiServer, hub: Hub, monkeypatch
     assert refused.status_code == 400 and "is a name of Ollama" in refused.json()["error"]
 
 
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """What is left in a cycle stays."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("uncollected")
 def test_a_client_that_leaves_ends_the_fetch_that_it_began_and_no_other(server: ApiServer) -> None:
     pulls = server.page.pulls
     pulls._fetch = lambda name, progress, **more: spin(progress)
