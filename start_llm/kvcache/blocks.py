@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from start_llm.files.lru import Lru
-
 Tokens = npt.NDArray[np.int32]
 TokenSequence = Sequence[int] | Tokens
 
@@ -43,24 +41,6 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
         return int(differs.argmax())
     differs = a[head:n] != b[head:n]
     return head + int(differs.argmax()) if differs.any() else n
-
-
-class TokenMemo:
-    """Remembers the arrays of the last few token tuples: one request asks with the same tuple several times."""
-
-    def __init__(self, keep: int = 4) -> None:
-        self._arrays: Lru[int, tuple[tuple[int, ...], Tokens]] = Lru(keep)
-
-    def get(self, tokens: TokenSequence) -> Tokens:
-        """`as_tokens`, once per tuple object."""
-        if not isinstance(tokens, tuple):
-            return as_tokens(tokens)
-        known = self._arrays.get(id(tokens))
-        if known is not None and known[0] is tokens:
-            return known[1]
-        made = as_tokens(tokens)
-        self._arrays.put(id(tokens), (tokens, made))
-        return made
 
 
 def hash_on(chain: hashlib._Hash, tokens: Tokens) -> hashlib._Hash:

@@ -162,7 +162,7 @@ def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> 
     A leaf without a checkpoint restores nothing in a model that needs one (not `cuttable`).
     """
     strength = strengths.get(id(segment), UNPROTECTED)
-    if not cuttable and not _has_state(segment):
+    if not cuttable and not segment.has_state:
         level, strength = 0, UNPROTECTED
     elif strength != UNPROTECTED:
         level = 3
@@ -232,7 +232,7 @@ def _restorable_ends(segments: Iterable[Segment], strengths: Strengths, gone: se
     ends: list[Segment] = []
     for segment in segments:
         end: Segment | None = segment if segment.is_leaf and not is_lent(segment.rows) else None
-        while end is not None and (id(end) not in strengths or not _has_state(end)):
+        while end is not None and (id(end) not in strengths or not end.has_state):
             end = _leaf_without(end, gone)
         ends += [end] if end is not None else []
     return ends
@@ -299,10 +299,6 @@ def near_end(segment: Segment) -> bool:
         below = [child for child in here.children.values() if child.rows is not None]
         ways += [(c, passed + (c.checkpoint is not None)) for c in below if passed + (c.checkpoint is not None) < _TAIL]
     return False
-
-
-def _has_state(segment: Segment) -> bool:
-    return segment.checkpoint is not None or segment.checkpoint_file is not None
 
 
 def _branches(segment: Segment) -> bool:

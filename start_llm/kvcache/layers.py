@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,14 +68,7 @@ class LayerKit:
         shorter prefix of the same tokens. Raises Unstorable: a layer has no state that could be copied."""
         kept = [leaf for leaf, keeps in zip(self._leaves(cache), self._keeps, strict=True) if keeps]
         earlier = before.states if before is not None else (None,) * len(kept)
-        states = tuple(
-            _window(leaf, old) if _is_windowed(leaf) else _copy_state(_state(leaf))
-            for leaf, old in zip(kept, earlier, strict=True)
-        )
-        arrays = _arrays(states)
-        pieces = [piece for state in states if isinstance(state, Window) for piece in state.pieces]
-        mx.eval(arrays, [piece.arrays for piece in pieces])
-        return Checkpoint(states, sum(a.nbytes for a in arrays), len(arrays))
+        return _checkpoint([_kept(leaf, old) for leaf, old in zip(kept, earlier, strict=True)])
 
     # --- stored pieces ------------------------------------------------------
 
@@ -252,8 +246,7 @@ class LayerKit:
         if "rows" in said:
             forms = [RowForm(tuple(columns), *rest) for columns, *rest in said["forms"]]
             return _slices([tuple(layer) for layer in found], forms, said["start"], said["start"] + said["length"])
-        own = _arrays(found)
-        return Checkpoint(tuple(found), sum(a.nbytes for a in own), len(own))
+        return _checkpoint(found)
 
     # --- helpers --------------------------------------------------------------
 
@@ -380,16 +373,22 @@ def eval_and_free(*arrays: Any) -> None:
     mx.clear_cache()
 
 
-def _state(leaf: Any) -> tuple[Any, ...]:
-    """A layer's state, not copied."""
+def _checkpoint(states: Sequence[Any]) -> Checkpoint:
+    """Evaluates them."""
+    made, own = Checkpoint(tuple(states), 0), _arrays(states)
+    mx.eval(own, [piece.arrays for piece in made.pieces()])
+    return replace(made, own_bytes=sum(a.nbytes for a in own), own_arrays=len(own))
+
+
+def _kept(leaf: Any, before: Any) -> Any:
+    """A copy of a layer's state, not evaluated; of a window's rows those that `before` has are shared."""
+    kind = kind_of(leaf)
+    if kind.windowed and not leaf.keep and leaf.keys is not None:
+        return _window(leaf, before)
     try:
-        return tuple(getattr(leaf, name) for name in kind_of(leaf).state)
+        return _copy_state(tuple(getattr(leaf, name) for name in kind.state))
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unstorable(f"{type(leaf).__name__} has no readable state: {error}") from error
-
-
-def _is_windowed(leaf: Any) -> bool:
-    return kind_of(leaf).windowed and not leaf.keep and leaf.keys is not None
 
 
 def _window(leaf: Any, before: Any) -> Window:

@@ -14,16 +14,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from start_llm.core.prompt import Prompt
-from start_llm.kvcache.tree import PrefixMatch, Segment
+from start_llm.kvcache.tree import PrefixMatch
 from start_llm.kvcache.types import RestorePlan
 
 _TELLING = 12  # tokens that show people what is stored at a place
 _WORTH = 16  # tokens that a restore point at a parting must save
-
-
-def has_checkpoint(segment: Segment) -> bool:
-    """In memory or on disk."""
-    return segment.checkpoint is not None or segment.checkpoint_file is not None
 
 
 def plan(match: PrefixMatch, limit: int, cuttable: bool) -> RestorePlan:
@@ -40,7 +35,7 @@ def plan(match: PrefixMatch, limit: int, cuttable: bool) -> RestorePlan:
         if segment.is_ghost:
             matched = segment.start
             break
-        if has_checkpoint(segment) and segment.end <= bound:
+        if segment.has_state and segment.end <= bound:
             restorable = segment.end
     length = min(matched, limit) if cuttable else restorable
     if length >= match.length:
@@ -91,9 +86,9 @@ def pauses(
 def _partings(match: PrefixMatch) -> Iterable[int]:
     """Where sequences were seen to part along this path, this one's own parting included."""
     for segment in match.path:
-        if segment.end <= match.length and len(segment.children) > 1 and not has_checkpoint(segment):
+        if segment.end <= match.length and len(segment.children) > 1 and not segment.has_state:
             yield segment.end
-    if match.parted or (match.path and match.path[-1].children and not has_checkpoint(match.path[-1])):
+    if match.parted or (match.path and match.path[-1].children and not match.path[-1].has_state):
         yield match.length
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.rows import RowKV, Run, divided
+from start_llm.kvcache.rows import RowKV, Run
 from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
 from start_llm.kvcache.types import Checkpoint, RowForm, StoredRows
 
@@ -175,14 +175,16 @@ class ResidentKV:
                 self.drop(segment)
 
     def _divide(self, rows: StoredRows, start: int, stop: int) -> StoredRows:
-        """`divided`; the second part of a segment counts as one more."""
-        part = divided(self._kit, rows, start, stop)
-        if start and isinstance(rows, Run):
+        """The rows [start, stop) of a segment's: a run of the same row, or a copy. The second part counts as one
+        more."""
+        if not isinstance(rows, Run):
+            copied = self._kit.part(rows, start, stop)
+            self._add(0, sum(form.arrays for form in rows.forms) if start else 0)
+            return copied
+        if start:
             rows.row.runs += 1
             self._count(rows.row)
-        elif start:
-            self._add(0, sum(form.arrays for form in rows.forms))
-        return part
+        return Run(rows.row, rows.start + start, stop - start)
 
     def hold(self, segment: Segment, rows: StoredRows | None) -> None:
         """Replaces the rows of a segment (``None``: by nothing) and counts the bytes of both."""

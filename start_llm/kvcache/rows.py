@@ -121,10 +121,3 @@ class Run:
 def is_lent(rows: StoredRows | None) -> bool:
     """They lie in a running request's row: giving them up would free nothing."""
     return isinstance(rows, Run) and rows.row.lent_to is not None
-
-
-def divided(kit: LayerKit, rows: StoredRows, start: int, stop: int) -> StoredRows:
-    """The rows [start, stop) of a segment's: a run of the same row, or a copy."""
-    if isinstance(rows, Run):
-        return Run(rows.row, rows.start + start, stop - start)
-    return kit.part(rows, start, stop)

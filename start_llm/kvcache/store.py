@@ -26,7 +26,7 @@ from zlib import crc32
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import StoredTree
 from start_llm.kvcache import planner
-from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
+from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens
 from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.events import KVListener
@@ -81,7 +81,6 @@ class KVStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock
-        self._memo = TokenMemo()
         self.resident = ResidentKV(kit, listener)
         self.lent_rows = LentRows(kit, self.resident)
         self.disk = Paging(kit, disk or DiskTier(None), self.resident)
@@ -95,7 +94,7 @@ class KVStore:
 
     def lookup(self, tokens: TokenSequence, limit: int | None = None) -> RestorePlan:
         """How much of `tokens` could be restored, at most `limit`. Does not change the store."""
-        array = self._memo.get(tokens)
+        array = as_tokens(tokens)
         bound = len(array) if limit is None else max(0, min(limit, len(array)))
         return planner.plan(self.resident.tree.walk(array), bound, self._kit.cuttable)
 
@@ -113,7 +112,7 @@ class KVStore:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
         if self._kit.cuttable:
             return ()
-        match = self.resident.tree.walk(self._memo.get(prompt.tokens))
+        match = self.resident.tree.walk(as_tokens(prompt.tokens))
         config = self._config
         # As many as take no more than the KV of the tools+system block itself.
         dense = int(self.resident.sizes.estimate(0) / max(self.resident.sizes.token_bytes, 1))
@@ -127,7 +126,7 @@ class KVStore:
         They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more. With
         `lend` the caller writes behind what is stored and then calls `take_back`, in any case.
         """
-        whole = self._memo.get(tokens)
+        whole = as_tokens(tokens)
         array = whole[: plan.length]
         path = self._ready(array, plan.length)
         if not path:
@@ -181,7 +180,7 @@ class KVStore:
         Raises:
             ValueError: the cache holds another number of tokens.
         """
-        array = self._memo.get(tokens)
+        array = as_tokens(tokens)
         counted = held_tokens(cache)
         if counted and counted != len(array):
             raise ValueError(f"the cache holds {counted} tokens, but {len(array)} were said to be in it")
@@ -190,7 +189,9 @@ class KVStore:
         try:
             end = self._insert(array, cache, about)
             for length, layers in about.states:
-                _attach(self._kit, self.resident, array[:length], layers)
+                place = self.resident.tree.extend(array[:length])[-1]
+                if place.rows is not None and place.checkpoint is None:
+                    self.resident.attach(place, self._kit.checkpoint(layers))
         except Unstorable as error:
             self.resident.counters["refused"] += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
@@ -220,7 +221,10 @@ class KVStore:
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
-        _check_joins(self._kit, tokens, match, cache)
+        first_missing = next((s.start for s in match.path if s.rows is None), match.length)
+        joint = next((s.rows for s in reversed(match.path) if s.rows is not None), None)
+        if first_missing < len(tokens) and joint is not None:
+            self._kit.check_joins(joint, cache)
         path = resident.tree.extend(tokens)
         resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
@@ -237,7 +241,7 @@ class KVStore:
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
-        for segment in self.resident.tree.below(self._memo.get(tokens), length):
+        for segment in self.resident.tree.below(as_tokens(tokens), length):
             self.disk.given_up(segment)
             self.resident.drop(segment)
 
@@ -326,18 +330,3 @@ def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequenc
         if segment.end <= match.length and segment.checkpoint is not None:
             return None if segment.end == len(tokens) else kit.checkpoint(cache, segment.checkpoint)
     return kit.checkpoint(cache)
-
-
-def _attach(kit: LayerKit, resident: ResidentKV, tokens: Tokens, layers: Sequence[Any]) -> None:
-    """Saves a checkpoint at the end of `tokens`, which are stored."""
-    place = resident.tree.extend(tokens)[-1]
-    if place.rows is not None and place.checkpoint is None:
-        resident.attach(place, kit.checkpoint(layers))
-
-
-def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:
-    """Raises Unstorable if rows of `cache` are to follow stored ones of another form."""
-    first_missing = next((s.start for s in match.path if s.rows is None), match.length)
-    joint = next((s.rows for s in reversed(match.path) if s.rows is not None), None)
-    if first_missing < len(tokens) and joint is not None:
-        kit.check_joins(joint, cache)

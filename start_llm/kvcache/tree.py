@@ -74,6 +74,11 @@ class Segment:
         return 0 if self.checkpoint is None else self.checkpoint.nbytes
 
     @property
+    def has_state(self) -> bool:
+        """There is a checkpoint at its end, in memory or on disk."""
+        return self.checkpoint is not None or self.checkpoint_file is not None
+
+    @property
     def is_ghost(self) -> bool:
         """Only the tokens are left."""
         return self.rows is None and self.file is None

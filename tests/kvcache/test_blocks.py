@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.kvcache.blocks import PathHash, TokenMemo, as_tokens, common_prefix, hash_on
+from start_llm.kvcache.blocks import PathHash, as_tokens, common_prefix, hash_on
 
 tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
 
@@ -67,17 +67,3 @@ def test_the_hash_of_a_path_is_the_chain_of_its_tokens_whoever_asks_first(
         before = np.array([token for run in runs[:end] for token in run], "<i4")
         assert path[end].chain().digest() == hashlib.sha256(before.tobytes()).digest()
         assert path[end].chain() is path[end].chain()
-
-
-def test_memo_makes_an_array_once() -> None:
-    memo = TokenMemo(keep=2)
-    first = (1, 2, 3)
-    made = memo.get(first)
-    assert memo.get(first) is made
-    others = [tuple(range(n, n + 3)) for n in range(10, 13)]
-    assert [memo.get(other).tolist() for other in others] == [list(other) for other in others]
-    assert memo.get(first) is not made  # two newer ones took its place
-    changing = [1, 2]
-    memo.get(changing)
-    changing.append(3)
-    assert memo.get(changing).tolist() == [1, 2, 3]
