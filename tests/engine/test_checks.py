@@ -22,7 +22,9 @@ def checked(model: Any, make_cache: Any = None) -> DecodingCheck | None:
     return at_once(check_decoding(model, make_cache or (lambda: list(make_prompt_cache(model))), PROMPT))
 
 
-@pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("nemotron_h", "gemma3_text"))]
+)
 @pytest.mark.parametrize("dtype", [pytest.param(mx.float32, marks=pytest.mark.thorough), mx.bfloat16])
 def test_a_sound_model_may_do_everything(name: str, dtype: Any) -> None:
     model = make(name)

@@ -180,7 +180,7 @@ def late(server: Live, form: str, rounds: int, *, stream: bool, same: bool) -> s
     ("stream", "same"),
     [
         pytest.param(True, True, id="streamed-one connection"),
-        pytest.param(False, False, id="whole-two connections"),
+        pytest.param(False, False, id="whole-two connections", marks=pytest.mark.thorough),
         pytest.param(True, False, id="streamed-two connections", marks=pytest.mark.thorough),
         pytest.param(False, True, id="whole-one connection", marks=pytest.mark.thorough),
     ],

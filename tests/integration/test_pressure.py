@@ -48,8 +48,15 @@ def ask(server: Live, messages: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(answer["report"])
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
-@pytest.mark.parametrize("level", [Pressure.WARNING, Pressure.CRITICAL])
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [
+        ("hybrid", Pressure.WARNING),
+        ("plain", Pressure.CRITICAL),
+        pytest.param("plain", Pressure.WARNING, marks=pytest.mark.thorough),
+        pytest.param("hybrid", Pressure.CRITICAL, marks=pytest.mark.thorough),
+    ],
+)
 def test_stored_kv_leaves_memory_and_comes_back_from_disk(
     machine: Machine, oracle_path: Callable[..., Path], tmp_path: Path, kind: str, level: Pressure
 ) -> None:

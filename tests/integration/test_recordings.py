@@ -20,9 +20,10 @@ from tests.oracle.build import CONTEXT
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "e2e" / "recordings"
-WITH_MESSAGES = ("claude", "codex", "qwen", "cn")
-FLATTENED = ("opencode", "kilo")
-LENGTHS = [16_000, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64_000, 200_000))]
+WITH_MESSAGES = ["claude", "codex", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("qwen", "cn"))]
+FLATTENED = ["opencode", pytest.param("kilo", marks=pytest.mark.thorough)]
+SLOW = [pytest.mark.thorough, pytest.mark.slow]
+LENGTHS = [16_000, pytest.param(64_000, marks=pytest.mark.thorough), pytest.param(200_000, marks=SLOW)]
 KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.thorough)]
 
 

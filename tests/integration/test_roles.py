@@ -18,7 +18,8 @@ RULES = " ".join(f"Rule {n} of the house." for n in range(60))
 POINTS = " ".join(f"Say what is known of point {n}." for n in range(60))
 SUMMARISER = "You write summaries. Begin with the word RAPPORT."
 NO_CALLS = "No tool can be called now: answer with text."
-LENGTHS = [16_000, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64_000, 175_000))]  # of 196,608
+SLOW = [pytest.mark.thorough, pytest.mark.slow]
+LENGTHS = [16_000, pytest.param(64_000, marks=pytest.mark.thorough), pytest.param(175_000, marks=SLOW)]  # of 196,608
 KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.thorough)]
 
 

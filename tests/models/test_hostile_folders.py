@@ -145,7 +145,7 @@ def served(folder: Path) -> str:
     return "served"
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("count", [6, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 def test_changed_folders_harm_nobody(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "_inspect", inspect_in_child)
     monkeypatch.setattr(inspection, "_start", Forked)

@@ -24,7 +24,9 @@ def load(folder: Path) -> LanguageAlone:
     return LanguageAlone(load_model(settings, MACHINE, lambda step, part: None, lambda line: None).model)
 
 
-@pytest.mark.parametrize("name", ["qwen4_exp", "minimax_m3", "hy_v4"])
+@pytest.mark.parametrize(
+    "name", ["minimax_m3", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("qwen4_exp", "hy_v4"))]
+)
 def test_a_checkpoint_is_read_with_its_language_model_alone(name: str, tmp_path: Path) -> None:
     """Positions in three axes, in one, and none; more tokens than sparse attention keeps, in chunks of other sizes."""
     model = load(save(tmp_path / name, name))
