@@ -12,27 +12,9 @@ from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from start_llm.core import setting_types as kinds
 from start_llm.core.modelmap import ModelMap, parse_model_map
 from start_llm.core.paths import expanded
-from start_llm.core.setting_types import (
-    Count,
-    EventAddress,
-    FallbackModel,
-    HostNames,
-    ImageHosts,
-    Key,
-    Lower,
-    ModelMapText,
-    ModelNames,
-    NodeAddresses,
-    Number,
-    NumberOrOff,
-    OffOr,
-    Port,
-    RankHosts,
-    Seconds,
-    WebAddress,
-)
 
 ASSUMED_CONTEXT = 200_000
 """Tokens that clients of the Anthropic API take every model to have room for."""
@@ -105,41 +87,41 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
     # Model
-    model_path: Annotated[str | None, OffOr] = None
+    model_path: Annotated[str | None, kinds.OffOr] = None
     """Hugging Face repository or local folder. Unset: the embedded SmolLM2-135M."""
-    model_family: Annotated[str | None, OffOr] = None
+    model_family: Annotated[str | None, kinds.OffOr] = None
     """qwen3, glm4, llama and others (docs/models.md), or generic. Unset: detected from the model."""
     model_probe: Literal["on", "off"] = "on"
     """on: the first load of a model asks it to call a tool; its answer shows how its calls are read. off: its
     template and family show it."""
-    adapter_path: Annotated[str | None, OffOr] = None
+    adapter_path: Annotated[str | None, kinds.OffOr] = None
     """Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then served as a text
     model."""
-    served_model_name: Annotated[str | None, OffOr] = None
+    served_model_name: Annotated[str | None, kinds.OffOr] = None
     """The name clients see. Unset: the last part of MODEL_PATH."""
-    model_map: Annotated[str, ModelMapText] = ""
+    model_map: Annotated[str, kinds.ModelMapText] = ""
     """Table of names: pattern=model, separated by commas; the first pattern that fits counts, e.g.
     claude-haiku-*=small,*-mini=small. @side=small is for side requests. See docs/models.md."""
-    embedding_model: Annotated[str | None, OffOr] = None
+    embedding_model: Annotated[str | None, kinds.OffOr] = None
     """Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings."""
-    transcription_model: Annotated[str | None, OffOr] = None
+    transcription_model: Annotated[str | None, kinds.OffOr] = None
     """Repository or folder of the Whisper model that whisper-1 and the like mean in /v1/audio/transcriptions; needs the
     extra audio."""
-    speech_model: Annotated[str | None, OffOr] = None
+    speech_model: Annotated[str | None, kinds.OffOr] = None
     """Repository or folder of the Soprano model that tts-1 and the like mean in /v1/audio/speech; needs the extra
     audio."""
-    preload_models: Annotated[str, ModelNames] = ""
+    preload_models: Annotated[str, kinds.ModelNames] = ""
     """Models that are loaded at the start beside MODEL_PATH: names, separated by commas."""
-    pinned_models: Annotated[str, ModelNames] = ""
+    pinned_models: Annotated[str, kinds.ModelNames] = ""
     """Models that are never unloaded for others once they are loaded: names, separated by commas."""
-    model_ttl_seconds: Seconds = 0.0
+    model_ttl_seconds: kinds.Seconds = 0.0
     """A model idle for this many seconds is unloaded; its KV goes to disk (0 = never)."""
-    pool_wait_seconds: Seconds = 30.0
+    pool_wait_seconds: kinds.Seconds = 30.0
     """Seconds a request waits for memory for its model while other models work; then it gets 507 (0 = it does not
     wait)."""
-    max_loaded_models: Count = 0
+    max_loaded_models: kinds.Count = 0
     """Most models that are loaded at the same time (0 = as many as fit)."""
-    pool_memory_bytes: Annotated[Annotated[int, Field(ge=2**20)] | None, OffOr] = None
+    pool_memory_bytes: Annotated[Annotated[int, Field(ge=2**20)] | None, kinds.OffOr] = None
     """Bytes that weights and KV of all loaded models may take together. Unset: what the machine allows."""
     trust_remote_code: bool = False
     """Run Python code that a checkpoint brings (its config's model_file)."""
@@ -149,22 +131,22 @@ class Settings(BaseModel):
     # Server
     mlx_host: str = "127.0.0.1"
     """Address the server binds to."""
-    mlx_port: Port = 8080
+    mlx_port: kinds.Port = 8080
     """Port of the server; 0 picks a free one."""
-    ollama_port: Annotated[Port | None, OffOr] = None
+    ollama_port: Annotated[kinds.Port | None, kinds.OffOr] = None
     """A second port of the server, for clients that look for Ollama at its own, 11434. Unset: none."""
     http_threads: Annotated[int, Field(ge=1, le=1024)] = 16
     """HTTP worker threads; 1 is a strictly single-threaded accept loop."""
-    api_key: Annotated[str | None, OffOr, Key] = None
+    api_key: Annotated[str | None, kinds.OffOr, kinds.Key] = None
     """If set, clients must send it as a bearer token."""
     allow_open_bind: bool = False
     """Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."""
-    allowed_hosts: Annotated[str, HostNames] = ""
+    allowed_hosts: Annotated[str, kinds.HostNames] = ""
     """Host names, separated by commas, by which clients may address the server, beside localhost and IP addresses; * is
     any, and gives up the protection against web pages that rebind a name."""
     max_concurrency: Annotated[int, Field(ge=1, le=256)] = 8
     """Requests that are computed at the same time."""
-    max_queue: Count = 64
+    max_queue: kinds.Count = 64
     """Requests that may wait; more get 429."""
     sse_ping_seconds: Annotated[float, Field(gt=0)] = 5.0
     """A streaming answer shows life at least this often, in seconds."""
@@ -172,7 +154,7 @@ class Settings(BaseModel):
     """Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does."""
     idle_shutdown_minutes: Annotated[float, Field(ge=0)] = 0.0
     """The server ends after this many minutes without a request and without a launched agent; 0 = never."""
-    keep_awake: Annotated[Literal["on", "off"], Lower] = "on"
+    keep_awake: Annotated[Literal["on", "off"], kinds.Lower] = "on"
     """on: the machine does not go to sleep while requests are answered and five minutes behind them."""
     context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = 1.0
     """Anthropic API: factor of the token counts that clients are told. auto: a client that assumes a context of
@@ -181,49 +163,49 @@ class Settings(BaseModel):
     # Proxy
     proxy: Literal["on", "off"] = "on"
     """Start the LiteLLM proxy in front of the server."""
-    proxy_port: Port = 4000
+    proxy_port: kinds.Port = 4000
     """Port of the LiteLLM proxy."""
-    proxy_model_id: Annotated[str | None, OffOr] = None
+    proxy_model_id: Annotated[str | None, kinds.OffOr] = None
     """Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."""
-    proxy_startup_wait_seconds: Seconds = 2.0
+    proxy_startup_wait_seconds: kinds.Seconds = 2.0
     """Seconds the start waits for the proxy; after that the server goes on and watches the proxy."""
-    litellm_master_key: Annotated[str | None, OffOr, Key] = None
+    litellm_master_key: Annotated[str | None, kinds.OffOr, kinds.Key] = None
     """Key for the proxy. Made on first start and kept in .env."""
 
-    fallback_model: Annotated[str | None, OffOr, FallbackModel] = None
+    fallback_model: Annotated[str | None, kinds.OffOr, kinds.FallbackModel] = None
     """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5. The proxy sends it the requests that
     this server cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this
     machine. See docs/operations.md."""
-    fallback_api_key: Annotated[str | None, OffOr, Key] = None
+    fallback_api_key: Annotated[str | None, kinds.OffOr, kinds.Key] = None
     """Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."""
-    fallback_api_base: Annotated[str | None, OffOr, WebAddress] = None
+    fallback_api_base: Annotated[str | None, kinds.OffOr, kinds.WebAddress] = None
     """Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."""
 
     # Nodes
-    nodes: Annotated[str, NodeAddresses] = ""
+    nodes: Annotated[str, kinds.NodeAddresses] = ""
     """Other start_llm servers that the proxy shares requests with: addresses separated by commas, e.g.
     http://mac-1:8080,http://mac-2:8080. See docs/fleet.md."""
-    nodes_api_key: Annotated[str | None, OffOr, Key] = None
+    nodes_api_key: Annotated[str | None, kinds.OffOr, kinds.Key] = None
     """API_KEY of the servers in NODES."""
     nodes_self: Literal["on", "off"] = "on"
     """on: this server is a node beside those of NODES; off: the proxy sends conversations to them only."""
-    nodes_ca_file: Annotated[Path | None, OffOr] = None
+    nodes_ca_file: Annotated[Path | None, kinds.OffOr] = None
     """File (PEM) with certificates of your own that https:// addresses in NODES are checked with, beside the usual
     ones."""
 
     # Hosts
-    hosts: Annotated[str, RankHosts] = ""
+    hosts: Annotated[str, kinds.RankHosts] = ""
     """Machines that compute one model together, this one first: names or addresses, separated by commas, e.g.
     mac-1,mac-2. Each has an equal part of the weights. Unset: this machine alone. See docs/fleet.md."""
-    hostfile: Annotated[Path | None, OffOr] = None
+    hostfile: Annotated[Path | None, kinds.OffOr] = None
     """File of mlx.distributed_config with these machines and their addresses, in place of HOSTS."""
 
     # KV
     max_kv_size: Annotated[int, Field(ge=256)] = 196608
     """Most tokens of one request's context."""
-    kv_group_size: Annotated[Literal[32, 64, 128], Number] = 64
+    kv_group_size: Annotated[Literal[32, 64, 128], kinds.Number] = 64
     """Numbers that share a scale in quantised KV: 32, 64 or 128."""
-    kv_bits: Annotated[Literal[4, 8] | None, NumberOrOff] = None
+    kv_bits: Annotated[Literal[4, 8] | None, kinds.NumberOrOff] = None
     """KV quantisation bits: 4, 8 or OFF. Takes less memory; answers change a little."""
 
     # Cache
@@ -231,27 +213,27 @@ class Settings(BaseModel):
     """append: what was shown stays, changes come in a note; strict: the client's bytes."""
     allow_control_tokens: bool = False
     """Let text of messages become control tokens, for clients that send them on purpose (fill-in-the-middle)."""
-    cache_rules_file: Annotated[Path | None, OffOr] = None
+    cache_rules_file: Annotated[Path | None, kinds.OffOr] = None
     """TOML file with more clients and rules."""
-    cache_memory_bytes: Annotated[int | None, OffOr] = None
+    cache_memory_bytes: Annotated[int | None, kinds.OffOr] = None
     """Bytes of KV kept in memory. Unset: a share of the machine's memory."""
-    wired_limit: Literal["auto", "off"] | Count = "auto"
+    wired_limit: Literal["auto", "off"] | kinds.Count = "auto"
     """Memory that the GPU keeps resident (macOS): off, bytes, or auto, which wires the weights alone, once, and only if
     they take 32 GiB or more. See docs/memory.md."""
     reanchor: Literal["on", "off"] = "on"
     """Prefill the client's expected next request in idle gaps."""
     kv_disk_dir: str = "auto"
     """Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."""
-    kv_disk_bytes: Annotated[int | None, OffOr] = None
+    kv_disk_bytes: Annotated[int | None, kinds.OffOr] = None
     """Bytes of KV on disk. Unset: 20 GB or 10% of the free disk, whichever is less."""
-    kv_events: Annotated[str | None, OffOr, EventAddress] = None
+    kv_events: Annotated[str | None, kinds.OffOr, kinds.EventAddress] = None
     """Address at which routers (llm-d, Dynamo) are told what KV is stored, e.g. tcp://127.0.0.1:5557; the next port
     sends again what they missed. Who connects there reads the tokens of all prompts. Needs the extra fleet."""
-    prompt_cache_max_entries_per_session: Count = 2
+    prompt_cache_max_entries_per_session: kinds.Count = 2
     """Conversation ends of one session that are protected from eviction."""
-    prompt_cache_ttl_seconds: Count = 1800
+    prompt_cache_ttl_seconds: kinds.Count = 1800
     """Seconds after which unused KV leaves memory (0 = never); the disk tier keeps it."""
-    prompt_cache_session_max_idle_seconds: Count = 1800
+    prompt_cache_session_max_idle_seconds: kinds.Count = 1800
     """Seconds after which an idle session loses its protection (0 = never)."""
 
     # Images
@@ -260,7 +242,7 @@ class Settings(BaseModel):
     image_max_bytes: Annotated[int, Field(ge=1024)] = 20_000_000
     """Largest image file, in bytes."""
 
-    image_url_hosts: Annotated[str, ImageHosts] = ""
+    image_url_hosts: Annotated[str, kinds.ImageHosts] = ""
     """Hosts that images may be fetched from, separated by commas; none: addresses are refused."""
     vision: Literal["auto", "off"] = "auto"
     """auto: a model that can see images is loaded with its eyes; off: as a text model."""
@@ -274,13 +256,13 @@ class Settings(BaseModel):
     """Sampling temperature."""
     default_top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Top-p (nucleus) sampling."""
-    default_top_k: Count = 40
+    default_top_k: kinds.Count = 40
     """Top-k sampling; 0 is off."""
     default_min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Minimum probability threshold."""
     default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Repetition penalty; 1.0 is off. Above it the model is punished for copying, code too."""
-    default_max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, OffOr] = None
+    default_max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, kinds.OffOr] = None
     """Most tokens of an answer whose request sets no limit. Unset: what the context has left."""
     default_thinking: bool = True
     """Let models that can think do so by default."""
@@ -294,7 +276,7 @@ class Settings(BaseModel):
     """End an answer that repeats itself for a thousand tokens and more; reasoning is closed, and the answer begins."""
     preserve_thinking: bool = True
     """Show old reasoning to the model where its template can."""
-    generation_watchdog_seconds: Seconds = 600.0
+    generation_watchdog_seconds: kinds.Seconds = 600.0
     """Seconds an answer may take once its prompt is computed, and that the model may go without a move (0 = no
     limit)."""
 
@@ -303,7 +285,7 @@ class Settings(BaseModel):
     """Write a log line per request to LOG_ROOT."""
     log_root: Path = Path("logs")
     """Folder of the session logs."""
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Lower] = "warning"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], kinds.Lower] = "warning"
     """debug, info, warning or error: what the process logs of itself."""
     log_json: bool = False
     """JSON lines on the terminal instead of live lines."""

@@ -22,15 +22,7 @@ from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.protocol import error_headers
 from start_llm.proxy.asgi import JSON, error_answer, last_event, off_the_loop
 from start_llm.proxy.config import abilities, name_behind, names_behind
-from start_llm.proxy.fleet import (
-    ELSEWHERE,
-    LOOK_EVERY,
-    MOST_BREAKS,
-    NODE_HEADER,
-    Choice,
-    NodeFleet,
-    broken,
-)
+from start_llm.proxy.fleet import ELSEWHERE, LOOK_EVERY, MOST_BREAKS, NODE_HEADER, Choice, NodeFleet, broken
 from start_llm.proxy.nodes import (
     LOOK_SECONDS,
     ServerNode,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from start_llm.api.common import fields
-from start_llm.api.common.tools import check_unique, function_of, search_tool
+from start_llm.api.common.tools import check_unique, function_of, shown_tools
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice, ToolSearch
@@ -21,7 +21,7 @@ def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple
     is a tool that came later: it is told where the conversation is by then.
     """
     tools, deferred, searches = list[Tool](), set[str](), dict[str, Literal["query", "pattern"]]()
-    found = {*references(contents), fields.word(chosen)}
+    found = {*references(contents), fields.word(chosen) or ""}
     for path, item in fields.items_of(items, "tools"):
         kind = fields.object_of(item, path).get("type")
         if isinstance(kind, str) and kind.startswith("tool_search_tool"):
@@ -32,14 +32,7 @@ def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple
         if fields.optional_in(item, "defer_loading", bool, path):
             deferred.add(tools[-1].name)
     check_unique(tools)
-    hidden = [tool for tool in tools if tool.name in deferred]
-    known = tuple(
-        search_tool(each.name, searches[each.name], hidden) if each.name in searches else each for each in tools
-    )
-    if not hidden:  # there is nothing to search
-        return tuple(tool for tool in known if tool.name not in searches), None
-    shown = tuple(tool for tool in known if tool.name not in deferred - found)
-    return shown, ToolSearch(searches, known) if searches else None
+    return shown_tools(tools, searches, deferred, found)
 
 
 def _own_tool(item: dict[str, Any], path: str) -> Tool:

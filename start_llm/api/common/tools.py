@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Literal
 
 from start_llm.api.common.fields import bad, items_of, name_in, object_of, optional_in, short, within, word
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import TOOLS
 from start_llm.core.messages import Tool
-from start_llm.core.request import ResponseFormat, ToolChoice
+from start_llm.core.request import ResponseFormat, ToolChoice, ToolSearch
 
 MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 
@@ -62,6 +62,24 @@ def search_tool(name: str, field: str, hidden: Sequence[Tool], about: str = "") 
     text = f"{about or 'Finds tools. Those that it finds can be called after it.'} Tools that can be found: {names}"
     properties = {field: {"type": "string", "description": how}, "limit": {"type": "integer"}}
     return Tool(name, text, {"type": "object", "properties": properties, "required": [field]})
+
+
+def shown_tools(
+    tools: Sequence[Tool], searches: Mapping[str, Literal["query", "pattern"]], deferred: Set[str], found: Set[str]
+) -> tuple[tuple[Tool, ...], ToolSearch | None]:
+    """The tools, without those that are deferred and were not found.
+
+    `searches`: the argument of each search tool that this server runs, by name. Such a tool tells what can be found; it
+    is left out where that is nothing.
+    """
+    hidden = [tool for tool in tools if tool.name in deferred]
+    if not hidden:
+        return tuple(tool for tool in tools if tool.name not in searches), None
+    known = tuple(
+        search_tool(each.name, searches[each.name], hidden) if each.name in searches else each for each in tools
+    )
+    shown = tuple(tool for tool in known if tool.name not in deferred - found)
+    return shown, ToolSearch(searches, known) if searches else None
 
 
 def choose(choice: Any, tools: tuple[Tool, ...], path: str = "tool_choice") -> tuple[ToolChoice, tuple[Tool, ...]]:

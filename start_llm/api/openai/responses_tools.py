@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from start_llm.api.common.fields import bad, items_of, name_in, optional_in, short, string_in, within, word
-from start_llm.api.common.tools import choose, function_of, search_tool, tool_of
+from start_llm.api.common.tools import choose, function_of, shown_tools, tool_of
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import too_much_to_read
 from start_llm.core.limits import TOOLS
@@ -153,14 +153,9 @@ class _Reader:
     def box(self, tools: tuple[Tool, ...], choice: ToolChoice) -> Toolbox:
         """Of the tools that the choice leaves. Without a search nothing is hidden: it could not be found."""
         run_by = self.named[SEARCH].search if any(tool.name == SEARCH for tool in tools) else ""
-        search = None
-        if run_by == "server":
-            listed = [tool for tool in tools if tool.name in self.deferred]
-            ours = (search_tool(SEARCH, "query", listed) if tool.name == SEARCH else tool for tool in tools)
-            tools = tuple(tool for tool in ours if listed or tool.name != SEARCH)
-            search = ToolSearch({SEARCH: "query"}, tools) if listed else None
-        hidden = self.deferred - self.found - {choice.name or ""} if run_by else frozenset[str]()
-        shown = tuple(tool for tool in tools if tool.name not in hidden)
+        searches: dict[str, Literal["query", "pattern"]] = {SEARCH: "query"} if run_by == "server" else {}
+        deferred = self.deferred if run_by else set[str]()
+        shown, search = shown_tools(tools, searches, deferred, self.found | {choice.name or ""})
         return Toolbox(shown, choice, tuple(self.notes), self.named, search)
 
     def introduced(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
