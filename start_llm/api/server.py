@@ -161,7 +161,7 @@ class ApiServer:
             "quick": WorkerPool("api-quick", 0 if threads == 1 else QUICK_THREADS, 1000),
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
-        self._front = Front(listeners, self, Bodies(MOST_BODY_BYTES))
+        self._front = Front(listeners, self, Bodies())
         self.metrics.watch_figures(self._front.figures)
 
     @property

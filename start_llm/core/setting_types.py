@@ -51,22 +51,29 @@ ImageHosts = _list_of(
 ModelNames = _list_of(rf"\S{{1,{MOST_NAME}}}", "no model's name; give names or folders without spaces, e.g. a,b")
 
 
-def _fallback_model(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+/[!-~]{1,200}", value):
-        raise ValueError("give LiteLLM's name with its provider, e.g. anthropic/claude-sonnet-4-5 or openai/gpt-5")
-    return value
+def _text(pattern: str, wanted: str) -> AfterValidator:
+    """A text that is as a whole of that pattern, or none."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise ValueError(wanted)
+        return value
+
+    return AfterValidator(check)
 
 
-def _web_address(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"https?://[!-?A-~]+", value):
-        raise ValueError("give an address with http:// or https:// and no password, e.g. http://192.168.1.9:8080/v1")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    if value is not None and re.search(r"[\x00-\x1f\x7f]|^\s|\s$", value):
-        raise ValueError("a key goes into a header: give one without line breaks, and without spaces at its ends")
-    return value
+FallbackModel = _text(
+    r"[A-Za-z0-9_.-]+/[!-~]{1,200}",
+    "give LiteLLM's name with its provider, e.g. anthropic/claude-sonnet-4-5 or openai/gpt-5",
+)
+WebAddress = _text(
+    r"https?://[!-?A-~]+",
+    "give an address with http:// or https:// and no password, e.g. http://192.168.1.9:8080/v1",
+)
+Key = _text(
+    r"(?!\s)[^\x00-\x1f\x7f]*(?<!\s)",
+    "a key goes into a header: give one without line breaks, and without spaces at its ends",
+)
 
 
 def _node_addresses(value: str) -> str:
@@ -128,9 +135,6 @@ def _bits(value: Any) -> Any:
 
 
 ModelMapText = AfterValidator(_model_map)
-Key = AfterValidator(_key)
-FallbackModel = AfterValidator(_fallback_model)
-WebAddress = AfterValidator(_web_address)
 NodeAddresses = AfterValidator(_node_addresses)
 RankHosts = AfterValidator(_hosts)
 EventAddress = AfterValidator(_event_address)

@@ -10,32 +10,28 @@ from start_llm.core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-MEMORY_OF_ONE = 1 << 20
-MEMORY_OF_ALL = 64 << 20
-DISK_OF_ALL = 1 << 30
+MEMORY_OF_ONE = 1 << 18
+"""Bytes of a body that stay in memory: there is room for as many bodies as there may be connections."""
+MOST_BYTES = 1 << 30
 
 
 class Bodies:
-    """What all bodies that wait may hold together, in bytes; at least two of the `largest` find room. Thread-safe."""
+    """What all bodies that wait may hold together, in bytes. Thread-safe."""
 
-    def __init__(self, largest: int, memory: int = MEMORY_OF_ALL, disk: int = DISK_OF_ALL) -> None:
+    def __init__(self, most: int = MOST_BYTES) -> None:
         self._lock = threading.Lock()
-        self._memory = memory
-        self._disk = max(disk, 2 * largest)
+        self._left = most
 
-    def take(self, *, memory: int = 0, disk: int = 0) -> bool:
+    def take(self, count: int) -> bool:
         """False: there is no room."""
         with self._lock:
-            if memory > self._memory or disk > self._disk:
-                return False
-            self._memory -= memory
-            self._disk -= disk
-            return True
+            fits = count <= self._left
+            self._left -= count if fits else 0
+        return fits
 
-    def give_back(self, memory: int, disk: int) -> None:
+    def give_back(self, count: int) -> None:
         with self._lock:
-            self._memory += memory
-            self._disk += disk
+            self._left += count
 
 
 class ReceivedBody:
@@ -46,24 +42,17 @@ class ReceivedBody:
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
-        self._memory = self._on_disk = 0  # bytes
+        self._size = 0
         self._file: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def write(self, data: bytes) -> None:
         """Raises Unavailable: no room, or the file cannot be written."""
-        if self._file is None:
-            self._file = tempfile.SpooledTemporaryFile(prefix="start_llm-body-")  # noqa: SIM115  (`close` closes it)
-        fits = not self._on_disk and self._memory + len(data) <= MEMORY_OF_ONE
-        if fits and self._bodies.take(memory=len(data)):
-            self._memory += len(data)
-        elif self._bodies.take(disk=self._memory + len(data)):
-            self._bodies.give_back(self._memory, 0)
-            self._memory, self._on_disk = 0, self._on_disk + self._memory + len(data)
-        else:
+        if self._file is None:  # `close` closes it
+            self._file = tempfile.SpooledTemporaryFile(MEMORY_OF_ONE, prefix="start_llm-body-")  # noqa: SIM115
+        if not self._bodies.take(len(data)):
             raise Unavailable("Too many large requests are arriving at once. Try again later.")
+        self._size += len(data)
         try:
-            if self._on_disk:
-                self._file.rollover()  # once
             self._file.write(data)
         except OSError as error:
             log.warning("a request's body could not be kept in %s: %s", tempfile.gettempdir(), error)
@@ -82,5 +71,5 @@ class ReceivedBody:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._bodies.give_back(self._memory, self._on_disk)
-        self._memory = self._on_disk = 0
+        self._bodies.give_back(self._size)
+        self._size = 0
