@@ -32,9 +32,11 @@ from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.protocol import openai_error
 from start_llm.proxy.asgi import (
     BODY,
+    JSON,
     START,
     dialect_of,
     error_answer,
+    is_forwarded,
     last_event,
     off_the_loop,
     replay,
@@ -83,6 +85,7 @@ class _Asked:
     outcome: RequestOutcome
     key: RouteKey
     holder: str | None  # the node that has the response which it goes on from
+    is_forwarded: bool  # it goes past LiteLLM, and to no other model
 
 
 class Balancer:
@@ -112,17 +115,18 @@ class Balancer:
         self._record = SentRecord(Path(fallback["record"])) if fallback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect, outcome = dialect_of(scope), RequestOutcome()
+        dialect, forwarded, outcome = dialect_of(scope), is_forwarded(scope), RequestOutcome()
         if scope["type"] == "lifespan":
             self._fleet.watch()
         elif scope["type"] == "http":
             current.set(outcome)  # of the task that the server runs this request in
-        if dialect is None:
+        if dialect is None and not forwarded:
             await self._app(scope, receive, send)
             return
-        body, answer, client = (await receive())["body"], _HeldAnswer(dialect, send), _Client(receive)
+        body, client = (await receive())["body"], _Client(receive)
+        answer = _HeldAnswer(dialect or "chat/completions", send, shows_pages=forwarded)
         key, holder = await off_the_loop(len(body), self._read, body, Headers(scope=scope))
-        asked = _Asked(scope, client, body, answer, outcome, key, holder)
+        asked = _Asked(scope, client, body, answer, outcome, key, holder, forwarded)
         try:
             while await self._send_once(asked):
                 outcome.forget_failure()
@@ -133,7 +137,7 @@ class Balancer:
         """What decides where a request goes; nothing where there is one node."""
         if len(self._fleet.members) == 1:
             return RouteKey("", (), ""), None
-        given = fields_of(body, is_json=True)
+        given = fields_of(body, is_json=headers.get("content-type") == JSON)
         return route_key(given, headers), node_of_response(given.get("previous_response_id"), self._holders)
 
     async def _send_once(self, asked: _Asked) -> bool:
@@ -146,10 +150,11 @@ class Balancer:
             outcome.failed = outcome.is_lost = True
         if outcome.failed and self._blame(choice, outcome) and not answer.has_begun:
             return True
+        is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
         if outcome.reason and not answer.has_begun and await self._ask_fallback(asked):
             return False
-        is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
-        if answer.error_status >= 500 and outcome.error is None and not is_node_lost:  # a fault of LiteLLM's
+        is_litellms = outcome.error is None and not (is_node_lost or asked.is_forwarded)
+        if answer.error_status >= 500 and is_litellms:  # a fault of LiteLLM's own
             response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
             await response(asked.scope, asked.client, answer.send)
             return False
@@ -173,11 +178,9 @@ class Balancer:
     async def _ask_node(self, asked: _Asked) -> Choice:
         """Chooses a node and has LiteLLM ask it; the outcome says how that ended. Raises Unavailable."""
         outcome, answer, fleet = asked.outcome, asked.answer, self._fleet
-        anthropic = answer.dialect == "messages"
-        choice = await fleet.pick(
-            asked.key, outcome.tried, holder=asked.holder, explain=asked.body, anthropic=anthropic
-        )
-        outcome.node = choice.node.name if len(fleet.members) > 1 else ""
+        explain, anthropic = None if asked.is_forwarded else asked.body, answer.dialect == "messages"
+        choice = await fleet.pick(asked.key, outcome.tried, holder=asked.holder, explain=explain, anthropic=anthropic)
+        outcome.node = choice.node.name
         with fleet.sending(choice) as begun:
             send = answer.begin(NODE_HEADER, choice.label, begun)
             asking = asyncio.ensure_future(self._ask_litellm(asked, asked.scope, asked.body, send))
@@ -201,7 +204,9 @@ class Balancer:
 
     async def _ask_fallback(self, asked: _Asked) -> bool:
         """Has FALLBACK_MODEL answer what the server has refused. Whether it did: its errors are told to nobody."""
-        if self._fallback is None or self._record is None or _asks_off(asked.scope) or asked.client.has_left:
+        if self._fallback is None or self._record is None or asked.is_forwarded:
+            return False
+        if _asks_off(asked.scope) or asked.client.has_left:
             return False
         answer, reason = asked.answer, str(asked.outcome.reason)
         raw, dialect = asked.body, answer.dialect
@@ -213,6 +218,7 @@ class Balancer:
         current.set(outcome)
         send = answer.begin(FALLBACK_HEADER, label, lambda: None)
         await self._ask_litellm(asked, with_body(asked.scope, body), body, send)
+        current.set(asked.outcome)
         self._record.add(reason, ok=answer.has_begun)
         if answer.has_begun:
             await answer.finish(outcome.error)
@@ -246,8 +252,10 @@ class _HeldAnswer:
         has_begun: something of an answer has gone to the client.
     """
 
-    def __init__(self, dialect: str, send: Send) -> None:
+    def __init__(self, dialect: str, send: Send, *, shows_pages: bool) -> None:
+        """`shows_pages`: an answer may begin like a page for people."""
         self.dialect, self.send = dialect, send
+        self._shows_pages = shows_pages
         self.has_begun = False
         self.kept: list[Message] = []
         self._head_sent = self._is_stream = False
@@ -328,7 +336,7 @@ class _HeldAnswer:
 
     async def _pass_on(self, message: Message) -> None:
         body = message.get("body", b"")
-        if not self.has_begun and body.lstrip().startswith(b"<"):  # a page for people
+        if not (self.has_begun or self._shows_pages) and body.lstrip().startswith(b"<"):
             self.end()
             return
         if not self._is_stream and not body and not self.has_begun:

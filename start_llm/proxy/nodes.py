@@ -137,22 +137,28 @@ async def ask(
     longer than `seconds`, it has over `MOST_BYTES`, or it is packed.
     """
     asked = client.build_request("GET" if body is None else "POST", url, content=body, headers=headers, timeout=seconds)
-    content = bytearray()
     try:
         async with asyncio.timeout(seconds + _SLACK_SECONDS):
             with only_http_errors():
                 answer = await client.send(asked, stream=True)
-                try:
-                    if "content-encoding" in answer.headers:  # little of it may be much
-                        raise httpx.RemoteProtocolError("Its answer is packed, which it was not asked for.")
-                    async for piece in answer.aiter_raw():
-                        content += piece
-                        if len(content) > MOST_BYTES:
-                            raise httpx.RemoteProtocolError(f"Its answer has more than {MOST_BYTES} bytes.")
-                finally:
-                    await answer.aclose()
+            return await read_all(answer)
     except TimeoutError:
         raise httpx.ReadTimeout("Its answer came too slowly.") from None
+
+
+async def read_all(answer: httpx.Response) -> httpx.Response:
+    """An answer whose head has come, with its body. Raises as `ask` does."""
+    content = bytearray()
+    try:
+        if "content-encoding" in answer.headers:  # little of it may be much
+            raise httpx.RemoteProtocolError("Its answer is packed, which it was not asked for.")
+        with only_http_errors():
+            async for piece in answer.aiter_raw():
+                content += piece
+                if len(content) > MOST_BYTES:
+                    raise httpx.RemoteProtocolError(f"Its answer has more than {MOST_BYTES} bytes.")
+    finally:
+        await answer.aclose()
     return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(content))
 
 

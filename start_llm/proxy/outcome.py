@@ -153,6 +153,11 @@ def _server_error(error: Exception) -> dict[str, Any] | None:
         body = json.JSONDecoder().raw_decode(text[begin:])[0] if begin >= 0 else {}
     except (ValueError, RecursionError):
         return None
+    return error_in(body)
+
+
+def error_in(body: Any) -> dict[str, Any] | None:
+    """The error object of a server's answer."""
     found = body.get("error") if isinstance(body, dict) else None
     return found if isinstance(found, dict) and isinstance(found.get("message"), str) else None
 

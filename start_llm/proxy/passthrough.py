@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -17,12 +17,10 @@ from fastapi import Depends, FastAPI, Request, Response
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
-from start_llm.core.errors import Unavailable
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.core.protocol import error_headers
-from start_llm.proxy.asgi import JSON, error_answer, last_event, off_the_loop
+from start_llm.proxy.asgi import FORWARDED, JSON, off_the_loop
 from start_llm.proxy.config import abilities, name_behind, names_behind
-from start_llm.proxy.fleet import ELSEWHERE, LOOK_EVERY, MOST_BREAKS, NODE_HEADER, Choice, NodeFleet, broken
+from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import (
     LOOK_SECONDS,
     ServerNode,
@@ -32,13 +30,11 @@ from start_llm.proxy.nodes import (
     json_of,
     loaded_of,
     only_http_errors,
+    read_all,
 )
-from start_llm.proxy.outcome import RequestOutcome, current
-from start_llm.proxy.routing import RouteKey, fields_of, route_key
+from start_llm.proxy.outcome import RequestOutcome, current, error_in
+from start_llm.proxy.routing import fields_of
 
-COUNTS = ("messages/count_tokens", "responses/input_tokens")
-FORWARDED = (*COUNTS, "completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
-"""LiteLLM leaves out or refuses much of what these may ask for, and nothing of them can be answered elsewhere."""
 LIST_SECONDS = 120.0
 
 
@@ -71,72 +67,48 @@ class ServerRoutes:
                 app.router.routes.insert(0, app.router.routes.pop())
 
     async def forward(self, request: Request) -> Response:
-        """A server's own answer, as it comes. Another node is asked where one does not answer or has no room."""
+        """The answer of the node that `balancer` has chosen, as it comes. What goes wrong is told to the outcome."""
         outcome = current.get() or RequestOutcome()
         body, kind = await request.body(), request.headers.get("content-type", JSON)
-        key, body = await off_the_loop(len(body), self._read, body, kind, request.headers)
-        answer = _no_answer(httpx.ConnectError(""))
-        left = len(self._fleet.members) - len(outcome.tried)
-        while left > 0 and outcome.breaks < MOST_BREAKS:
-            left -= 1
-            try:
-                choice = await self._fleet.pick(key, outcome.tried)
-            except Unavailable as error:
-                return error_answer(request.url.path, error, error_headers(error))
-            outcome.tried.add(choice.node.name)
-            try:
-                found = await self._ask(request, choice, body, kind, outcome.tried)
-            except httpx.HTTPError as error:
-                outcome.breaks += not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                self._fleet.failed(choice.node.name)
-                answer = _no_answer(error)
-                continue
-            if found is None:  # nobody wants it any more, and the server learns that from its connection
+        if kind == JSON:
+            body = await off_the_loop(len(body), self._with_server_name, body)
+        try:
+            answer = await self._ask(request, self._fleet.members[outcome.node].node, body, kind)
+            if answer is None:  # nobody wants it any more, and the server learns that from its connection
                 return Response(status_code=499)
-            answer = found
-            is_faulty = answer.status_code == 500 or _says_nothing(answer)
-            outcome.breaks += is_faulty
-            is_last = left == 0 or outcome.breaks >= MOST_BREAKS
-            if not (is_faulty or answer.status_code in ELSEWHERE) or (is_last and not _says_nothing(answer)):
-                return _streamed(answer, choice)
-            self._fleet.failed(choice.node.name)
-            await answer.aclose()
-            answer = _no_answer(httpx.RemoteProtocolError("what it says is no answer"))
+            if not (answer.is_error or _says_nothing(answer)):
+                return _streamed(answer, outcome)
+            answer = await read_all(answer)
+            outcome.failed, outcome.status, outcome.error = True, answer.status_code, error_in(json_of(answer))
+            outcome.is_lost = answer.is_success or (answer.status_code == 500 and outcome.error is None)
+        except httpx.HTTPError as error:
+            outcome.failed = outcome.is_lost = True
+            outcome.is_unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            answer = _no_answer(error)
         return _response(answer)
 
-    async def _ask(
-        self, request: Request, choice: Choice, body: bytes, kind: str, tried: Collection[str]
-    ) -> httpx.Response | None:
+    async def _ask(self, request: Request, node: ServerNode, body: bytes, kind: str) -> httpx.Response | None:
         """A node's answer, to be read; ``None``: the client has left. Raises httpx.HTTPError."""
         path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
-        headers = headers_for(choice.node) | {b"content-type": kind.encode("latin-1", "replace")}
+        headers = headers_for(node) | {b"content-type": kind.encode("latin-1", "replace")}
         asked = self._fleet.client.build_request(
-            "POST", choice.node.url + path, content=body, headers=headers, timeout=self._answer_seconds
+            "POST", node.url + path, content=body, headers=headers, timeout=self._answer_seconds
         )
         asking = asyncio.create_task(self._fleet.client.send(asked, stream=True))
         leaving = asyncio.create_task(_disconnected(request))
         try:
-            with self._fleet.sending(choice):
-                while not asking.done():
-                    tasks = (asking, leaving)
-                    await asyncio.wait(tasks, timeout=LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
-                    if leaving.done() and not asking.done():
-                        return None
-                    if self._fleet.gives_up(choice.node.name, tried):
-                        raise httpx.ReadTimeout(f"{choice.node.name} has stopped to answer")
-                with only_http_errors():
-                    return asking.result()
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            with only_http_errors():
+                return asking.result() if asking.done() else None
         finally:
             asking.cancel()
             leaving.cancel()
 
-    def _read(self, body: bytes, kind: str, headers: Mapping[str, str]) -> tuple[RouteKey, bytes]:
-        """What decides where a body goes, and the body with the server's name of the model."""
-        given = fields_of(body, is_json=kind == JSON)
-        model = given.get("model")
-        if kind == JSON and isinstance(model, str) and model in self._names:
-            body = json.dumps(given | {"model": self._names[model]}).encode()
-        return route_key(given, headers), body
+    def _with_server_name(self, body: bytes) -> bytes:
+        """The body with the server's name of the model."""
+        given = fields_of(body, is_json=True)
+        name = self._names.get(str(given.get("model")))
+        return body if name is None else json.dumps(given | {"model": name}).encode()
 
     async def models(self, request: Request) -> Response:
         """Those of all nodes; of two with one name the one that is loaded, or else the first."""
@@ -194,23 +166,22 @@ def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _streamed(answer: httpx.Response, choice: Choice) -> Response:
-    kind, headers = answer.headers.get("content-type"), _headers(answer)
-    headers |= {NODE_HEADER: choice.label} if choice.label else {}
+def _streamed(answer: httpx.Response, outcome: RequestOutcome) -> Response:
+    """A body as it comes. One that breaks has failed; what is no stream of events cannot say so."""
+    kind = answer.headers.get("content-type", "")
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            with only_http_errors():
+                async for part in answer.aiter_raw():
+                    yield part
+        except httpx.HTTPError:
+            outcome.failed = outcome.is_lost = True
+            if not kind.startswith("text/event-stream"):
+                raise
+
     done = BackgroundTask(answer.aclose)
-    return StreamingResponse(_parts(answer, choice), answer.status_code, headers, kind, done)
-
-
-async def _parts(answer: httpx.Response, choice: Choice) -> AsyncIterator[bytes]:
-    """The body as it comes. A stream that breaks ends with an error event."""
-    try:
-        with only_http_errors():
-            async for part in answer.aiter_raw():
-                yield part
-    except httpx.HTTPError:
-        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-            raise
-        yield last_event("chat/completions", broken(choice.node.name, "completions"))
+    return StreamingResponse(parts(), answer.status_code, _headers(answer), kind or None, done)
 
 
 def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
