@@ -27,14 +27,9 @@ class ToolUseShape(TypedDict):
     input: dict[str, Any]
 
 
-class ToolReferenceShape(TypedDict):
-    type: Literal["tool_reference"]
-    tool_name: str
-
-
 class FoundShape(TypedDict):
     type: Literal["tool_search_tool_search_result"]
-    tool_references: list[ToolReferenceShape]
+    tool_references: list[dict[Literal["type", "tool_name"], str]]
 
 
 class NotFoundShape(TypedDict):
@@ -64,12 +59,8 @@ class StartUsageShape(InputUsageShape):
     output_tokens: int
 
 
-class ThinkingTokensShape(TypedDict):
-    thinking_tokens: int
-
-
 class MessageUsageShape(StartUsageShape):
-    output_tokens_details: ThinkingTokensShape
+    output_tokens_details: dict[Literal["thinking_tokens"], int]
     start_llm: CacheReportShape
 
 
@@ -96,12 +87,8 @@ class AppliedEditShape(TypedDict):
     cleared_thinking_turns: NotRequired[int]
 
 
-class EditsShape(TypedDict):
-    applied_edits: list[AppliedEditShape]
-
-
 class ToldEditsShape(TypedDict):
-    context_management: NotRequired[EditsShape]
+    context_management: NotRequired[dict[Literal["applied_edits"], list[AppliedEditShape]]]
 
 
 class MessageShape(MessageHeadShape, StopShape, ToldEditsShape):
@@ -177,10 +164,6 @@ MessageEvent = Annotated[
 ]
 
 
-class OriginalTokensShape(TypedDict):
-    original_input_tokens: int
-
-
 class CountedTokensShape(TypedDict):
     input_tokens: int
-    context_management: NotRequired[OriginalTokensShape]
+    context_management: NotRequired[dict[Literal["original_input_tokens"], int]]

@@ -8,11 +8,6 @@ from start_llm.api.common.shapes import shape_of
 from start_llm.core.media import TranscriptSegment
 
 
-class ReadTokensShape(TypedDict):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingShape(TypedDict):
     """``embedding`` is base64 of little-endian float32 where the body asks for that."""
 
@@ -25,17 +20,13 @@ class EmbeddingsShape(TypedDict):
     object: Literal["list"]
     data: list[EmbeddingShape]
     model: str
-    usage: ReadTokensShape
-
-
-class RankedTextShape(TypedDict):
-    text: str
+    usage: dict[Literal["prompt_tokens", "total_tokens"], int]
 
 
 class RankedShape(TypedDict):
     index: int
     relevance_score: float
-    document: NotRequired[RankedTextShape]
+    document: NotRequired[dict[Literal["text"], str]]
 
 
 class RerankShape(TypedDict):
@@ -43,7 +34,7 @@ class RerankShape(TypedDict):
     object: Literal["list"]
     model: str
     results: list[RankedShape]
-    usage: ReadTokensShape
+    usage: dict[Literal["prompt_tokens", "total_tokens"], int]
     meta: dict[str, Any]
 
 

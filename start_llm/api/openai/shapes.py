@@ -11,20 +11,12 @@ from start_llm.api.common.shapes import CacheReportShape, ChosenLogprobShape
 # --- chat completions, completions ---
 
 
-class CachedTokensShape(TypedDict):
-    cached_tokens: int
-
-
-class ReasoningTokensShape(TypedDict):
-    reasoning_tokens: int
-
-
 class ChatUsageShape(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokensShape
-    completion_tokens_details: ReasoningTokensShape
+    prompt_tokens_details: dict[Literal["cached_tokens"], int]
+    completion_tokens_details: dict[Literal["reasoning_tokens"], int]
     start_llm: CacheReportShape
 
 
@@ -33,15 +25,10 @@ class ChatLogprobsShape(TypedDict):
     refusal: None
 
 
-class CalledFunctionShape(TypedDict):
-    name: str
-    arguments: str
-
-
 class ChatCallShape(TypedDict):
     id: str
     type: Literal["function"]
-    function: CalledFunctionShape
+    function: dict[Literal["name", "arguments"], str]
 
 
 class ChatMessageShape(TypedDict):
@@ -137,16 +124,11 @@ class TextCompletionShape(TypedDict):
 # --- Responses ---
 
 
-class InputDetailsShape(TypedDict):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
 class ResponseUsageShape(TypedDict):
     input_tokens: int
-    input_tokens_details: InputDetailsShape
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
     output_tokens: int
-    output_tokens_details: ReasoningTokensShape
+    output_tokens_details: dict[Literal["reasoning_tokens"], int]
     total_tokens: int
     start_llm: CacheReportShape
 
@@ -232,20 +214,6 @@ OutputItem = Annotated[
 ]
 
 
-class ResponseErrorShape(TypedDict):
-    code: str
-    message: str
-
-
-class IncompleteShape(TypedDict):
-    reason: Literal["max_output_tokens"]
-
-
-class ResponseReasoningShape(TypedDict):
-    effort: Any
-    summary: Any
-
-
 class ResponseEchoShape(TypedDict):
     """What repeats the request."""
 
@@ -254,7 +222,7 @@ class ResponseEchoShape(TypedDict):
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    reasoning: ResponseReasoningShape
+    reasoning: dict[Literal["effort", "summary"], Any]
     store: bool
     temperature: float | None
     text: dict[str, Any]
@@ -270,8 +238,8 @@ class ResponseShape(ResponseEchoShape):
     object: Literal["response"]
     created_at: int
     status: ResponseStatus
-    error: ResponseErrorShape | None
-    incomplete_details: IncompleteShape | None
+    error: dict[Literal["code", "message"], str] | None
+    incomplete_details: dict[Literal["reason"], Literal["max_output_tokens"]] | None
     model: str
     output: list[OutputItem]
     usage: ResponseUsageShape | None
