@@ -96,8 +96,7 @@ def read_messages(inbound: Request, settings: Settings, service: Service) -> Mes
 def _system(system: Any) -> tuple[Message, ...]:
     if system is None or system == [] or system == "":
         return ()
-    content = _blocks_content(system, "system")
-    return (Message("system", content.text, attachments=content.attachments),)
+    return (_blocks_content(system, "system").message("system"),)
 
 
 def _format(body: MessagesBody) -> ResponseFormat:
@@ -121,8 +120,7 @@ def messages_of(messages: list[MessageIn]) -> tuple[Message, ...]:
                 result.clear()  # as this API says: what stands before a compaction is not shown any more
             result.extend(_assistant(message.content, path))
         elif message.role == "system":
-            content = _blocks_content(message.content, path)
-            result.append(Message("system", content.text, attachments=content.attachments))
+            result.append(_blocks_content(message.content, path).message("system"))
         else:
             raise fields.bad(f"messages[{index}].role", "user, assistant or system", message.role)
     return tuple(result)
@@ -139,8 +137,7 @@ def _user(content: Any, path: str) -> list[Message]:
         else:
             contents.append(_block_content(kind, block, where))
     if contents or not results:
-        said = parts.join_content(contents)
-        results.append(Message("user", said.text, attachments=said.attachments))
+        results.append(parts.join_content(contents).message("user"))
     return results
 
 
@@ -149,7 +146,7 @@ def _tool_result(block: dict[str, Any], path: str) -> Message:
     content = block.get("content")
     said = parts.PartContent() if content is None else _blocks_content(content, f"{path}.content")
     call_id = fields.string_in(block, "tool_use_id", path)
-    return Message("tool", said.text, tool_call_id=call_id, is_error=bool(is_error), attachments=said.attachments)
+    return said.message("tool", tool_call_id=call_id, is_error=bool(is_error))
 
 
 def _summary(content: Any) -> str | None:
@@ -316,7 +313,6 @@ class MessagesExchange(Exchange):
         """With the conversation as its model shall see it. Waits for the model where tokens must be counted."""
         if not self.edits:
             return self
-
         messages, applied = context.apply(self.request.messages, self.edits, self.tokens)
         return replace(self, request=replace(self.request, messages=messages), applied=tuple(applied))
 

@@ -16,7 +16,7 @@ from start_llm.api.common.fields import bad, items_of, short, string_in, within
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.jsontext import too_much_to_read
 from start_llm.core.limits import Limit
-from start_llm.core.messages import Attachment, Message, ToolCall
+from start_llm.core.messages import Attachment, Message, Role, ToolCall
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 FILE_TYPES = ("file", "input_file")
@@ -47,6 +47,10 @@ class PartContent:
     def image_only(self) -> bool:
         return bool(self.attachments) and not self.text
 
+    def message(self, role: Role, **more: Any) -> Message:
+        """A message that says this. `more`: its other fields."""
+        return Message(role, self.text, attachments=self.attachments, **more)
+
 
 @dataclass(slots=True)
 class Turn:
@@ -57,9 +61,8 @@ class Turn:
     calls: list[ToolCall] = field(default_factory=list)
 
     def message(self) -> Message:
-        said, reasoning = join_content(self.contents), join_text(filter(None, self.thoughts)) or None
-        calls = tuple(self.calls)
-        return Message("assistant", said.text, reasoning=reasoning, tool_calls=calls, attachments=said.attachments)
+        reasoning = join_text(filter(None, self.thoughts)) or None
+        return join_content(self.contents).message("assistant", reasoning=reasoning, tool_calls=tuple(self.calls))
 
     def messages(self) -> list[Message]:
         """None, if there was nothing."""

@@ -16,7 +16,7 @@ from start_llm.api.http.routes import Reply
 from start_llm.api.ollama import shapes
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
-from start_llm.core.jsontext import parse_inner
+from start_llm.core.jsontext import object_in
 from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import ollama_error
 from start_llm.core.report import CacheReport
@@ -76,17 +76,8 @@ def _nanoseconds(seconds: float) -> int:
     return max(0, int(seconds * 1e9))
 
 
-def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """This API sends objects. What the model wrote is never lost: if it is none, it stands in one."""
-    try:
-        found = parse_inner(call.arguments)
-    except ValueError:  # no JSON, nested too deeply, or with a number that is none
-        found = call.arguments
-    return found if isinstance(found, dict) else {"arguments": found}
-
-
 def call_body(call: ToolCall, index: int) -> shapes.OllamaCallShape:
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments_of(call)}}
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": object_in(call.arguments)}}
 
 
 @dataclass(frozen=True, slots=True)

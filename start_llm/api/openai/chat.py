@@ -148,9 +148,8 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         if message.role in {"system", "developer", "user"}:
-            content = parts.content_of(message.content, f"{path}.content")
             role: Role = "user" if message.role == "user" else "system"
-            result.append(Message(role, content.text, name=message.name, attachments=content.attachments))
+            result.append(parts.content_of(message.content, f"{path}.content").message(role, name=message.name))
         elif message.role == "assistant":
             result.append(_assistant(message, path, index))
         elif message.role in {"tool", "function"}:
@@ -170,14 +169,8 @@ def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     ]
     if message.function_call is not None:
         calls.append(_function(message.function_call, f"{path}.function_call", f"call_{index}_{len(calls)}"))
-    return Message(
-        "assistant",
-        content.text,
-        reasoning=_thoughts(message, inline) or None,
-        tool_calls=tuple(calls),
-        name=message.name,
-        attachments=content.attachments,
-    )
+    thoughts = _thoughts(message, inline) or None
+    return content.message("assistant", reasoning=thoughts, tool_calls=tuple(calls), name=message.name)
 
 
 def _spoken(message: ChatMessage, path: str, *, said: bool) -> str | None:
@@ -249,7 +242,7 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
         calls = [call for earlier in before for call in earlier.tool_calls if message.name in {None, call.name}]
         call_id = calls[-1].id if calls else None
     content = parts.result_content(message.content, f"{path}.content")
-    return Message("tool", content.text, tool_call_id=call_id, name=message.name, attachments=content.attachments)
+    return content.message("tool", tool_call_id=call_id, name=message.name)
 
 
 # --- completions: raw prompts ---

@@ -138,12 +138,11 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
         if role not in ("user", "system", "developer"):
             raise fields.bad(f"{path}.role", "user, assistant, system or developer", role)
         content = parts.content_of(item.get("content"), f"{path}.content")
-        return Message("user" if role == "user" else "system", content.text, attachments=content.attachments)
+        return content.message("user" if role == "user" else "system")
     if kind == "agent_message":
         return Message("user", _agents_text(item, path))
     if kind in OUTPUTS:
-        output = _output(kind, item, path)
-        return Message("tool", output.text, tool_call_id=_call_id(item, path), attachments=output.attachments)
+        return _output(kind, item, path).message("tool", tool_call_id=_call_id(item, path))
     why = INSTEAD.get(kind, f"items of type {fields.short(kind)} are not supported, only {KNOWN}")
     raise BadRequest(f"{path}.type: {why}.", param=f"{path}.type", code="invalid_value")
 

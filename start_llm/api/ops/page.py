@@ -33,7 +33,7 @@ from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.ops.status import Status
 from start_llm.clients import CLIENTS
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailable
-from start_llm.core.jsontext import parse_json
+from start_llm.core.jsontext import parse_object
 from start_llm.core.settings import SECRETS, Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import Board
@@ -253,7 +253,7 @@ class Page:
 
     def change_model(self, inbound: Request) -> Reply:
         """``{"name": "owner/name", "changes": {"context": 32768, "ttl": null}}``: see `Library.change`."""
-        body = parse_json(inbound.body)
+        body = parse_object(inbound.body)
         name, changes = (body.get("name"), body.get("changes")) if isinstance(body, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(changes, dict):
             raise BadRequest("give the name of a model, and changes: an object of keys and values.", param="changes")
@@ -299,8 +299,8 @@ class Page:
 
         No other setting can change while it runs. Which models are loaded and pinned: that has routes of its own.
         """
-        body = parse_json(inbound.body)
-        name, value = (body.get("name"), body.get("value")) if isinstance(body, dict) else (None, None)
+        body = parse_object(inbound.body)
+        name, value = body.get("name"), body.get("value")
         if name != "LOG_LEVEL":
             raise BadRequest(f"name={name!r:.80}: only LOG_LEVEL can change while the server runs.", param="name")
         if value not in LOG_LEVELS:
@@ -349,8 +349,7 @@ def _reply(body: Any, status: int = 200) -> Reply:
 
 
 def _named(inbound: Request) -> str:
-    body = parse_json(inbound.body)
-    name = body.get("name") if isinstance(body, dict) else None
+    name = parse_object(inbound.body).get("name")
     if not isinstance(name, str):
         raise BadRequest("name is missing; give a repository (owner/name) or a short name.", param="name")
     return name

@@ -16,7 +16,7 @@ from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.ops import shapes
 from start_llm.core.errors import BadRequest, NotFound
-from start_llm.core.jsontext import parse_json
+from start_llm.core.jsontext import parse_object
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics, kv_usage
 from start_llm.dashboard.request_log import RequestLog
@@ -190,8 +190,7 @@ class Status:
 
 def _asked_for(inbound: Request) -> tuple[str, dict[str, Any]]:
     """The model that a body names, and the body. Raises BadRequest."""
-    given = parse_json(inbound.body)
-    body = given if isinstance(given, dict) else {}
+    body = parse_object(inbound.body)
     name = model_of(body)
     if not name:
         raise BadRequest("model is missing; give a name that GET /v1/models lists.", param="model")
