@@ -23,7 +23,7 @@ from start_llm.api.http.answers import (
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.http.watcher import DisconnectWatcher, is_gone
-from start_llm.core.errors import Cancelled, ClientGone, Internal, StartLLMError, Unavailable
+from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.request import ChatRequest
@@ -219,7 +219,7 @@ class _StreamedAnswer:
     def write_all(self, events: Iterator[Event], observation: Observation) -> None:
         """Raises ClientGone; StartLLMError: `fail` tells the client of it."""
         for event in events:
-            if observation.watch.ended_early:
+            if observation.watch.ended:
                 break
             if isinstance(event, Failed):
                 raise event.error
@@ -297,7 +297,8 @@ class Observation:
             known = error if isinstance(error, StartLLMError) else Internal("An unexpected error happened.")
             report = None
             if self._stream is not None:
-                report = self._stream.last_report(STOPPING_SECONDS if self.watch.stopped else LAST_WORD_SECONDS)
+                stops = isinstance(self.watch.ended, Unavailable)
+                report = self._stream.last_report(STOPPING_SECONDS if stops else LAST_WORD_SECONDS)
             self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))
 
     def begin(self, exchange: Exchange | Task) -> Iterator[Event]:
@@ -325,13 +326,7 @@ class Observation:
 
     def why_it_ended(self) -> StartLLMError:
         """The error of a request whose events ended without a final one."""
-        if self.watch.gone:
-            return ClientGone("The client went away while its answer was being made.")
-        if self.watch.stopped:
-            return Unavailable("The server is shutting down.")
-        if self.watch.cancelled:
-            return Cancelled("This request was cancelled on the server's page.")
-        return Internal("The answer ended before it was complete.")
+        return self.watch.ended or Internal("The answer ended before it was complete.")
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

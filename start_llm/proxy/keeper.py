@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
@@ -35,19 +35,12 @@ class ProxyKeeper:
         self,
         proxy: LiteLLMProxy,
         say: Callable[[str], None],
-        *,
-        pauses: Sequence[float] = PAUSES,
-        ready_seconds: float = READY_SECONDS,
-        stable_seconds: float = STABLE_SECONDS,
         fallback: str | None = None,
     ) -> None:
         """`fallback`: FALLBACK_MODEL, whose use is logged."""
         self._proxy = proxy
         self._say = say
         self._fallback = fallback
-        self._pauses = tuple(pauses)
-        self._ready_seconds = ready_seconds
-        self._stable_seconds = stable_seconds
         self._logged = self._restarts = 0
         self._announced = False
         self._over = threading.Event()
@@ -76,8 +69,8 @@ class ProxyKeeper:
             self._watch()
             if self._over.is_set():
                 return
-            failures = 1 if time.monotonic() - began >= self._stable_seconds else failures + 1
-            if failures > len(self._pauses):
+            failures = 1 if time.monotonic() - began >= STABLE_SECONDS else failures + 1
+            if failures > len(PAUSES):
                 log.error(
                     "the proxy has died %d times in a row and is given up; the server goes on without it at its own "
                     "address. The proxy's last words:\n%s",
@@ -89,7 +82,7 @@ class ProxyKeeper:
 
     def _watch(self) -> None:
         """Returns when the proxy has died, or the watch is over."""
-        late, trim = time.monotonic() + self._ready_seconds, time.monotonic() + TRIM_SECONDS
+        late, trim = time.monotonic() + READY_SECONDS, time.monotonic() + TRIM_SECONDS
         while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
             self._log_sent()
             now = time.monotonic()
@@ -102,7 +95,7 @@ class ProxyKeeper:
                 self._say("proxy     ready")
                 self._announced = True
             elif now >= late:
-                log.warning("the proxy is not ready after %.0f s:\n%s", self._ready_seconds, self._proxy.log_tail(5))
+                log.warning("the proxy is not ready after %.0f s:\n%s", READY_SECONDS, self._proxy.log_tail(5))
                 late = math.inf
         self._announced = False
 
@@ -115,8 +108,8 @@ class ProxyKeeper:
             log.warning("%s", sent.sentence(self._fallback))
 
     def _again(self, failures: int) -> None:
-        pause = self._pauses[failures - 1]
-        log.warning("the proxy has died; it is started again in %g s (%d of %d)", pause, failures, len(self._pauses))
+        pause = PAUSES[failures - 1]
+        log.warning("the proxy has died; it is started again in %g s (%d of %d)", pause, failures, len(PAUSES))
         if self._over.wait(pause):
             return
         self._restarts += 1

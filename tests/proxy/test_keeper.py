@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,9 +61,24 @@ class Fake:
         raise AssertionError("there is no FALLBACK_MODEL")
 
 
-def test_it_is_given_up_after_so_many_deaths_in_a_row(caplog: pytest.LogCaptureFixture) -> None:
+Keep = Callable[..., ProxyKeeper]
+
+
+@pytest.fixture
+def keep(monkeypatch: pytest.MonkeyPatch) -> Keep:
+    """A keeper with other limits."""
+
+    def made(proxy: Any, say: Callable[[str], None], **limits: Any) -> ProxyKeeper:
+        for name, value in limits.items():
+            monkeypatch.setattr(keeper_module, name.upper(), value)
+        return ProxyKeeper(proxy, say)
+
+    return made
+
+
+def test_it_is_given_up_after_so_many_deaths_in_a_row(keep: Keep, caplog: pytest.LogCaptureFixture) -> None:
     proxy = Fake()
-    keeper = ProxyKeeper(proxy, lambda line: None, pauses=(0.0, 0.0, 0.0))
+    keeper = keep(proxy, lambda line: None, pauses=(0.0, 0.0, 0.0))
     keeper.start()
     until(lambda: "given up" in caplog.text)
     assert proxy.starts == 3 and keeper.figures() == {"proxy_up": 0.0, "proxy_restarts": 3.0}
@@ -69,18 +86,18 @@ def test_it_is_given_up_after_so_many_deaths_in_a_row(caplog: pytest.LogCaptureF
     keeper.stop()
 
 
-def test_a_restart_that_fails_is_one_of_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restart_that_fails_is_one_of_them(keep: Keep, caplog: pytest.LogCaptureFixture) -> None:
     proxy = Fake(fails=True)
-    keeper = ProxyKeeper(proxy, lambda line: None, pauses=(0.0, 0.0))
+    keeper = keep(proxy, lambda line: None, pauses=(0.0, 0.0))
     keeper.start()
     until(lambda: "given up" in caplog.text)
     assert proxy.starts == 2 and "PROXY_PORT=1 is taken" in caplog.text
     keeper.stop()
 
 
-def test_one_that_lived_long_has_all_its_restarts_again() -> None:
+def test_one_that_lived_long_has_all_its_restarts_again(keep: Keep) -> None:
     proxy = Fake(lives=frozenset(range(5)))
-    keeper = ProxyKeeper(proxy, lambda line: None, pauses=(0.0,), stable_seconds=0.0)
+    keeper = keep(proxy, lambda line: None, pauses=(0.0,), stable_seconds=0.0)
     keeper.start()
     for start in range(1, 4):
         proxy.killed.set()
@@ -89,17 +106,17 @@ def test_one_that_lived_long_has_all_its_restarts_again() -> None:
     assert keeper.figures() == {"proxy_up": 1.0, "proxy_restarts": 3.0} and proxy.stops == 3
 
 
-def test_stop_ends_a_pause() -> None:
+def test_stop_ends_a_pause(keep: Keep) -> None:
     proxy = Fake()
-    keeper = ProxyKeeper(proxy, lambda line: None, pauses=(3600.0,))
+    keeper = keep(proxy, lambda line: None, pauses=(3600.0,))
     keeper.start()
     keeper.stop()
     assert proxy.starts == 0
 
 
-def test_one_that_was_stopped_before_its_start_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_was_stopped_before_its_start_does_nothing(keep: Keep, caplog: pytest.LogCaptureFixture) -> None:
     proxy = Fake()
-    keeper = ProxyKeeper(proxy, lambda line: None, pauses=(0.0,))
+    keeper = keep(proxy, lambda line: None, pauses=(0.0,))
     keeper.stop()
     keeper.start()
     keeper.stop()
@@ -120,7 +137,7 @@ http.server.HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Ans
 
 @pytest.mark.live
 def test_a_killed_child_comes_back_on_its_port(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    keep: Keep, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stand_in.py").write_text(CHILD)
     monkeypatch.setattr(launcher, "MODULE", "stand_in")
@@ -131,7 +148,7 @@ def test_a_killed_child_comes_back_on_its_port(
         settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=tmp_path / "proxy.log"
     )
     proxy.start()
-    keeper = ProxyKeeper(proxy, said.append, pauses=(0.0,))
+    keeper = keep(proxy, said.append, pauses=(0.0,))
     keeper.start()
     try:
         first, url = proxy.pid, proxy.url
@@ -147,11 +164,11 @@ def test_a_killed_child_comes_back_on_its_port(
     assert not proxy.alive() and keeper.figures()["proxy_up"] == 0.0
 
 
-def test_ready_is_said_however_late_and_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_ready_is_said_however_late_and_once(keep: Keep, caplog: pytest.LogCaptureFixture) -> None:
     proxy = Fake(lives=frozenset({0}))
     proxy.ready.clear()
     said: list[str] = []
-    keeper = ProxyKeeper(proxy, said.append, ready_seconds=0.0)
+    keeper = keep(proxy, said.append, ready_seconds=0.0)
     keeper.start()
     until(lambda: "is not ready after" in caplog.text)
     proxy.ready.set()
@@ -162,12 +179,12 @@ def test_ready_is_said_however_late_and_once(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("announced", [False, True])
-def test_ready_is_said_unless_it_was(announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_is_said_unless_it_was(keep: Keep, announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it came between the end of the start-up's wait and the keeper's first look."""
     monkeypatch.setattr(keeper_module, "TRIM_SECONDS", 0.0)
     proxy = Fake(lives=frozenset({0}))
     said: list[str] = []
-    keeper = ProxyKeeper(proxy, said.append)
+    keeper = keep(proxy, said.append)
     keeper.start(announced=announced)
     until(lambda: proxy.trims >= 2)
     keeper.stop()

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from start_llm.core.errors import Cancelled, ClientGone, StartLLMError, Unavailable
 from start_llm.core.service import EventStream
 
 log = logging.getLogger(__name__)
@@ -31,18 +32,12 @@ not sent."""
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """One connection under watch. `gone`, `stopped` or `cancelled` turns true before its stream is closed."""
+    """One connection under watch. `ended`: why its stream is closed early, told before that; ``None``: it is not."""
 
     connection: socket.socket | None  # None: asked in this process, see `api.direct`
     stream: EventStream
     request_id: str = ""
-    gone: bool = False
-    stopped: bool = False
-    cancelled: bool = False
-
-    @property
-    def ended_early(self) -> bool:
-        return self.gone or self.stopped or self.cancelled
+    ended: StartLLMError | None = None
 
 
 class DisconnectWatcher:
@@ -84,8 +79,7 @@ class DisconnectWatcher:
         with self._changed:
             watches = [watch for watch in self._watches if watch.request_id == request_id]
         for watch in watches:
-            watch.cancelled = True
-            self._close(watch)
+            self._end(watch, Cancelled("This request was cancelled on the server's page."))
         return bool(watches)
 
     def close_all(self) -> None:
@@ -93,8 +87,7 @@ class DisconnectWatcher:
         with self._changed:
             watches = list(self._watches)
         for watch in watches:
-            watch.stopped = True
-            self._close(watch)
+            self._end(watch, Unavailable("The server is shutting down."))
 
     def _run(self) -> None:
         while True:
@@ -105,17 +98,17 @@ class DisconnectWatcher:
                     return
                 gone = self._look()
             for watch in gone:
-                watch.gone = True
-                self._close(watch)
+                self._end(watch, ClientGone("The client went away while its answer was being made."))
             self._tick.wait(TICK)
 
     def _look(self) -> list[Watch]:
         """Called with the lock held, so that no socket is closed meanwhile."""
-        by_fd = {watch.connection.fileno(): watch for watch in self._watches if watch.connection and not watch.gone}
+        by_fd = {watch.connection.fileno(): watch for watch in self._watches if watch.connection and not watch.ended}
         fds = [fd for fd in by_fd if fd >= 0]
         return [by_fd[fd] for fd in {*ended(fds), *filter(_is_full, fds)}]
 
-    def _close(self, watch: Watch) -> None:
+    def _end(self, watch: Watch, why: StartLLMError) -> None:
+        watch.ended = watch.ended or why
         try:
             watch.stream.close()
         except Exception:  # this thread serves every client

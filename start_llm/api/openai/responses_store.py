@@ -23,9 +23,9 @@ CREATE TABLE responses (
 CREATE INDEX responses_used ON responses (used);
 """
 _VERSION = 1
-_MOST_BYTES = 512 << 20
-_MOST = 1000
-_SECONDS = 86400.0
+MOST_BYTES = 512 << 20  # of all entries, compressed
+MOST = 1000
+KEPT_SECONDS = 86400.0  # after its last use
 _FREE_BYTES = 16 << 20  # of the disk, below which nothing is begun that has to be stored
 _LATEST = 1e11  # unix seconds; a time beyond it is damage
 
@@ -44,27 +44,11 @@ class ResponsesStore:
     `check`, `run` and what `OwnResponses` does raise `FileUnavailable` where the file cannot be used now. A damaged
     file is set aside.
 
-    Args:
-        path: made at first use, mode 0600.
-        most: entries kept, the least recently used go first.
-        ttl: seconds after its last use that an entry is kept; 0 is for ever.
-        most_bytes: of all entries, compressed.
-        clock: seconds, never going back.
+    `path` is made at first use, mode 0600. Of the entries the least recently used go first.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        most: int = _MOST,
-        ttl: float = _SECONDS,
-        most_bytes: int = _MOST_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path) -> None:
         self._base = CacheDatabase(path, _SCHEMA, _VERSION, what="stored responses", check=False)
-        self.most, self.most_bytes = most, most_bytes
-        self._ttl = ttl
-        self._clock = clock
         self._since: float | None = None  # what is added to the clock
 
     def of(self, owner: str | None) -> OwnResponses:
@@ -86,7 +70,7 @@ class ResponsesStore:
         self._base.close()
 
     def _expire(self, database: sqlite3.Connection) -> float:
-        """Drops what is too old. Returns the time to write: unix seconds at the first use, from there on by `clock`.
+        """Drops what is too old. Returns the time to write: unix seconds at the first use, monotonic from there on.
 
         So a clock that is set while the server runs neither drops everything nor keeps it for ever.
         """
@@ -94,10 +78,9 @@ class ResponsesStore:
             (last,) = database.execute("SELECT max(used) FROM responses").fetchone()
             if last is not None and not (isinstance(last, float) and 0 <= last < _LATEST):
                 raise Damaged(f"the time of an entry, {last!r}")
-            self._since = max(time.time(), last or 0.0) - self._clock()
-        now = self._since + self._clock()
-        if self._ttl > 0:
-            database.execute("DELETE FROM responses WHERE used < ?", (now - self._ttl,))
+            self._since = max(time.time(), last or 0.0) - time.monotonic()
+        now = self._since + time.monotonic()
+        database.execute("DELETE FROM responses WHERE used < ?", (now - KEPT_SECONDS,))
         return now
 
 
@@ -122,10 +105,10 @@ class OwnResponses:
         """Keeps `body` under its ``id``."""
         if not self.enabled:
             return
-        packed, most = (_pack(body), _pack(items)), self.store.most_bytes
+        packed = _pack(body), _pack(items)
         size = sum(map(len, packed))
-        if size > most:
-            raise FileUnavailable(f"the response takes {size} bytes, and {most} are kept of all")
+        if size > MOST_BYTES:
+            raise FileUnavailable(f"the response takes {size} bytes, and {MOST_BYTES} are kept of all")
 
         def write(database: sqlite3.Connection, now: float) -> None:
             row = (body["id"], self.owner, now, size, *packed)
@@ -135,7 +118,7 @@ class OwnResponses:
                 "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id,"
                 f" count(*) {latest_first} AS number, sum(size) {latest_first} AS bytes FROM responses)"
                 " WHERE number > ? OR bytes > ?)",
-                (self.store.most, most),
+                (MOST, MOST_BYTES),
             )
 
         self.store.run(write)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.api.openai import responses_store
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.server import ApiServer
 from start_llm.files.database import FileUnavailable
@@ -27,7 +28,9 @@ def client(server: ApiServer) -> openai.OpenAI:
 
 def test_store_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    store = ResponsesStore(tmp_path / "sub" / "r.sqlite3", most=3, ttl=100, clock=lambda: now[0])
+    monkeypatch.setattr(responses_store, "MOST", 3)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    store = ResponsesStore(tmp_path / "sub" / "r.sqlite3")
     mine = store.of("me")
     for name in "abcd":
         now[0] += 1
@@ -41,19 +44,20 @@ def test_store_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.Monkey
     assert mine.get("b") is not None
     store.close()
     monkeypatch.setattr(time, "time", lambda: 5.0)  # the machine's clock was set back
-    again = ResponsesStore(tmp_path / "sub" / "r.sqlite3", most=3, ttl=100, clock=lambda: now[0])
+    again = ResponsesStore(tmp_path / "sub" / "r.sqlite3")
     mine = again.of("me")
     assert mine.get("e") is not None
     monkeypatch.setattr(time, "time", lambda: 5e9)  # and far ahead, while it runs
     assert mine.get("e") is not None
-    now[0] += 101
+    now[0] += 86401
     assert mine.get("e") is None
     again.close()
     assert stat.S_IMODE((tmp_path / "sub" / "r.sqlite3").stat().st_mode) == 0o600
 
 
-def test_stored_bytes_are_bounded(tmp_path: Path) -> None:
-    store = ResponsesStore(tmp_path / "r.sqlite3", most=100, ttl=0, most_bytes=10_000)
+def test_stored_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_store, "MOST_BYTES", 10_000)
+    store = ResponsesStore(tmp_path / "r.sqlite3")
     mine = store.of("me")
     for name in "abc":
         mine.put({"id": name}, [random.Random(name).randbytes(2000).hex()])
@@ -66,7 +70,7 @@ def test_stored_bytes_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
-    store = ResponsesStore(tmp_path / "r.sqlite3", most=100, ttl=0)
+    store = ResponsesStore(tmp_path / "r.sqlite3")
     one, two = store.of("one"), store.of("two")
     one.put({"id": "a"}, [])
     assert two.get("a") is None and not two.delete("a")
@@ -75,7 +79,7 @@ def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
 
 def test_a_changed_entry_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "r.sqlite3"
-    store = ResponsesStore(path, most=100, ttl=0)
+    store = ResponsesStore(path)
     mine = store.of("me")
     mine.put({"id": "a"}, ["something said"])
     mine.put({"id": "b"}, [])
