@@ -25,6 +25,7 @@ from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.http.watcher import DisconnectWatcher, is_gone
 from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
+from start_llm.core.hosts import preflight
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream
@@ -151,13 +152,8 @@ class RequestHandler:
         return _StreamedAnswer(exchange, self, self._edge.ping_gap, math.inf if waits else HEADER_WAIT)
 
     def _options(self) -> None:
-        methods = ", ".join(self._request.methods)
-        headers = {"Allow": methods}
-        if self._request.origin is not None:
-            asked = self._request.headers.get("Access-Control-Request-Headers")
-            headers["Access-Control-Allow-Methods"] = methods
-            headers["Access-Control-Allow-Headers"] = asked or "authorization, content-type, x-api-key"
-            headers["Access-Control-Max-Age"] = "600"
+        request = self._request
+        headers = preflight(request.methods, request.headers, is_page=request.origin is not None)
         self.reply(Reply(b"", status=204, headers=headers))
 
     # --- the connection; each raises ClientGone if nobody listens ---

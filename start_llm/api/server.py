@@ -31,6 +31,7 @@ from start_llm.api.ops.status import Status
 from start_llm.api.table import Dialects, build_routes
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
+from start_llm.core.hosts import check_key
 from start_llm.core.limits import MOST_BODY_BYTES
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
@@ -210,8 +211,8 @@ class ApiServer:
         settings, options = self._settings, head.method == "OPTIONS"
         access.check_host(head.headers, self._host_names)
         origin = access.allowed_origin(head.headers)
-        if head.path not in OPEN_PATHS and not options:
-            access.check_key(head.headers, settings.api_key)
+        if settings.api_key is not None and head.path not in OPEN_PATHS and not options:
+            check_key(head.headers, settings.api_key)
         route, params = self.routes.find(head.path)
         handler = None if options else self.routes.handler(route, head.method, head.path)
         reads_body = head.method in ("POST", "DELETE") and head.length != 0

@@ -1,13 +1,14 @@
-"""Names of hosts and of web pages: which of them may use a server on this machine."""
+"""Names of hosts, of web pages, and keys: who may use a server on this machine."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
-from start_llm.core.errors import BadRequest, Forbidden
+from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
@@ -36,6 +37,32 @@ def check_origin(origin: str) -> None:
         name = None
     if name is None or not is_local(name):
         raise Forbidden(f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.", param="Origin")
+
+
+def presented_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """The bearer token and the vendors' headers for a key, as far as they are there, checked or not."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    keys = (token if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""), headers.get("api-key", ""))
+    return tuple(key.strip() for key in keys if key.strip())
+
+
+def check_key(headers: Mapping[str, str], key: str, hint: str = "") -> None:
+    """Raises Unauthorized where no header has the key. `hint`: a sentence that says where it is found."""
+    # Heads are decoded as Latin-1, whatever bytes the client sent.
+    offered = (each.encode("latin-1", "replace") for each in presented_keys(headers))
+    if not any(hmac.compare_digest(each, key.encode()) for each in offered):
+        needed = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+        raise Unauthorized(f"{needed} {hint}".strip())
+
+
+def preflight(methods: Iterable[str], headers: Mapping[str, str], *, is_page: bool) -> dict[str, str]:
+    """The headers of an answer to OPTIONS. `is_page`: a web page asks, and may."""
+    allowed = {"Allow": ", ".join(methods)}
+    if is_page:
+        asked = headers.get("Access-Control-Request-Headers") or "authorization, content-type, x-api-key"
+        allowed |= {"Access-Control-Allow-Methods": allowed["Allow"], "Access-Control-Allow-Headers": asked}
+        allowed["Access-Control-Max-Age"] = "600"
+    return allowed
 
 
 def is_local(name: str) -> bool:

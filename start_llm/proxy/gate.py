@@ -7,7 +7,6 @@ So every route that an agent needs is named here, and all others end here.
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Collection
 from http import HTTPStatus
@@ -16,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError, Unauthorized
-from start_llm.core.hosts import check_host, check_origin
+from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError
+from start_llm.core.hosts import check_host, check_key, check_origin, preflight
 from start_llm.core.protocol import RETRY_HEADER
 from start_llm.proxy.asgi import JSON, START, error_answer
 
@@ -34,6 +33,7 @@ _ROUTES = {
     "DELETE": re.compile(r"(/v1)?/responses/[^/]+"),
 }
 _VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
+_WHERE = "This proxy's key is LITELLM_MASTER_KEY, in the file .env of the server's folder; `status` says where that is."
 _RETRY = RETRY_HEADER.encode()
 _KEY_HEADERS = {b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key"}
 
@@ -46,7 +46,7 @@ class ProxyGate:
 
     def __init__(self, app: ASGIApp, *, key: str, names: Collection[str]) -> None:
         self._app = app
-        self._key = key.encode()
+        self._key = key
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,37 +63,27 @@ class ProxyGate:
             self._check_host(headers.getlist("host"))
             origin = _checked_origin(headers.getlist("origin"))
             if method == "OPTIONS":
-                answer = Response(status_code=204, headers=_preflight(path, headers, origin))
+                _check_route(None, path)
+                allowed = preflight(_methods(path), headers, is_page=origin is not None)
+                answer = Response(status_code=204, headers=allowed | _cors(origin))
             elif method in {"GET", "HEAD"} and _READY.fullmatch(path):
                 answer = Response(READY_BODY, 200, _cors(origin), JSON)
             else:
                 _check_route(method, path)
-                self._check_key(headers)
+                check_key(headers, self._key, _WHERE)
         except StartLLMError as error:
             answer = error_answer(path, error, _headers_of(error, path) | _cors(origin))
         if answer is not None:
             await answer(scope, receive, send)
             return
         known = [header for header in scope["headers"] if header[0] not in _KEY_HEADERS]
-        scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key)]}
+        scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key.encode())]}
         await self._app(scope, receive, _with_own_headers(send, origin))
 
     def _check_host(self, values: list[str]) -> None:
         if len(values) > 1:
             raise BadRequest("There is more than one Host header.")
         check_host(values[0] if values else "", self._names)
-
-    def _check_key(self, headers: Headers) -> None:
-        offered = headers.getlist("x-api-key") + headers.getlist("api-key")
-        for value in headers.getlist("authorization"):
-            scheme, _, token = value.partition(" ")
-            if scheme.lower() == "bearer":
-                offered.append(token)
-        if not any(hmac.compare_digest(key.strip().encode("latin-1"), self._key) for key in offered):
-            raise Unauthorized(
-                "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. This proxy's key is "
-                "LITELLM_MASTER_KEY, in the file .env of the server's folder; `status` says where that is."
-            )
 
 
 def _checked_origin(values: list[str]) -> str | None:
@@ -109,11 +99,11 @@ def _methods(path: str) -> list[str]:
     return [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
 
 
-def _check_route(method: str, path: str) -> None:
+def _check_route(method: str | None, path: str) -> None:
     known = _methods(path)
     if not known:
         raise NotFound("There is nothing at this path.")
-    if ("GET" if method == "HEAD" else method) not in known:
+    if method is not None and ("GET" if method == "HEAD" else method) not in known:
         raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(known)} is.")
 
 
@@ -150,14 +140,3 @@ def _cors(origin: str | None) -> dict[str, str]:
     if origin is None:
         return {}
     return {"access-control-allow-origin": origin, "access-control-expose-headers": "*", "vary": "Origin"}
-
-
-def _preflight(path: str, headers: Headers, origin: str | None) -> dict[str, str]:
-    methods = ", ".join(_methods(path))
-    if not methods:
-        raise NotFound("There is nothing at this path.")
-    if origin is None:
-        return {"allow": methods}
-    asked = headers.get("access-control-request-headers", "authorization, content-type, x-api-key")
-    allowed = {"access-control-allow-methods": methods, "access-control-allow-headers": asked}
-    return {"allow": methods, **allowed, "access-control-max-age": "600", **_cors(origin)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from start_llm.core import hosts
-from start_llm.core.errors import Forbidden, Unauthorized, UnsupportedMediaType
-from start_llm.core.hosts import is_loopback
+from start_llm.core.errors import Forbidden, UnsupportedMediaType
+from start_llm.core.hosts import is_loopback, presented_keys
 from start_llm.core.protocol import SESSION_END, inner_object
 from start_llm.files.lru import Lru
 
@@ -26,23 +25,6 @@ MULTIPART = "multipart/form-data"
 
 
 # --- what a head must have ----------------------------------------------------
-
-
-def presented_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """The bearer token and the ``x-api-key``, as far as they are there, checked or not."""
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return tuple(key for key in (bearer, headers.get("x-api-key", "").strip()) if key)
-
-
-def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
-    """Raises Unauthorized where a key is set and neither ``Authorization`` nor ``x-api-key`` carries it."""
-    if api_key is None:
-        return
-    # Heads are decoded as Latin-1, whatever bytes the client sent.
-    offered = (key.encode("latin-1", "replace") for key in presented_keys(headers))
-    if not any(hmac.compare_digest(key, api_key.encode()) for key in offered):
-        raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 
 def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
