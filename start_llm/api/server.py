@@ -69,7 +69,7 @@ class WorkerPool:
             thread.start()
 
     def submit(self, task: Callable[[], None]) -> bool:
-        """False if there is no room."""
+        """False if too many wait."""
         with self._idle:
             if self._threads and self._tasks >= self._most:
                 return False

@@ -124,7 +124,7 @@ class Dialects:
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
-    """Told by what only one dialect has: a field of the body, a tool's schema, a role, a block of a message.
+    """Known by what only one dialect has: a field of the body, a tool's schema, a role, a block of a message.
 
     A body that could be either of the two dialects with messages is `usual`.
     """
@@ -132,10 +132,10 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    return _told_by_parts(_dicts(data.get("tools")), _dicts(data.get("messages"))) or _told_by_fields(data) or usual
+    return _by_parts(_dicts(data.get("tools")), _dicts(data.get("messages"))) or _by_fields(data) or usual
 
 
-def _told_by_parts(tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> Dialect | None:
+def _by_parts(tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> Dialect | None:
     blocks = [block for message in messages for block in _dicts(message.get("content"))]
     if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
         return "chat"
@@ -146,7 +146,7 @@ def _told_by_parts(tools: list[dict[str, Any]], messages: list[dict[str, Any]]) 
     return None
 
 
-def _told_by_fields(data: dict[str, Any]) -> Dialect | None:
+def _by_fields(data: dict[str, Any]) -> Dialect | None:
     if MESSAGES_FIELDS & data.keys():
         return "messages"
     return "chat" if CHAT_FIELDS & data.keys() else None

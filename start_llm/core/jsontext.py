@@ -190,7 +190,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=finite)
 
 # --- strings of many megabytes, a piece at a time ---
 # `json` decodes a string in one go and holds the interpreter's lock: 40 MB stop every other thread for 0.2 s. So the
-# inner parts of such strings are taken out, decoded one by one, and put back where a mark stands for them.
+# inner parts of such strings are taken out, decoded one by one, and put back where a stand-in is.
 
 _NEARBY = 1 << 12  # bytes: where escapes stand so close, the text is left where it is
 _CUT = re.compile(rb"(?<=[^\\]{5})(?=[^\x80-\xbf])")
@@ -209,7 +209,7 @@ def decode_in_pieces(raw: bytes, inner: Sequence[tuple[int, int]], decoder: json
         UnicodeDecodeError, json.JSONDecodeError: positions are those in a piece, where something was taken out.
         ValueError, RecursionError: as the decoder does.
     """
-    mark = secrets.token_hex(16)  # nobody can have written it
+    marker = secrets.token_hex(16)  # nobody can have written it
     rest, done = bytearray(), 0
     pieces: list[str] = []
     for start, end in inner:
@@ -221,24 +221,26 @@ def decode_in_pieces(raw: bytes, inner: Sequence[tuple[int, int]], decoder: json
         if start == end:
             continue
         rest += raw[done:start]
-        rest += f"{mark}{len(pieces)}.".encode()
+        rest += f"{marker}{len(pieces)}.".encode()
         pieces.append(decoder.decode(f'"{raw[start:end].decode()}"'))
         done = end
     rest += raw[done:]
     value = decoder.decode(rest.decode().removeprefix("\ufeff"))
-    return _filled(value, mark, re.compile(mark + r"(\d+)\."), pieces) if pieces else value
+    return _filled(value, marker, re.compile(marker + r"(\d+)\."), pieces) if pieces else value
 
 
-def _filled(value: Any, mark: str, marked: re.Pattern[str], pieces: Sequence[str]) -> Any:
-    """`value` with pieces in place of their marks."""
+def _filled(value: Any, marker: str, pattern: re.Pattern[str], pieces: Sequence[str]) -> Any:
+    """`value` with pieces in place of their stand-ins."""
     if isinstance(value, str):
-        if mark not in value:
+        if marker not in value:
             return value
-        parts = marked.split(value)  # text, number, text, number, ...
+        parts = pattern.split(value)  # text, number, text, number, ...
         parts[1::2] = [pieces[int(number)] for number in parts[1::2]]
         return "".join(parts)
     if isinstance(value, list):
-        return [_filled(item, mark, marked, pieces) for item in value]
+        return [_filled(item, marker, pattern, pieces) for item in value]
     if isinstance(value, dict):
-        return {_filled(key, mark, marked, pieces): _filled(item, mark, marked, pieces) for key, item in value.items()}
+        return {
+            _filled(key, marker, pattern, pieces): _filled(item, marker, pattern, pieces) for key, item in value.items()
+        }
     return value

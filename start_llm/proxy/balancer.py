@@ -302,6 +302,7 @@ class _HeldAnswer:
         return int(self.kept[0]["status"]) if is_whole else 0
 
     async def _take(self, message: Message) -> None:
+        """A message of the attempt that counts."""
         if message["type"] == START:
             await self._start(message)
         elif self.kept:
@@ -312,6 +313,7 @@ class _HeldAnswer:
             await self.send(message)
 
     async def _start(self, message: Message) -> None:
+        """A head: that of an error is kept, the first one of an answer waits for its body, a later one is a comment."""
         if message["status"] >= 400:
             self.kept = [message]
         elif not self._head_sent:
@@ -335,6 +337,7 @@ class _HeldAnswer:
             await self.send(head)
 
     async def _pass_on(self, message: Message) -> None:
+        """A piece of an answer's body. A page for people is no answer, and neither is an empty body."""
         body = message.get("body", b"")
         if not (self.has_begun or self._shows_pages) and body.lstrip().startswith(b"<"):
             self.end()

@@ -158,6 +158,7 @@ class NodeFleet:
             self._watchers = [asyncio.create_task(self._watch(member)) for member in self.members.values()]
 
     async def _watch(self, member: Member) -> None:
+        """Asks a node how it is, again and again, until the process ends; one that fails after growing pauses."""
         failures = 0
         while True:
             try:
@@ -290,6 +291,7 @@ class NodeFleet:
         return [each for each in members if name == MAIN_NAME or each.models is None or name in each.models] or members
 
     def _none_left(self, serving: Sequence[Member], tried: Collection[str]) -> Unavailable:
+        """The error that names each node and why it cannot answer."""
         states = ", ".join(
             f"{member.name}: {'it failed at this request' if member.name in tried else member.state}"
             for member in serving
@@ -311,6 +313,7 @@ class NodeFleet:
         return {name: reused for name, (reused, _) in said.items()}, max((each for _, each in said.values()), default=0)
 
     async def _explain(self, member: Member, body: bytes, anthropic: bool) -> tuple[int, int]:
+        """Prompt tokens that a node says it has stored, and all of the prompt; 0 and 0 where it does not answer."""
         headers = headers_for(member.node) | _JSON
         headers |= {b"anthropic-version": b"2023-06-01"} if anthropic else {}
         try:

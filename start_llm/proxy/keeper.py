@@ -63,6 +63,7 @@ class ProxyKeeper:
         return figures if self._fallback is None else figures | self._proxy.sent().figures()
 
     def _run(self) -> None:
+        """Starts the proxy again each time that it has died, until there are too many deaths in a row."""
         failures = 0
         while not self._over.is_set():
             began = time.monotonic()
@@ -100,6 +101,7 @@ class ProxyKeeper:
         self._announced = False
 
     def _log_sent(self) -> None:
+        """Logs what was sent to FALLBACK_MODEL since the last look."""
         if self._fallback is None:
             return
         sent = self._proxy.sent()
@@ -108,6 +110,7 @@ class ProxyKeeper:
             log.warning("%s", sent.sentence(self._fallback))
 
     def _again(self, failures: int) -> None:
+        """Starts the proxy behind the pause that belongs to so many deaths in a row."""
         pause = PAUSES[failures - 1]
         log.warning("the proxy has died; it is started again in %g s (%d of %d)", pause, failures, len(PAUSES))
         if self._over.wait(pause):

@@ -122,6 +122,7 @@ class LiteLLMProxy:
         self._remember(self._process.pid)
 
     def _spawn(self, folder: Path) -> subprocess.Popen[bytes]:
+        """Starts `child` with the files in `folder`; the pipe that ends it with this process stays open here."""
         log = begin_log(self.log_path, go_on=self._log_begun)
         self._log_begun = True
         read, self._pipe = os.pipe()
@@ -202,6 +203,7 @@ class LiteLLMProxy:
         return self._settings.cache_dir / "run" / f"proxy-{port}.json"
 
     def _remember(self, pid: int) -> None:
+        """Writes down that this process's proxy has the port, for `_leftover` of a later server."""
         path, owner = self._record_path(self._port), os.getpid()
         record = {"pid": pid, "created": created(pid), "owner": owner, "owner_created": created(owner)}
         try:

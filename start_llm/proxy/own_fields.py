@@ -75,12 +75,14 @@ def for_provider(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(message: Any, *names: str) -> Any:
+    """An assistant's message without these fields."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
     return {name: value for name, value in message.items() if name not in names}
 
 
 def _unsigned(message: Any) -> Any:
+    """A message without this server's thinking; a word stands where nothing is left."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     blocks = [block for block in message["content"] if not _is_own_thinking(block)]
@@ -90,6 +92,7 @@ def _unsigned(message: Any) -> Any:
 
 
 def _is_own_thinking(block: Any) -> bool:
+    """Whether this server signed it; a vendor refuses thinking without its signature, too."""
     if not isinstance(block, dict) or block.get("type") != "thinking":
         return False
     signed = block.get("signature")

@@ -67,7 +67,10 @@ class ServerRoutes:
                 app.router.routes.insert(0, app.router.routes.pop())
 
     async def forward(self, request: Request) -> Response:
-        """The answer of the node that `balancer` has chosen, as it comes. What goes wrong is told to the outcome."""
+        """The answer of the node that `balancer` has chosen, as it comes; the outcome says if it is an error.
+
+        A node that gives no answer, an empty one, a page for people, or 500 without an error object counts as lost.
+        """
         outcome = current.get() or RequestOutcome()
         body, kind = await request.body(), request.headers.get("content-type", JSON)
         if kind == JSON:
@@ -167,7 +170,7 @@ def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
 
 
 def _streamed(answer: httpx.Response, outcome: RequestOutcome) -> Response:
-    """A body as it comes. One that breaks has failed; what is no stream of events cannot say so."""
+    """The node's body as it comes. If it breaks, the outcome says so, and a body that is no stream is cut off."""
     kind = answer.headers.get("content-type", "")
 
     async def parts() -> AsyncIterator[bytes]:
@@ -197,6 +200,7 @@ def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _disconnected(request: Request) -> None:
+    """Returns when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -208,6 +212,7 @@ def _says_nothing(answer: httpx.Response) -> bool:
 
 
 def _no_answer(error: httpx.HTTPError) -> httpx.Response:
+    """The 502 of a server that does not answer."""
     message = f"the server behind does not answer: {error or type(error).__name__}"
     return httpx.Response(502, json={"type": "error", "error": {"type": "api_error", "message": message}})
 
@@ -217,5 +222,6 @@ def _response(answer: httpx.Response) -> Response:
 
 
 def _headers(answer: httpx.Response) -> dict[str, str]:
+    """The server's own headers, which a client gets; Starlette cannot write those that are no ASCII."""
     kept = {name: value for name, value in answer.headers.items() if name.startswith("x-") or name == "retry-after"}
     return {name: value for name, value in kept.items() if value.isascii()}

@@ -48,7 +48,7 @@ Edit = _ClearToolUses | _ClearThinking
 def edits_of(given: Any, path: str = "context_management") -> tuple[Edit, ...]:
     """The edits that a body asks for, in its order. Raises BadRequest.
 
-    A compaction by the server is not made, and is not told as made.
+    A compaction by the server is not made, and the answer lists none.
     """
     if given is None:
         return ()
@@ -89,11 +89,11 @@ def apply(
         tokens = max(0, count(messages) - count(cleared))
         if least is None or tokens >= least.value:
             messages = cleared
-            applied.append(_told(edit, len(places), tokens))
+            applied.append(_applied(edit, len(places), tokens))
     return messages, applied
 
 
-def _told(edit: Edit, cleared: int, tokens: int) -> shapes.AppliedEditShape:
+def _applied(edit: Edit, cleared: int, tokens: int) -> shapes.AppliedEditShape:
     if isinstance(edit, _ClearThinking):
         return {"type": THINKING, "cleared_thinking_turns": cleared, "cleared_input_tokens": tokens}
     return {"type": TOOL_USES, "cleared_tool_uses": cleared, "cleared_input_tokens": tokens}

@@ -275,7 +275,7 @@ def stop_body(reason: ev.FinishReason, stop_sequence: str | None) -> shapes.Stop
 
 
 def input_usage(prompt: int, cached: int, scale: float) -> shapes.InputUsageShape:
-    """The three counts add up to the prompt. All that is computed is kept, so nothing is told apart as written."""
+    """The three counts add up to the prompt. All that is computed is kept, so nothing counts as written."""
     total, read = scaled(prompt, scale), scaled(cached, scale)
     return {
         "input_tokens": max(0, total - read),
@@ -321,7 +321,7 @@ class MessagesExchange(Exchange):
         request = self.request if messages is None else replace(self.request, messages=messages)
         return scaled(self.service.count_tokens(request), self.scale())
 
-    def told_edits(self) -> shapes.ToldEditsShape:
+    def edits_made(self) -> shapes.EditsMadeShape:
         return {} if self.applied is None else {"context_management": {"applied_edits": list(self.applied)}}
 
     def scale(self) -> float:
@@ -341,7 +341,7 @@ class MessagesExchange(Exchange):
             content += _result_blocks(searched)
         stop = stop_body(choice.finish_reason, choice.stop_sequence)
         usage = usage_body(result.usage, result.report, self.scale())
-        return {**self.head(content), **stop, "usage": usage, **self.told_edits()}
+        return {**self.head(content), **stop, "usage": usage, **self.edits_made()}
 
     def head(self, content: list[shapes.ContentBlock]) -> shapes.MessageHeadShape:
         model = self.request.model
@@ -460,7 +460,7 @@ class MessageWriter(StreamWriter):
     def _end(self, done: ev.Done) -> bytes:
         head = self._start(done.report) + self._close_block()
         usage = usage_body(done.usage, done.report, self._exchange.scale())
-        edits = self._exchange.told_edits()
+        edits = self._exchange.edits_made()
         delta = _event({"type": "message_delta", "delta": self._stop, "usage": usage, **edits})
         return head + delta + _event({"type": "message_stop"})
 

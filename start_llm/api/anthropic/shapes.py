@@ -87,11 +87,11 @@ class AppliedEditShape(TypedDict):
     cleared_thinking_turns: NotRequired[int]
 
 
-class ToldEditsShape(TypedDict):
+class EditsMadeShape(TypedDict):
     context_management: NotRequired[dict[Literal["applied_edits"], list[AppliedEditShape]]]
 
 
-class MessageShape(MessageHeadShape, StopShape, ToldEditsShape):
+class MessageShape(MessageHeadShape, StopShape, EditsMadeShape):
     usage: MessageUsageShape
 
 
@@ -148,7 +148,7 @@ class BlockStopShape(TypedDict):
     index: int
 
 
-class MessageDeltaShape(ToldEditsShape):
+class MessageDeltaShape(EditsMadeShape):
     type: Literal["message_delta"]
     delta: StopShape
     usage: MessageUsageShape

@@ -18,7 +18,7 @@ def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple
     """The tools, without those that are deferred and were not found: no ``tool_reference`` in `contents` names them.
 
     The client searches among these by a tool of its own, or this server does (``tool_search_tool_*``). What was found
-    is a tool that came later: it is told where the conversation is by then.
+    is a tool that came later: the model reads of it where the conversation is by then.
     """
     tools, deferred, searches = list[Tool](), set[str](), dict[str, Literal["query", "pattern"]]()
     found = {*references(contents), fields.word(chosen) or ""}

@@ -11,7 +11,7 @@ from start_llm.core.errors import Unavailable
 log = logging.getLogger(__name__)
 
 MEMORY_OF_ONE = 1 << 18
-"""Bytes of a body that stay in memory: there is room for as many bodies as there may be connections."""
+"""Bytes of a body that stay in memory: as many bodies as there may be connections fit."""
 MOST_BYTES = 1 << 30
 
 
@@ -23,7 +23,7 @@ class Bodies:
         self._left = most
 
     def take(self, count: int) -> bool:
-        """False: there is no room."""
+        """False: so much does not fit."""
         with self._lock:
             fits = count <= self._left
             self._left -= count if fits else 0
@@ -46,7 +46,7 @@ class ReceivedBody:
         self._file: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def write(self, data: bytes) -> None:
-        """Raises Unavailable: no room, or the file cannot be written."""
+        """Raises Unavailable: it does not fit, or the file cannot be written."""
         if self._file is None:  # `close` closes it
             self._file = tempfile.SpooledTemporaryFile(MEMORY_OF_ONE, prefix="start_llm-body-")  # noqa: SIM115
         if not self._bodies.take(len(data)):

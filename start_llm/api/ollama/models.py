@@ -68,16 +68,16 @@ class OllamaModels:
     library: Library
 
     def version(self, inbound: Request) -> Reply:
-        told: shapes.OllamaVersionShape = {"version": SPOKEN, "start_llm": start_llm.__version__}
-        return Reply(sse.dumps(told))
+        body: shapes.OllamaVersionShape = {"version": SPOKEN, "start_llm": start_llm.__version__}
+        return Reply(sse.dumps(body))
 
     def tags(self, inbound: Request) -> Reply:
-        told: shapes.OllamaTagsShape = {"models": [_listed(card) for card in self._cards()]}
-        return Reply(sse.dumps(told))
+        body: shapes.OllamaTagsShape = {"models": [_listed(card) for card in self._cards()]}
+        return Reply(sse.dumps(body))
 
     def running(self, inbound: Request) -> Reply:
-        told: shapes.OllamaPsShape = {"models": [_running(card) for card in self._cards() if card.state == "ready"]}
-        return Reply(sse.dumps(told))
+        body: shapes.OllamaPsShape = {"models": [_running(card) for card in self._cards() if card.state == "ready"]}
+        return Reply(sse.dumps(body))
 
     def show(self, inbound: Request) -> Reply:
         asked = fields.parse_body(ShowBody, inbound.body)[0].asked

@@ -151,9 +151,9 @@ def _echo(
         "These tools were passed over, they would run elsewhere": tools,
         "These items are not shown to the model, only another server can read them": items,
     }
-    told = [f"{text}: {', '.join(places)}" for text, places in why.items() if places]
-    if told:
-        note = ". ".join(told)
+    parts = [f"{text}: {', '.join(places)}" for text, places in why.items() if places]
+    if parts:
+        note = ". ".join(parts)
         metadata["start_llm_warnings"] = note if len(note) <= 512 else note[:509] + "..."
     reasoning = body.reasoning or {}
     return {

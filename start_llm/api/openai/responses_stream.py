@@ -28,7 +28,7 @@ Logprobs = list[ChosenLogprobShape]
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """An item that holds text, as it is told: events of its text, events of its one part, the part's place."""
+    """An item that holds text: events of its text, events of its one part, the part's place."""
 
     prefix: str
     text_event: str
@@ -130,7 +130,7 @@ class ResponsesExchange(Exchange):
 
 @contextmanager
 def telling(field: str) -> Iterator[None]:
-    """What cannot be stored or read now is told to the client as 503, with the field that asks for it."""
+    """What cannot be stored or read now is a 503, with the field that asks for it."""
     try:
         yield
     except FileUnavailable as error:

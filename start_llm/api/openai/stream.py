@@ -144,8 +144,8 @@ class ChatWriter(ChunkWriter):
     def _delta(
         self, index: int, delta: Delta, *, finish: Finish | None = None, logprobs: Sequence[ev.TokenLogprob] = ()
     ) -> bytes:
-        told = self._exchange.logprobs(logprobs) if logprobs else None
-        return sse.data(self._chunk([{"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}]))
+        shown = self._exchange.logprobs(logprobs) if logprobs else None
+        return sse.data(self._chunk([{"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}]))
 
     def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
         return sse.data({**self._chunk([]), "usage": usage})

@@ -85,18 +85,18 @@ class Status:
         return Reply(sse.dumps(body))
 
     def model(self, inbound: Request) -> Reply:
-        told: shapes.ModelShape = {**model_body(self._asked(inbound)), "id": inbound.params[0]}
-        return Reply(sse.dumps(told))
+        body: shapes.ModelShape = {**model_body(self._asked(inbound)), "id": inbound.params[0]}
+        return Reply(sse.dumps(body))
 
     def studio_models(self, inbound: Request) -> Reply:
         """What LM Studio's clients (Zed) list."""
         cards = [card for card in self._cards() if card.details.get("kind") != "audio"]
-        told: shapes.StudioModelsShape = {"object": "list", "data": [studio_body(card) for card in cards]}
-        return Reply(sse.dumps(told))
+        body: shapes.StudioModelsShape = {"object": "list", "data": [studio_body(card) for card in cards]}
+        return Reply(sse.dumps(body))
 
     def studio_model(self, inbound: Request) -> Reply:
-        told: shapes.StudioModelShape = {**studio_body(self._asked(inbound)), "id": inbound.params[0]}
-        return Reply(sse.dumps(told))
+        body: shapes.StudioModelShape = {**studio_body(self._asked(inbound)), "id": inbound.params[0]}
+        return Reply(sse.dumps(body))
 
     def props(self, inbound: Request) -> Reply:
         """The main model, in the fields of llama.cpp's route of this name that clients read."""
@@ -114,10 +114,10 @@ class Status:
     def slots(self, inbound: Request) -> Reply:
         """A slot for each request that can run at the same time. Whose request runs is not told."""
         running, context = self.service.health().running, self._main().context
-        told: list[shapes.SlotShape] = [
+        body: list[shapes.SlotShape] = [
             {"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)
         ]
-        return Reply(sse.dumps(told))
+        return Reply(sse.dumps(body))
 
     def _main(self) -> ModelCard:
         cards = self.service.models()
@@ -166,8 +166,8 @@ class Status:
         visitor = inbound.visitor
         visitor.check_sees_own()
         recent = [entry for entry in self.request_log.recent() if self.owners.may_see(visitor, entry["id"])]
-        told: shapes.RecentRequestsShape = {"requests": recent}
-        return Reply(sse.dumps(told))
+        body: shapes.RecentRequestsShape = {"requests": recent}
+        return Reply(sse.dumps(body))
 
     # --- loading ---
 
@@ -227,7 +227,7 @@ def studio_body(card: ModelCard) -> shapes.StudioModelShape:
     embeds = card.details.get("kind") == "embedding"
     states: dict[str, Literal["loaded", "loading"]] = {"ready": "loaded", "loading": "loading"}
     able: dict[shapes.StudioAbility, bool] = {"tool_use": card.tools, "vision": card.vision}
-    told: shapes.StudioModelShape = {
+    body: shapes.StudioModelShape = {
         "id": card.id,
         "object": "model",
         "type": "embeddings" if embeds else "vlm" if card.vision else "llm",
@@ -240,5 +240,5 @@ def studio_body(card: ModelCard) -> shapes.StudioModelShape:
         "capabilities": [name for name, can in able.items() if can and not embeds],
     }
     if card.state == "ready":
-        told["loaded_context_length"] = card.context
-    return told
+        body["loaded_context_length"] = card.context
+    return body
