@@ -1,4 +1,4 @@
-"""Writes `start_llm/api/openapi.json`: the server's routes as an OpenAPI 3.1 document.
+"""Writes `start_llm/api/openapi.json`, the server's routes as an OpenAPI 3.1 document.
 
 It is made of the table of routes, the models of bodies and the types that writers return. Every route is in it,
 described here or not.
@@ -25,6 +25,7 @@ from pydantic import BaseModel, TypeAdapter  # noqa: E402
 from pydantic.json_schema import models_json_schema  # noqa: E402
 
 import start_llm  # noqa: E402
+from scripts import openapi_parts as parts  # noqa: E402
 from start_llm.api.anthropic.messages import MessagesBody  # noqa: E402
 from start_llm.api.anthropic.shapes import CountedTokensShape, MessageEvent, MessageShape  # noqa: E402
 from start_llm.api.common.request import WORDS  # noqa: E402
@@ -39,7 +40,7 @@ from start_llm.api.media.embeddings import (  # noqa: E402
     OllamaEmbedBody,
     RerankBody,
 )
-from start_llm.api.media.shapes import EmbeddingsShape, RerankShape, TranscriptShape  # noqa: E402
+from start_llm.api.media.shapes import RerankShape, TranscriptShape  # noqa: E402
 from start_llm.api.ollama import shapes as ollama  # noqa: E402
 from start_llm.api.ollama.chat import GenerateBody, OllamaChatBody  # noqa: E402
 from start_llm.api.ollama.models import NOT_DONE, NameBody, PullBody, ShowBody  # noqa: E402
@@ -108,14 +109,14 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "POST /v1/messages": _asks("Anthropic messages", MessagesBody, MessageShape, MessageEvent),
     "POST /v1/messages/count_tokens": Operation(_COUNTED, MessagesBody, CountedTokensShape),
-    "POST /v1/responses": _asks("OpenAI Responses", ResponsesBody, openai.ResponseShape, openai.ResponseEvent),
+    "POST /v1/responses": _asks("OpenAI Responses", ResponsesBody, openai.ResponseShape, parts.ResponseEvent),
     "POST /v1/responses/input_tokens": Operation(_COUNTED, ResponsesBody, openai.InputTokensShape),
     "GET /v1/responses/{}": Operation("A stored response", shape=openai.ResponseShape),
     "DELETE /v1/responses/{}": Operation("Forgets a stored response", shape=openai.DeletedResponseShape),
     "GET /v1/responses/{}/input_items": Operation(
         "The input that led to a stored response", shape=openai.InputItemsShape
     ),
-    "POST /v1/embeddings": _asks("Vectors of texts", EmbeddingsBody, EmbeddingsShape, headers=_CUT),
+    "POST /v1/embeddings": _asks("Vectors of texts", EmbeddingsBody, parts.EmbeddingsShape, headers=_CUT),
     "POST /v1/rerank": _asks("Documents in the order of a query", RerankBody, RerankShape, headers=_RANKED),
     "POST /v1/audio/speech": _asks("A text as speech", SpeechBody, None, media=("audio/*",)),
     "POST /v1/audio/transcriptions": _asks(
@@ -123,11 +124,11 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "POST /v1/cache/explain": Operation(
         "What a body of any dialect would reuse and compute; runs nothing",
-        shape=ops.ExplainedShape,
+        shape=parts.ExplainedShape,
         headers={CACHE_HEADER: _WHY},
     ),
     "GET /v1/cache/requests": Operation("This key's last requests, newest first", shape=ops.RecentRequestsShape),
-    "GET /v1/cache/requests/{}": Operation("The cache report of a request", shape=ops.RequestReportShape),
+    "GET /v1/cache/requests/{}": Operation("The cache report of a request", shape=parts.RequestReportShape),
     "POST /api/chat": _asks(
         "Ollama's chat", OllamaChatBody, ollama.OllamaChatShape, ollama.OllamaChatShape, stream=_LINES
     ),
@@ -139,7 +140,7 @@ OPERATIONS: dict[str, Operation] = {
         stream=_LINES,
     ),
     "POST /api/embed": _asks(
-        "Vectors of texts, as Ollama sends them", OllamaEmbedBody, ollama.OllamaVectorsShape, headers=_CUT
+        "Vectors of texts, as Ollama sends them", OllamaEmbedBody, parts.OllamaVectorsShape, headers=_CUT
     ),
     "POST /api/show": Operation("One model, as Ollama tells it", ShowBody, ollama.OllamaShowShape),
     "POST /api/pull": Operation(
@@ -152,7 +153,7 @@ OPERATIONS: dict[str, Operation] = {
     "GET /api/version": Operation(
         "The version of Ollama whose API this is, and this server's own", shape=ollama.OllamaVersionShape
     ),
-    "GET /health": Operation("200 if the model answers, else 503", shape=ops.HealthShape, also=503),
+    "GET /health": Operation("200 if the model answers, else 503", shape=parts.HealthShape, also=503),
     "GET /api/v0/models": Operation("The models, as LM Studio lists them", shape=ops.StudioModelsShape),
     "GET /api/v0/models/{*}": Operation("One model, as LM Studio tells it", shape=ops.StudioModelShape),
     "POST /api/v0/chat/completions": _asks(

@@ -83,7 +83,8 @@ class ServerRoutes:
                 return _streamed(answer, outcome)
             answer = await read_all(answer)
             outcome.failed, outcome.status, outcome.error = True, answer.status_code, error_in(json_of(answer))
-            outcome.is_lost = answer.is_success or (answer.status_code == 500 and outcome.error is None)
+            if answer.is_success or (answer.status_code == 500 and outcome.error is None):
+                raise httpx.RemoteProtocolError("what it says is no answer")
         except httpx.HTTPError as error:
             outcome.failed = outcome.is_lost = True
             outcome.is_unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)

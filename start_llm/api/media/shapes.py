@@ -8,21 +8,6 @@ from start_llm.api.common.shapes import shape_of
 from start_llm.core.media import TranscriptSegment
 
 
-class EmbeddingShape(TypedDict):
-    """``embedding`` is base64 of little-endian float32 where the body asks for that."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingsShape(TypedDict):
-    object: Literal["list"]
-    data: list[EmbeddingShape]
-    model: str
-    usage: dict[Literal["prompt_tokens", "total_tokens"], int]
-
-
 class RankedShape(TypedDict):
     index: int
     relevance_score: float

@@ -63,14 +63,6 @@ class OllamaGenerateShape(OllamaHeadShape, OllamaSaidShape, OllamaRestShape):
     pass
 
 
-class OllamaVectorsShape(TypedDict):
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-
-
 class OllamaDetailsShape(TypedDict):
     parent_model: str
     format: Literal["mlx"]

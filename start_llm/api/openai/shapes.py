@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import Field
 
@@ -243,45 +243,6 @@ class ResponseShape(ResponseEchoShape):
     model: str
     output: list[OutputItem]
     usage: ResponseUsageShape | None
-
-
-_STAGE = {"response": ResponseShape}
-_ITEM = {"output_index": int, "item": OutputItem}
-_PLACE = {"item_id": str, "output_index": int}
-_TEXT = _PLACE | {"content_index": int}
-_LISTED = {"logprobs": list[ChosenLogprobShape]}
-_PART = _TEXT | {"part": OutputTextShape | ReasoningPartShape}
-_SUMMARY = _PLACE | {"summary_index": int}
-_SUMMARY_PART = _SUMMARY | {"part": ReasoningPartShape}
-_EVENTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("created", "in_progress", "completed", "incomplete", "failed"), _STAGE),
-    **dict.fromkeys(("output_item.added", "output_item.done"), _ITEM),
-    **dict.fromkeys(("content_part.added", "content_part.done"), _PART),
-    **dict.fromkeys(("reasoning_summary_part.added", "reasoning_summary_part.done"), _SUMMARY_PART),
-    "output_text.delta": _TEXT | {"delta": str} | _LISTED,
-    "output_text.done": _TEXT | {"text": str} | _LISTED,
-    "reasoning_text.delta": _TEXT | {"delta": str},
-    "reasoning_text.done": _TEXT | {"text": str},
-    "reasoning_summary_text.delta": _SUMMARY | {"delta": str},
-    "reasoning_summary_text.done": _SUMMARY | {"text": str},
-    "function_call_arguments.delta": _PLACE | {"delta": str},
-    "function_call_arguments.done": _PLACE | {"name": str, "arguments": str},
-    "custom_tool_call_input.delta": _PLACE | {"delta": str},
-    "custom_tool_call_input.done": _PLACE | {"input": str},
-}
-"""The fields of each event of a stream, beside its type and number. All types begin with ``response.``."""
-
-
-def _event(kind: str, fields: dict[str, Any]) -> Any:
-    name = kind.title().replace(".", "").replace("_", "")
-    whole = {"type": Literal[f"response.{kind}"], "sequence_number": int} | fields  # type: ignore[valid-type]
-    return TypedDict(f"Response{name}Shape", whole)  # type: ignore[misc, operator]
-
-
-ResponseEvent: Any = Annotated[
-    Union[tuple(_event(kind, fields) for kind, fields in _EVENTS.items())],  # noqa: UP007 - made of a table
-    Field(discriminator="type"),
-]
 
 
 class DeletedResponseShape(TypedDict):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from start_llm.api.common.shapes import REPORT, UNTOLD, shape_of
-from start_llm.core.report import CacheReport
-from start_llm.core.service import Health
-
 
 class ModelAbilitiesShape(TypedDict):
     tools: bool
@@ -101,10 +97,6 @@ class SlotShape(TypedDict):
     is_processing: bool
 
 
-HealthShape = shape_of("HealthShape", Health, status=Literal["ok", "unavailable"])
-"""``capabilities``: those of the main model; empty until it is loaded."""
-
-
 class LoadShape(TypedDict):
     """``requests``: answered since the start; SGLang has no such field."""
 
@@ -123,10 +115,6 @@ class LoadsShape(TypedDict):
     timestamp: str
     version: str
     loads: list[LoadShape]
-
-
-ExplainedShape = shape_of("ExplainedShape", CacheReport, UNTOLD, **REPORT, running=int, queued=int)
-RequestReportShape = shape_of("RequestReportShape", CacheReport, UNTOLD, **REPORT, id=str)
 
 
 class RecentRequestsShape(TypedDict):
