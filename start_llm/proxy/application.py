@@ -1,7 +1,7 @@
 """LiteLLM's application with this project's layers around it. Imported by the proxy's process only: LiteLLM takes
 seconds and hundreds of megabytes.
 
-A request passes `gate` (who may ask), `bodies` (what may be asked), `balancer` (who answers), then the routes of
+A request passes `access` (who may ask), `bodies` (what may be asked), `balancer` (who answers), then the routes of
 `passthrough` or LiteLLM's own.
 
 Used of LiteLLM: its application, its lists of its own parameters, its rules for models that it does not know, and the
@@ -29,11 +29,11 @@ from litellm.types.router import CredentialLiteLLMParams, GenericLiteLLMParams
 from litellm.types.utils import StandardCallbackDynamicParams, all_litellm_params
 
 from start_llm.core.modelmap import PROXIED
+from start_llm.proxy.access import ProxyAccess
 from start_llm.proxy.balancer import Balancer
 from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
 from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind
 from start_llm.proxy.fleet import NodeFleet
-from start_llm.proxy.gate import ProxyGate
 from start_llm.proxy.nodes import ServerNode
 from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
 from start_llm.proxy.passthrough import ServerRoutes
@@ -74,7 +74,7 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     holders = {info["id"]: info["node"] for info in infos if "node" in info}
     app.add_middleware(Balancer, fleet=fleet, holders=holders, server=server, fallback=fallback)
     app.add_middleware(RequestBodies, litellm_names=litellm_names(), names=names_behind(config), **additions["bodies"])
-    app.add_middleware(ProxyGate, **additions["gate"])
+    app.add_middleware(ProxyAccess, **additions["access"])
 
 
 def _leave_alone() -> None:

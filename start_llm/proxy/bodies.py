@@ -82,7 +82,7 @@ def _named(dialect: str, body: dict[str, Any], headers: Mapping[str, str]) -> di
 
 
 class RequestBodies:
-    """ASGI middleware within the gate. What it passes on has its whole body, of `most_bytes`, in one message.
+    """ASGI middleware within `access`. What it passes on has its whole body, of `most_bytes`, in one message.
 
     `names`: the server's names of models, by those that it does not know (PROXY_MODEL_ID).
     """

@@ -197,10 +197,10 @@ def additions(settings: Settings, server_url: str, master_key: str, folder: Path
     if settings.fallback_model:
         name, record = entry_name(settings), str(folder / RECORD)
         fallback = {"model": settings.fallback_model, "name": name, "record": record}
-    gate = {"key": master_key, "names": sorted(settings.host_names)}
+    access = {"key": master_key, "names": sorted(settings.host_names)}
     nodes = [asdict(node) for node in nodes_of(settings, server_url)]
     fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(expanded(settings.nodes_ca_file))}
-    return {"gate": gate, "bodies": {"most_bytes": MOST_BODY_BYTES}, "fallback": fallback, "fleet": fleet}
+    return {"access": access, "bodies": {"most_bytes": MOST_BODY_BYTES}, "fallback": fallback, "fleet": fleet}
 
 
 def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from start_llm.dashboard.audit import Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.host.mac import MacFacts
 from start_llm.models.device import GIB, Accelerator, Device
-from start_llm.proxy.gate import READY_BODY
+from start_llm.proxy.access import READY_BODY
 from tests.launch.stub import serving
 
 CPU = Device("Linux", "Some CPU", 16 * GIB, "cpu", 12 * GIB)

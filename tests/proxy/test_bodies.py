@@ -13,7 +13,7 @@ from start_llm.core.jsontext import LARGE
 from start_llm.core.protocol import AGENT_HEADER
 from start_llm.proxy.asgi import off_the_loop
 from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
-from tests.proxy.test_gate import Behind
+from tests.proxy.test_access import Behind
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 KNOWN = LiteLLMNames(

@@ -38,7 +38,7 @@ _RETRY = RETRY_HEADER.encode()
 _KEY_HEADERS = {b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key"}
 
 
-class ProxyGate:
+class ProxyAccess:
     """ASGI middleware, the outermost.
 
     `key`: what every client must send, as a bearer token or ``x-api-key``. `names`: see `hosts.check_host`.

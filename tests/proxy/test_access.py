@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.proxy.gate import READY_BODY, ProxyGate
+from start_llm.proxy.access import READY_BODY, ProxyAccess
 
 KEY = "sk-right"
 GOOD = [(b"host", b"127.0.0.1:4000"), (b"authorization", b"Bearer sk-right")]
@@ -48,7 +48,7 @@ def ask(
     names: Iterable[str] = (),
     kind: str = "http",
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    gate = ProxyGate(behind, key=KEY, names=list(names))
+    gate = ProxyAccess(behind, key=KEY, names=list(names))
     waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
     sent: list[Any] = []
