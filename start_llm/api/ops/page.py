@@ -254,7 +254,7 @@ class Page:
     def change_model(self, inbound: Request) -> Reply:
         """``{"name": "owner/name", "changes": {"context": 32768, "ttl": null}}``: see `Library.change`."""
         body = parse_object(inbound.body)
-        name, changes = (body.get("name"), body.get("changes")) if isinstance(body, dict) else (None, None)
+        name, changes = body.get("name"), body.get("changes")
         if not isinstance(name, str) or not isinstance(changes, dict):
             raise BadRequest("give the name of a model, and changes: an object of keys and values.", param="changes")
         return _reply({"own": self.library.change(name, changes)})
