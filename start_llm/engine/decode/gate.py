@@ -128,6 +128,7 @@ class DraftGate:
         newest one. `context`: tokens in the KV.
         """
         if self.costs.wants_narrow:
+            self.costs.wants_narrow = False  # once: its time may not be known, where other models compute, too
             return 0, 0
         seconds = self.costs.by_width(context)
         gains = [self._best(acceptance, option, carried, seconds) for option in options]

@@ -170,6 +170,12 @@ def test_a_gate_that_knows_nothing_drafts_at_once() -> None:
     assert sum(machine.decode(100)) > 1500
 
 
+def test_a_narrow_pass_whose_time_nobody_knows_does_not_close_the_gate() -> None:
+    """Other models compute between the passes of this one, so none of them is timed."""
+    one = DraftGate(PassCosts())
+    assert [ask(one, 32) > 0 for _ in range(4)] == [False, True, True, True]
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_where_nothing_pays_tries_take_under_a_hundredth_of_the_time(seed: int) -> None:
     noise = random.Random(seed)
