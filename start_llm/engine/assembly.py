@@ -6,6 +6,7 @@ Knows nothing of requests, nor of who wants which model. Model thread only, but 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
@@ -216,6 +217,7 @@ class Assembly:
         folder = settings.disk_dir
         if folder is None:
             return None
+        shutil.rmtree(folder / "images", ignore_errors=True)  # features of images, which earlier versions kept
         weights = WeightsDigest(loaded.stamps, folder)
         whose: str | Identify = partial(_identified, loaded.fingerprint, weights)
         if weights.value:
