@@ -20,8 +20,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.checks import asker, checker, unchecked
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
-from start_llm.engine.decode.gate import PassCosts
+from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.ranks.interface import Ranks
@@ -29,7 +28,6 @@ from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import LanguageAlone, VisionModel
-from start_llm.files.lru import Lru
 from start_llm.host.home import command
 from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVListener
@@ -46,20 +44,13 @@ from start_llm.models.room import Weights
 from start_llm.models.stepwise import bytes_of
 from start_llm.models.tokenizer import read_tokenizer
 
-KEPT = 2
-"""So many vocabularies are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
-
 
 class Vocabularies:
-    """Tokenizers and what grammars need of them, once for all models with the same files. Any thread.
-
-    Those that models hold are here, and the last ones that were asked for; each is a `Grammars` with its tokenizer.
-    """
+    """Tokenizers and what grammars need of them, once for all loaded models with the same files. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[str, Grammars] = WeakValueDictionary()
-        self._last: Lru[str, Grammars] = Lru(KEPT)
 
     def of(self, folder: Path, wrapper: Any = None) -> Grammars:
         """`wrapper`: the tokenizer, if it was read from this folder already. Raises what `read_tokenizer` raises."""
@@ -71,7 +62,6 @@ class Vocabularies:
             found = Grammars(wrapper, wrapper.eos_token_ids)
         with self._lock:
             self._held[key] = found
-        self._last.put(key, found)
         return found
 
 
@@ -89,7 +79,6 @@ class Assembly:
         self.stored_where = ""
         self.vocabularies = Vocabularies()
         self._wired = False
-        self._costs: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
 
     def begin(self, model: str, weights: Weights, made: ExitStack) -> None:
         """A model is going to be loaded, and to take about these weights. `made` closes what it consists of."""
@@ -144,7 +133,7 @@ class Assembly:
         grammars = yield from in_background(lambda: self.vocabularies.of(loaded.folder, loaded.wrapper))
         if settings.drafts == "off":
             return None, grammars
-        drafts = make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint, self._ranks)
+        drafts = make_drafts(loaded.model, loaded.make_cache, self._ranks)
         made.callback(_close, drafts)
         return drafts, grammars
 

@@ -1,4 +1,4 @@
-"""Models with the same files share a tokenizer; what was used last is kept for a while."""
+"""Loaded models with the same files share a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from start_llm.engine import assembly
-from start_llm.engine.assembly import KEPT, Vocabularies
+from start_llm.engine.assembly import Vocabularies
 from tests.models.large import make_large
 
 
@@ -39,19 +39,14 @@ def test_the_same_files_are_read_once(tmp_path: Path, reads: list[Path]) -> None
     assert changed is not first and changed.wrapper.chat_template == "{{ messages }}"
 
 
-def test_only_the_last_ones_are_kept_and_those_that_are_in_use(tmp_path: Path, reads: list[Path]) -> None:
-    folders = [make_large(tmp_path / str(size), size) for size in range(500, 502 + KEPT)]
-    kept = Vocabularies()
-    used = kept.of(folders[0])
-    for folder in folders[1:]:
-        kept.of(folder)
+def test_those_are_kept_that_are_in_use(tmp_path: Path, reads: list[Path]) -> None:
+    one, other, kept = make_large(tmp_path / "one", 500), make_large(tmp_path / "other", 501), Vocabularies()
+    used = kept.of(one)
+    kept.of(other)
     gc.collect()
-    assert kept.of(folders[0]) is used, "a model holds it"
-    count = len(reads)
-    kept.of(folders[-1])
-    assert len(reads) == count, "it was the last one"
-    kept.of(folders[1])
-    assert len(reads) == count + 1, "nobody holds it, and others came since"
+    assert kept.of(one) is used, "a model holds it"
+    kept.of(other)
+    assert reads == [one, other, other], "nobody holds it"
 
 
 def test_a_tokenizer_that_was_read_already_is_taken(tmp_path: Path, reads: list[Path]) -> None:

@@ -1,4 +1,4 @@
-"""What drafts need beside the rows: indexes, how often drafts were right, what passes of a model that comes back cost.
+"""What drafts need beside the rows: an index of each, and how often drafts of a conversation were right.
 
 Indexes are built by a thread of their own, while the prompt is prefilled or the first tokens are decoded; all else here
 is called on the model thread.
@@ -23,7 +23,6 @@ from start_llm.files.lru import Lru
 log = logging.getLogger(__name__)
 
 _CONVERSATIONS = 64
-KNOWN_COSTS = 64
 
 
 class Drafts:
@@ -55,10 +54,8 @@ class Drafts:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
 
-def make_drafts(
-    model: Any, make_cache: Callable[[], Cache], known: Lru[str, PassCosts], fingerprint: str, ranks: Ranks
-) -> Drafts | None:
-    """``None``: the model's cache cannot give tokens back. `known`: what passes of models cost that were here."""
+def make_drafts(model: Any, make_cache: Callable[[], Cache], ranks: Ranks) -> Drafts | None:
+    """``None``: the model's cache cannot give tokens back."""
     try:
         rewinder = Rewinder(make_cache())
     except Exception:  # a model's own code may do anything; it decodes without
@@ -66,10 +63,8 @@ def make_drafts(
         return None
     if not rewinder.possible:
         return None
-    if (costs := known.get(fingerprint)) is None:
-        known.put(fingerprint, costs := PassCosts())
     head = 0.0 if isinstance(model, HeadedModel) else None
-    return Drafts(DraftGate(costs, rewinder.carries, head, ranks.clock), ranks.agree)
+    return Drafts(DraftGate(PassCosts(), rewinder.carries, head, ranks.clock), ranks.agree)
 
 
 def _build(row: Sequence[int], views: Callable[[], Sequence[Any]] | None) -> SuffixIndex | None:

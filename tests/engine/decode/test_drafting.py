@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mlx_lm.models.cache import KVCache
 
 from scripts.bench.drafting import Published
 from start_llm.core.messages import Message
@@ -15,10 +14,9 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
-from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
-from start_llm.engine.decode.gate import DraftGate, PassCosts
+from start_llm.engine.decode.drafting import Drafts, make_drafts
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.files.lru import Lru
 from start_llm.prompt.drafts import Views
 from tests.engine.fakes import Collected
 
@@ -107,25 +105,9 @@ def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
     assert drafts.begin(work, []).find_drafter is None
 
 
-def test_a_model_that_comes_back_goes_on_with_what_was_learned_of_it() -> None:
-    known: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
-
-    def costs(model: str) -> PassCosts:
-        made = make_drafts(model, lambda: [KVCache()], known, model, Ranks())
-        assert made is not None
-        made.close()
-        return made.gate.costs
-
-    first = costs("one")
-    assert costs("one") is first
-    for number in range(KNOWN_COSTS):
-        assert costs(f"model {number}") is not first
-    assert costs("one") is not first, "only so many are known"
-
-
 def test_a_model_whose_cache_cannot_be_made_decodes_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Any:
         raise RuntimeError("no cache")
 
-    assert make_drafts("model", broken, Lru(KNOWN_COSTS), "model", Ranks()) is None
+    assert make_drafts("model", broken, Ranks()) is None
     assert "no drafts" in caplog.text
