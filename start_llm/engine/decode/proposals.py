@@ -57,7 +57,7 @@ class RowProposals:
             carried: tokens that the pass computes before this one, see `verify`.
             ahead: the hidden states behind `carried`, for a head.
         """
-        most = self._room(len(carried))
+        most = self._longest(len(carried))
         if self._gate is None or token in self._ends or most < 1:
             return None
         proposals = [] if (read := self._from_text(token, most)) is None else [read]
@@ -106,7 +106,7 @@ class RowProposals:
         self._gate.proposed(count, self._gate.clock() - began)
         return drawn
 
-    def _room(self, carried: int) -> int:
+    def _longest(self, carried: int) -> int:
         """The most tokens that a draft may have."""
         width = carried + 1
         most = min(self._state.left - 1, MOST_DRAFTED, MOST_WIDE - width)

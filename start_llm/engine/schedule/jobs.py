@@ -88,7 +88,7 @@ class Job:
     cancelled: bool = False
     drawing: Any = None  # a `TextDrawing`: how its tokens are drawn, once it is admitted
     pending: int | None = None  # a token that `drawing` has drawn before a pause and that is not reported yet
-    room: float = math.inf  # tokens that memory allows it to generate in all
+    allowed: float = math.inf  # tokens that memory allows it to generate in all
 
     @property
     def prefill(self) -> Prefilling:
@@ -114,7 +114,7 @@ class Job:
     @property
     def left(self) -> int:
         """Tokens that it may still generate, at least one."""
-        return max(1, int(min(self.work.max_tokens, self.room)) - len(self.generated))
+        return max(1, int(min(self.work.max_tokens, self.allowed)) - len(self.generated))
 
     def seconds(self, now: float) -> float:
         """What the watchdog has counted so far."""

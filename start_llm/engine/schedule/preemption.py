@@ -53,7 +53,7 @@ class Preemption:
         """An answer came to its end by itself: what is typical is learnt from it."""
         self._answers.append(tokens)
 
-    def room(self, job: Job) -> int:
+    def allowed(self, job: Job) -> int:
         """Tokens that the job may generate in all. It ends there with the reason ``length``."""
         most = self._memory.most_tokens()
         asked = job.work.max_tokens

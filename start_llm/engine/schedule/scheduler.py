@@ -77,7 +77,7 @@ class Scheduler:
     ) -> None:
         self.store = store
         self._limits, self._clock = limits, clock
-        self._room = min(max_concurrency, runner.max_rows)
+        self._most_running = min(max_concurrency, runner.max_rows)
         self._share = DecodeShare(limits.decode_share)
         self._prefill = Prefill(runner, store, StepSize(limits.step, limits.step_bytes), clock)
         idle_step = min(limits.idle_step, limits.step or limits.idle_step)
@@ -182,7 +182,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         waiting = self.requests.waiting
-        while waiting and self.running < self._room:
+        while waiting and self.running < self._most_running:
             job = waiting[0]
             if self._prompts.urgent.goes_first:
                 job = next((one for one in waiting if is_question(one.work, one.prefix)), job)
@@ -267,7 +267,7 @@ class Scheduler:
         self._prompts.discard(job)
         if not job.generated:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
-        job.room = self._preemption.room(job)
+        job.allowed = self._preemption.allowed(job)
         self._rows.insert(job, cache, partial(self._prefill.moved, job))
 
 

@@ -112,7 +112,7 @@ def test_questions_without_end_leave_the_long_prompt_its_share(runner: OrderedRu
 
 def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
-    found._room = 1
+    found._most_running = 1
     found.add(question(0)[0])
     for number in range(2):
         found.add(long_prompt(f"long {number}")[0])
