@@ -1,6 +1,6 @@
 """Prompts on their way through the model, chunk by chunk, and what is done in the idle gap. Model thread only.
 
-Of prompts that share a beginning which nobody has computed yet, one computes it (the leader), the others wait for it.
+Of prompts that share a beginning which nobody has computed yet, the first one computes it, the others wait for it.
 """
 
 from __future__ import annotations
@@ -244,19 +244,19 @@ class Prompts:
     def _follow(self, job: Job, stored: int) -> bool:
         """Makes `job` wait if another one is computing more of its prompt than the `stored` tokens.
 
-        The leader will pause where the two part.
+        The first one will pause where the two part.
         """
-        leader: Job | None = None
+        first: Job | None = None
         reach = stored + self._least_shared
         for other in self._jobs:
             if other is job or other.prefill.follows is not None:
                 continue
             shared = min(common_prefix(job.tokens, other.tokens), job.prefix, other.prefix)
             if shared > reach:
-                leader, reach = other, shared
-        if leader is None:
+                first, reach = other, shared
+        if first is None:
             return False
-        job.prefill.follows, at = Followed(leader, reach, stored), leader.prefill
+        job.prefill.follows, at = Followed(first, reach, stored), first.prefill
         if reach > at.position:
             at.stops = sorted({*at.stops, reach})
         return True
@@ -265,12 +265,12 @@ class Prompts:
         """A job of `released` goes on from the KV that is stored by now."""
         followed = job.prefill.follows
         assert followed is not None
-        leader, stored = followed.job, followed.stored
-        if isinstance(leader.state, Prefilling):
-            self._prefill.keep(leader)
+        first, stored = followed.job, followed.stored
+        if isinstance(first.state, Prefilling):
+            self._prefill.keep(first)
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
         # Who else is running a prompt now is told to its own owner only.
-        is_own = leader.work.owner == job.work.owner
+        is_own = first.work.owner == job.work.owner
         self._restore(job, plan, joined=plan.length - stored if is_own else 0)
 
     def next(self, may_decode: Callable[[Job], bool]) -> Job | None:
