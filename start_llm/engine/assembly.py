@@ -83,7 +83,6 @@ class Assembly:
     def begin(self, model: str, weights: Weights, made: ExitStack) -> None:
         """A model is going to be loaded, and to take about these weights. `made` closes what it consists of."""
         self._unwire()
-        self._shared.usable = self._ranks.connect(self._shared.usable)
         made.callback(self.left, model)
         self._shared.place(model, weights)
 

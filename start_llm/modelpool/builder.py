@@ -82,6 +82,7 @@ class ModelBuilder:
             listener: is told what its KV store gives up.
         """
         pinned, made = self._registry.pinned_weights(model), ExitStack()
+        self.shared.usable = self.ranks.connect(self.shared.usable)
         try:
             self.assembly.begin(model, weights, made)
             inputs = inputs or LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)

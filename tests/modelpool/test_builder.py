@@ -170,6 +170,17 @@ def test_a_side_model_that_fails_or_leaves_gives_its_memory_back(fails: bool, bu
     assert on_a_thread(work) == 0
 
 
+def test_a_side_model_waits_for_no_other_rank(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks connect once, for the model that they compute together."""
+
+    def loading() -> Generator[float, None, Any]:
+        yield 0.0
+        return SideModel()
+
+    monkeypatch.setattr(builder.ranks, "connect", Mock(side_effect=RuntimeError("nobody is there")))
+    assert on_a_thread(lambda: at_once(builder.side_steps("side", Weights(900), loading()))).nbytes == 1000
+
+
 def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
         runtime = at_once(first_steps(builder))
