@@ -25,6 +25,7 @@ LENGTHS = (1_024, 8_192, 32_768)
 ANSWER = 64  # tokens
 TURNS = 10
 HEAD, TOOL = 3_000, 200  # words of an agent's instructions, and of what a tool says in each turn
+HEAD_SECONDS = 20.0  # to read these instructions: they are shorter on a slow machine
 BUDGET_SECONDS = 60.0  # for a length: what would take longer is left out, and said
 START_SECONDS = 600.0
 Rows = dict[str, str]
@@ -47,8 +48,8 @@ def measure(settings: Settings, folder: Path, against: str | None) -> tuple[str,
     """The model's name, and a column of rows for each server."""
     disk = str(folder / "kv")
     with own_server(settings, folder, kv_disk_dir=disk) as (app, endpoint):
-        ours = rows_of(endpoint)
-        talk = Agent("restart", endpoint)
+        ours, most = rows_of(endpoint)
+        talk = Agent("restart", endpoint, most)
         for _ in range(2):  # a single short request may be a title's: its KV is not worth a file
             talk.turn(endpoint)
         source = app.pool.main_runtime.loaded.folder if app.pool.main_runtime is not None else None
@@ -58,12 +59,15 @@ def measure(settings: Settings, folder: Path, against: str | None) -> tuple[str,
     if against is not None:
         path = folder_of(settings.model_path) if settings.model_path else source
         with mlx_lm_server(str(path or settings.model_path), folder) as other:
-            columns[against] = rows_of(other)
+            columns[against], _ = rows_of(other, most)
     return endpoint.model, columns
 
 
-def rows_of(endpoint: Endpoint) -> Rows:
-    """What one server takes. What it has in its KV from one row is of no use to the next."""
+def rows_of(endpoint: Endpoint, most: int = 0) -> tuple[Rows, int]:
+    """What one server takes, and how many words its agent's instructions had: at most `most`, if that is given.
+
+    What it has in its KV from one row is of no use to the next.
+    """
     timed(endpoint, [{"role": "user", "content": words(64, "warm up")}], 4)  # kernels are compiled at their first use
     rows: Rows = {}
     rate = 0.0
@@ -80,22 +84,25 @@ def rows_of(endpoint: Endpoint) -> Rows:
         rows[f"decode at {name}, tokens/s"] = f"{found.decode:,.1f}"
         figures = f"{found.prefill:,.0f} tokens/s prefill, {found.decode:,.1f} decode"
         print(f"{endpoint.url}  {name}: {figures}", file=sys.stderr, flush=True)
-    agent = Agent(0, endpoint)
-    turns = [agent.turn(endpoint) for _ in range(TURNS)]
+    agent = Agent(0, endpoint, most or int(rate * HEAD_SECONDS) or HEAD)
+    turns = []
+    for number in range(1, TURNS + 1):
+        turns.append(agent.turn(endpoint))
+        print(f"{endpoint.url}  turn {number}: {seconds_of(turns[-1])}", file=sys.stderr, flush=True)
     head: Message = {"role": "system", "content": words(agent.head_words, "other")}
     cold = timed(endpoint, [head, *agent.messages[1:-1]], ANSWER)
     rows["first token of an agent's turn 1"] = seconds_of(turns[0])
     rows[f"first token of turn {TURNS}"] = seconds_of(turns[-1])
     rows[f"the same turn {TURNS} with nothing stored"] = seconds_of(cold)
-    return rows
+    return rows, agent.head_words
 
 
 class Agent:
     """A conversation that sends all of its history again in each turn; shorter where the context is short."""
 
-    def __init__(self, seed: object, endpoint: Endpoint) -> None:
-        self._seed, self._tool = seed, min(TOOL, endpoint.context // 64)
-        self.head_words = min(HEAD, endpoint.context // 4)
+    def __init__(self, seed: object, endpoint: Endpoint, most: int) -> None:
+        self.head_words = max(100, min(HEAD, endpoint.context // 4, most))
+        self._seed, self._tool = seed, min(TOOL, endpoint.context // 64, self.head_words // 8)
         self.messages: list[Message] = [{"role": "system", "content": words(self.head_words, f"head {seed}")}]
 
     def turn(self, endpoint: Endpoint) -> Timed:
