@@ -60,7 +60,7 @@ function summary() {
   for (let at = 0; at < plan.count; at += 1) counts[stateOf(tree, at)] += tree.tokens[at];
   const parts = STATES.map((state, at) => [counts[at], state]).filter(([tokens]) => tokens).map(([tokens, state]) => `${number(tokens)} tokens ${state}`);
   const left = tree.left_out ? `, ${number(tree.left_out)} pieces not shown` : "";
-  return `${number(plan.count)} pieces: ${parts.join(", ")}${left}. ${HELP}`;
+  return `${number(plan.count)} ${plan.count === 1 ? "piece" : "pieces"}: ${parts.join(", ")}${left}. ${HELP}`;
 }
 
 // --- drawing ---
@@ -219,7 +219,7 @@ export function showBytes(figures) {
   const meters = [];
   const [held, budget] = [figures.kv_bytes || 0, figures.kv_budget_bytes];
   if (budget) meters.push(["in memory", held, budget, `${bytes(held)} of ${bytes(budget)}`]);
-  if (figures.kv_held_bytes) meters.push(["with running requests", figures.kv_held_bytes, budget, `${bytes(figures.kv_held_bytes)}, ${bytes(figures.kv_used_bytes)} of it used`]);
+  if (figures.kv_held_bytes) meters.push(["with what runs now", figures.kv_held_bytes, budget, `${bytes(figures.kv_held_bytes)}, ${bytes(figures.kv_used_bytes)} of it filled`]);
   if (figures.kv_disk_bytes !== undefined) {
     const most = figures.kv_disk_budget_bytes;
     meters.push(["on disk", figures.kv_disk_bytes, most || figures.kv_disk_bytes, most ? `${bytes(figures.kv_disk_bytes)} of ${bytes(most)}` : bytes(figures.kv_disk_bytes)]);

@@ -54,18 +54,19 @@ export function nameOf(session) {
   return session && /^auto-[0-9a-f]{24}$/.test(session) ? `auto-${session.slice(5, 11)}` : session || "";
 }
 
-export function copier(text, what) {
-  const button = make("button", { type: "button", class: "copy", "aria-label": `Copy ${what || text}` }, "Copy");
+export function copier(text, what, label = "Copy") {
+  const button = make("button", { type: "button", class: "copy", "aria-label": `${label}: ${what || text}` }, label);
   button.addEventListener("click", () => copy(button, text));
   return button;
 }
 
 export async function copy(button, text) {
+  const label = (button.dataset.label ??= button.textContent); // also while it says "Copied"
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
     button.textContent = "Not allowed"; // a page that is not on this machine, without TLS
   }
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  setTimeout(() => { button.textContent = label; }, 1500);
 }

@@ -32,11 +32,11 @@ function row(model) {
   const acts = make("td", {});
   const element = make("tr", {},
     make("th", { scope: "row" }, model.name, " ", isLoaded ? null : tooLarge(model), isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
-    make("td", {}, bytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
+    make("td", { "data-label": "size" }, bytes(model.bytes)), make("td", { "data-label": "context" }, model.context ? number(model.context) : "–"),
     make("td", { class: model.problem ? "bad words" : "words" }, able), acts);
   if (!model.problem && !isLoaded) acts.append(act("Load", `Load ${model.name}`, "load", { model: model.name }), " ");
   if (!model.problem) {
-    acts.append(copier(model.command, `the command that serves ${model.name}`), " ", button("Settings", `Settings of ${model.name}`, (event) => {
+    acts.append(copier(model.command, model.command, "Copy its command"), " ", button("Settings", `Settings of ${model.name}`, (event) => {
       const open = element.nextSibling && element.nextSibling.className === "own";
       if (open) element.nextSibling.remove(); else element.after(own(model));
       event.target.setAttribute("aria-expanded", String(!open));
@@ -65,10 +65,10 @@ async function drop(name) {
 
 // --- a model's own settings ---
 
-const VALUES = [["context", "most tokens of a request", 1], ["ttl", "unload after so many idle seconds (0: never)", "any"],
+const VALUES = [["context", "context: most tokens of a request", 1], ["ttl", "unload after idle seconds (0: never)", "any"],
   ["sampling.temperature", "temperature", "any"], ["sampling.top_p", "top_p", "any"], ["sampling.top_k", "top_k", 1],
   ["sampling.min_p", "min_p", "any"], ["sampling.repetition_penalty", "repetition penalty", "any"]];
-const CHOICES = [["thinking", "thinking, where a request does not say"], ["pinned", "never unloaded for another model"]];
+const CHOICES = [["thinking", "thinks, if not asked otherwise"], ["pinned", "stays loaded (pinned)"]];
 
 function own(model) {
   const told = make("span", { role: "status" });
@@ -85,11 +85,11 @@ function own(model) {
     for (const field of form.querySelectorAll("[data-key]")) changes[field.dataset.key] = field.value === "" ? null : JSON.parse(field.value);
     try {
       model.own = (await json("/page/models/change", { name: model.name, changes })).own;
-      setText(told, `Kept${model.loaded ? ". Unload it and load it again: the values count when it is loaded" : ""}.`);
+      setText(told, `Saved${model.loaded ? ". Unload it and load it again: they count when it is loaded" : ""}.`);
     } catch (error) {
       setText(told, error.message);
     }
-  } }, ...numbers, ...choices, make("button", { class: "main" }, "Keep"), " ", told,
+  } }, ...numbers, ...choices, make("button", { class: "main" }, "Save"), " ", told,
   make("p", { class: "quiet small" }, "For requests that do not say. What is not set comes from the server's settings and the model's makers. The command line changes the same: ",
     make("code", {}, model.set_command)));
   return make("tr", { class: "own" }, make("td", { colspan: 5, class: "words" }, form));
@@ -104,9 +104,9 @@ function known(model) {
 }
 
 function hit(model) {
-  const dash = (value, text) => make("td", {}, value ? text(value) : "–");
-  return make("tr", {}, make("th", { scope: "row" }, model.name, " ", tooLarge(model)), dash(model.bytes, bytes),
-    dash(model.quantisation, (bits) => bits.replace("-bit", "")), dash(model.context, number), make("td", {}, number(model.downloads)),
+  const dash = (label, value, text) => make("td", { "data-label": label }, value ? text(value) : "–");
+  return make("tr", {}, make("th", { scope: "row" }, model.name, " ", tooLarge(model)), dash("size", model.bytes, bytes),
+    dash("bits", model.quantisation, (bits) => bits.replace("-bit", "")), dash("context", model.context, number), make("td", { "data-label": "downloads" }, number(model.downloads)),
     make("td", {}, button("Fetch", `Fetch ${model.name}`, () => fetchModel(model.name))));
 }
 

@@ -79,7 +79,7 @@ export function showPressure(figures) {
   if (!weights) return;
   const used = memory ? (weights + runs) / memory : 0;
   const state = used > 0.95 ? "full: requests wait for each other" : used > 0.8 ? "getting full" : "room for more";
-  const parts = `weights ${bytes(weights)}, running requests ${bytes(runs)}, stored conversations ${bytes(stored)} (give way)`;
+  const parts = `weights ${bytes(weights)}, running requests ${bytes(runs)}, stored conversations ${bytes(stored)} (these make room for the others)`;
   const words = memory ? `Memory: ${state}. Of ${bytes(memory)}: ${parts}` : `Memory: ${parts}`;
   byId("pressure").replaceChildren(
     memory ? bar([["fresh", weights], ["again", runs], ["memory", stored]], memory, words) : "",
@@ -212,7 +212,7 @@ export function showReuse(figures) {
   const held = figures.kv_bytes || 0;
   byId("reuse").replaceChildren(
     tile(prompt ? `${(100 * reused / prompt).toFixed(1)}%` : "–", "of prompt tokens reused"),
-    tile(fresh ? (computed / fresh).toFixed(2) : "–", "computed for each new token"),
+    tile(fresh ? (computed / fresh).toFixed(2) : "–", "computed for each new token; 1.00 is the best"),
     tile(firsts.length ? duration(firsts[Math.floor(firsts.length / 2)]) : "–", "to the first token, median"),
     tile(told.length ? number(told.length) : "–", `requests, ${short(prompt)} tokens`),
     ...(figures.fallbacks ? [tile(number(figures.fallbacks), `sent to FALLBACK_MODEL: ${sentFor(figures)}`)] : []),
