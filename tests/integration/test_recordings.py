@@ -7,13 +7,16 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from scripts.bench.replay import CallIds, Optimum, raw_reply
+from start_llm.engine.thread import EngineThread
 from tests.integration.live import Live, live
 from tests.integration.test_reanchoring import settled
 from tests.oracle.build import CONTEXT
@@ -138,16 +141,43 @@ class Row:
     why: str
 
 
-def replay(server: Live, checkpoint: Path, recording: Recording, replies: Path) -> Iterator[Row]:
+CALL = '<tool_call>\n{"name": "read_file", "arguments": {"input": "x"}}\n</tool_call>'
+
+
+def decoded(tokens: list[int], model: Any, tokenizer: Any) -> str:
+    return str(tokenizer.decode(tokens))
+
+
+def check_what_is_seen(server: Live, shown: str, body: Json, replies: Path) -> None:
+    """A summary is asked for: the oracle sees every line that was sent, what holds now last, and cannot call a tool."""
+    system, *history = body["messages"]
+    missing = [line for one in body["messages"] for line in (one["content"] or "").split("\n") if line not in shown]
+    assert missing == []
+    behind = shown[shown.rindex("<|im_end|>", 0, shown.rindex("<|im_start|>user")) :]
+    told = "The system text at the top no longer holds" in behind
+    assert told is (system["content"].split("\n")[0] not in shown[: shown.index("<|im_end|>")])
+    assert not told or behind.index(system["content"]) < behind.index(history[-1]["content"])
+    if "tools" in body:
+        return
+    assert "No tool can be called now: answer with text." in behind
+    replies.write_text(CALL, "utf-8")
+    message = server.chat(**body)["message"]
+    assert not message.get("tool_calls") and "<tool_call>" not in str(message["content"]), message
+
+
+def replay(
+    server: Live, checkpoint: Path, recording: Recording, replies: Path, gap: Callable[[], object]
+) -> Iterator[Row]:
+    """`gap`: what is done while the client writes its next request."""
     optimum, ids = Optimum(checkpoint), CallIds()
     for what, recorded, reply in recording.requests():
         body = ids.put_into(recorded)
         replies.write_text(raw_reply(reply), "utf-8")
         _, plain, _ = optimum.of(body, raw_reply(reply))
         told = server.post("/v1/cache/explain", json={"model": "default", **body}).json()
-        settled(server)
+        gap()
         before = server.passes()
-        answer = server.chat(body.pop("messages"), **body)
+        answer = server.chat(**body)
         report, message = answer["report"], answer["message"]
         made = message.get("tool_calls") or []
         for said, call in zip(reply["calls"], made, strict=True):
@@ -156,6 +186,10 @@ def replay(server: Live, checkpoint: Path, recording: Recording, replies: Path) 
         computed = server.prompt_work(report["prompt"], before)
         reason = (report.get("miss") or {}).get("reason", "")
         assert (told.get("miss") or {}).get("reason", "") == reason, (what, told, report)
+        if what == "compaction":
+            tokens = list(server.prompt_of(answer))
+            shown = server.app.on_model_thread(partial(decoded, tokens))
+            check_what_is_seen(server, shown, body, replies)
         yield Row(
             what, report["prompt"], computed, report["new"], plain, reason, (report.get("miss") or {}).get("detail", "")
         )
@@ -167,9 +201,26 @@ def rows(
 ) -> Callable[[str, str, int], list[Row]]:
     def replayed(name: str, kind: str, length: int) -> list[Row]:
         monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
-        with live(oracle_path(kind), tmp_path, reanchor="on", max_kv_size=CONTEXT) as server:
+        held: list[partial[None]] = []
+        prefill_idle = EngineThread.prefill_idle
+
+        def hold(*args: Any, **more: Any) -> None:
+            held.append(partial(prefill_idle, *args, **more))
+
+        with (
+            patch.object(EngineThread, "prefill_idle", hold),
+            live(oracle_path(kind), tmp_path, reanchor="on", max_kv_size=CONTEXT) as server,
+        ):
+
+            def gap() -> None:
+                """Guesses are computed before a request, so that its own work can be counted."""
+                settled(server)
+                while held:
+                    held.pop(0)()
+                    settled(server)
+
             recording = Recording.of(name, 4 * length)
-            return list(replay(server, oracle_path(kind), recording, tmp_path / "reply"))
+            return list(replay(server, oracle_path(kind), recording, tmp_path / "reply", gap))
 
     return replayed
 
