@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from tokenizers.models import BPE
 from start_llm.core.errors import Internal
 from start_llm.files.atomic import remove_anything, write_atomic
 from start_llm.files.locks import locked
-from start_llm.files.manifest import damage, is_sealed, seal
 from start_llm.models.background import Progress
 from start_llm.models.catalog import EMBEDDED_NAME
+from start_llm.models.checkpoint import CheckpointError, check_source
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +43,7 @@ LOCK_SECONDS = 3600.0  # for another start that fetches it
 LOOK_SECONDS = 0.25  # between two looks at how much of it is there
 GROUP_SIZE = 32  # of the file's own quantisation, 4 and 8 bit alike
 
-_TEMPLATE = "chat_template.jinja"
-_OURS = frozenset({_TEMPLATE})  # belongs to this program, and is written at every start
+_TEMPLATE = "chat_template.jinja"  # belongs to this program, and is written at every start
 
 CONTROL_TOKEN = 3  # a GGUF token type
 RENAMED = {
@@ -115,7 +113,6 @@ def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
             with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=target.parent) as scratch:
                 made = Path(scratch) / "checkpoint"
                 convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
-                seal(made, leave_out=_OURS)
                 made.rename(target)
         except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
             raise EmbeddedModelError(f"The embedded model could not be written to {target.parent}: {error}.") from error
@@ -134,17 +131,15 @@ def _check_room(folder: Path, quantised: bool) -> None:
 
 
 def _usable(target: Path) -> bool:
-    """Whether the checkpoint is there as it was made. One that was made before there were lists gets its list now."""
-    if not (target / "config.json").is_file():
+    """Whether the checkpoint is there, and none of its files is cut."""
+    if not target.is_dir():
         return False
-    if not is_sealed(target):
-        with suppress(OSError):
-            seal(target, leave_out=_OURS)
-        return True
-    found = damage(target)
-    if found is not None:
-        log.warning("the embedded model in %s is damaged (%s) and is fetched again", target, found)
-    return found is None
+    try:
+        check_source(str(target.absolute()), command="start-llm")
+    except CheckpointError as error:
+        log.warning("the embedded model in %s is damaged (%s) and is fetched again", target, error)
+        return False
+    return True
 
 
 def chat_template() -> str:
