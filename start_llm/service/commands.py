@@ -176,29 +176,27 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         yield from _ended_lines(place, known)
         return
     where = "in the background" if known.get("background") else "in the foreground"
-    who = (
-        f"process {known['pid']}, {where}, {ago(known['since'])}" if known["managed"] else "not one that `start` knows"
-    )
-    yield f"{known['state']:12} {known['url']}  ({who})"
-    for model in known.get("models", ()):
-        yield f"model        {model['id']}  (context {model['context'] or 0:,} tokens)"
-    if known.get("proxy_url"):
-        yield f"proxy        {known['proxy_url']}"
-    requests = known["requests"]
+    of_ours = f"process {known['pid']}, {where}, {ago(known['since'])}" if known["managed"] else ""
+    requests, last = known["requests"], known.get("last_exit")
     users = f", {known['users']} connected by launch" if known.get("users") else ""
-    yield f"requests     {requests['running']} running, {requests['queued']} waiting{users}"
-    if known.get("detail"):
-        yield f"now          {known['detail']}"
-    if known.get("memory_bytes"):
-        yield f"memory       {known['memory_bytes'] / GIB:.1f} GiB"
-    if known.get("awake"):
-        yield "awake        the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"
-    if known.get("restarts"):
-        last = known["last_exit"]
-        yield f"restarts     {known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago"
-    if known.get("background"):
-        yield f"log          {known['log']}"
-    yield f"settings     {home() / '.env'}"
+    lines = [
+        (known["state"], f"{known['url']}  ({of_ours or 'not one that `start` knows'})"),
+        *(("model", f"{each['id']}  (context {each['context'] or 0:,} tokens)") for each in known.get("models", ())),
+        ("proxy", known.get("proxy_url")),
+        ("requests", f"{requests['running']} running, {requests['queued']} waiting{users}"),
+        ("now", known["detail"]),
+        ("memory", f"{size / GIB:.1f} GiB" if (size := known.get("memory_bytes")) else ""),
+        ("awake", known.get("awake") and "the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"),
+        (
+            "restarts",
+            last
+            and known["restarts"]
+            and f"{known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago",
+        ),
+        ("log", known.get("background") and known["log"]),
+        ("settings", home() / ".env"),
+    ]
+    yield from (f"{label:12} {text}" for label, text in lines if text)
 
 
 def _ended_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:

@@ -66,21 +66,9 @@ class Supervisor:
         flags: settings that the user gave as flags; they are remembered.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        command: Sequence[str],
-        flags: dict[str, str] | None = None,
-        *,
-        pauses: Sequence[float] = PAUSES,
-        stable_seconds: float = STABLE_SECONDS,
-        stop_seconds: float = STOP_SECONDS,
-    ) -> None:
+    def __init__(self, place: Place, command: Sequence[str], flags: dict[str, str] | None = None) -> None:
         self._place = place
         self._command = list(command)
-        self._pauses = tuple(pauses)
-        self._stable_seconds = stable_seconds
-        self._stop_seconds = stop_seconds
         self._engine: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._ending, self._kill_at = False, math.inf
@@ -114,14 +102,14 @@ class Supervisor:
                 return ExitCode.ENDED
             words = last_lines(self._place.log, WORDS, self._log_from)
             self._tell(engine=None, model="", proxy_url=None, last_exit=Exit(code, time.time(), words))
-            failures = 1 if time.monotonic() - began >= self._stable_seconds else failures + 1
+            failures = 1 if time.monotonic() - began >= STABLE_SECONDS else failures + 1
             hopeless = code in _NO_USE and not ever_ready
-            if hopeless or failures > len(self._pauses):
+            if hopeless or failures > len(PAUSES):
                 _say(f"{'' if hopeless else f'{failures} times in a row '}{how(code)}: given up")
                 self._tell(phase="gave up")
                 return code if code > 0 else ExitCode.NOT_STARTED
-            pause = self._pauses[failures - 1]
-            _say(f"{how(code)}; another start in {pause:g} s ({failures} of {len(self._pauses)})")
+            pause = PAUSES[failures - 1]
+            _say(f"{how(code)}; another start in {pause:g} s ({failures} of {len(PAUSES)})")
             self._tell(phase="waiting")
             if self._selector.select(pause):  # nothing but signals in a pause
                 self._place.forget()
@@ -164,7 +152,7 @@ class Supervisor:
     def _reap(self, engine: subprocess.Popen[bytes]) -> int:
         """An engine that has closed its output is about to end; one that does not is killed."""
         try:
-            return engine.wait(self._stop_seconds)
+            return engine.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
             return engine.wait()
@@ -189,7 +177,7 @@ class Supervisor:
             self._kill()
             return
         self._ending = True
-        self._kill_at = time.monotonic() + self._stop_seconds
+        self._kill_at = time.monotonic() + STOP_SECONDS
         self._tell(phase="ending")
         with suppress(OSError):
             assert engine.stdin is not None

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from start_llm.service import supervisor
 from start_llm.service.place import Place
-from start_llm.service.supervisor import Supervisor
 
 ENGINE = Path(__file__).with_name("engine.py")
 
@@ -23,8 +23,10 @@ def supervise(folder: Path, pauses: list[float], more: dict[str, float]) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     command = [sys.executable, "-I", "-S", str(ENGINE), str(folder / "script")]
+    for name, value in {"pauses": pauses, **more}.items():
+        setattr(supervisor, name.upper(), value)
     try:
-        return Supervisor(place, command, {"mlx_port": "1"}, pauses=pauses, **more).run()  # type: ignore[arg-type]
+        return supervisor.Supervisor(place, command, {"mlx_port": "1"}).run()
     finally:
         place.lock.drop()
 
