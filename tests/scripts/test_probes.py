@@ -93,7 +93,7 @@ def test_diff_turns_tells_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_diff_turns_shows_all_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff_turns.main([str(write_log(tmp_path)), "--all"]) == 0
-    assert "r1" in capsys.readouterr().out
+    assert "r1 prompt" in capsys.readouterr().out
 
 
 def test_diff_turns_without_logs(tmp_path: Path) -> None:
