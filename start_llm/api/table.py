@@ -156,27 +156,33 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
+def _page_routes(page: Page) -> list[Route]:
+    return [
+        Route("/", {"GET": page.file}, lane="quick"),
+        Route("/page/feed", {"GET": page.feed}, lane="feed"),
+        Route("/page/stored", {"GET": page.stored}, private=True),
+        Route("/page/models", {"GET": page.models}, private=True),
+        Route("/page/models/pull", {"POST": page.pull}, private=True),
+        Route("/page/models/stop", {"POST": page.stop_pull}, private=True),
+        Route("/page/models/search", {"GET": page.search}, private=True),
+        Route("/page/models/change", {"POST": page.change_model}, private=True),
+        Route("/page/models/remove", {"POST": page.remove}, private=True),
+        Route("/page/settings", {"GET": page.settings, "POST": page.change_setting}, private=True),
+        Route("/page/agents", {"GET": page.agents}, private=True),
+        Route("/page/nodes", {"GET": page.nodes}, private=True),
+        Route("/page/requests/{}", {"GET": page.background}, lane="quick"),
+        Route("/page/requests/{}/cancel", {"POST": page.cancel}, lane="quick", private=True),
+        Route("/page/{}", {"GET": page.file}, lane="quick"),
+    ]
+
+
 def build_routes(
     dialects: Dialects, stored: StoredResponses, page: Page, status: Status, encodings: Encodings, sounds: AudioRoutes
 ) -> Routes:
     ollama = OllamaModels(dialects.service, page.library)
     return Routes(
         [
-            Route("/", {"GET": page.file}, lane="quick"),
-            Route("/page/feed", {"GET": page.feed}, lane="feed"),
-            Route("/page/stored", {"GET": page.stored}, private=True),
-            Route("/page/models", {"GET": page.models}, private=True),
-            Route("/page/models/pull", {"POST": page.pull}, private=True),
-            Route("/page/models/stop", {"POST": page.stop_pull}, private=True),
-            Route("/page/models/search", {"GET": page.search}, private=True),
-            Route("/page/models/change", {"POST": page.change_model}, private=True),
-            Route("/page/models/remove", {"POST": page.remove}, private=True),
-            Route("/page/settings", {"GET": page.settings, "POST": page.change_setting}, private=True),
-            Route("/page/agents", {"GET": page.agents}, private=True),
-            Route("/page/nodes", {"GET": page.nodes}, private=True),
-            Route("/page/requests/{}", {"GET": page.background}, lane="quick"),
-            Route("/page/requests/{}/cancel", {"POST": page.cancel}, lane="quick", private=True),
-            Route("/page/{}", {"GET": page.file}, lane="quick"),
+            *_page_routes(page),
             Route("/health", {"GET": status.health}, lane="quick"),
             Route("/metrics", {"GET": status.metrics}, lane="quick"),
             Route("/v1/loads", {"GET": status.loads}, lane="quick"),

@@ -150,18 +150,22 @@ class Balancer:
             outcome.failed = outcome.is_lost = True
         if outcome.failed and self._blame(choice, outcome) and not answer.has_begun:
             return True
+        if answer.has_begun or not outcome.reason or not await self._ask_fallback(asked):
+            await self._end(asked, choice.node.name)
+        return False
+
+    async def _end(self, asked: _Asked, node: str) -> None:
+        """Nobody else is asked: the client gets what came from `node`, or the server's word. Raises Unavailable."""
+        outcome, answer = asked.outcome, asked.answer
         is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
-        if outcome.reason and not answer.has_begun and await self._ask_fallback(asked):
-            return False
         is_litellms = outcome.error is None and not (is_node_lost or asked.is_forwarded)
         if answer.error_status >= 500 and is_litellms:  # a fault of LiteLLM's own
             response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
             await response(asked.scope, asked.client, answer.send)
-            return False
+            return
         if outcome.is_lost and not answer.has_begun and (is_node_lost or answer.says_nothing):
-            raise Unavailable(broken(choice.node.name, "")["message"])
-        await answer.finish(outcome.error or broken(choice.node.name, answer.dialect) if outcome.failed else None)
-        return False
+            raise Unavailable(broken(node, "")["message"])
+        await answer.finish(outcome.error or broken(node, answer.dialect) if outcome.failed else None)
 
     def _blame(self, choice: Choice, outcome: RequestOutcome) -> bool:
         """Leaves the node out if it is to blame for a failure. Whether another node may be asked."""

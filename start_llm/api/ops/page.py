@@ -19,6 +19,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -38,6 +39,7 @@ from start_llm.core.settings import SECRETS, Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.history import DAY, History
+from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor, change_level, current_level
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
@@ -126,7 +128,7 @@ class Page:
         port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)
         self.library = Library(status.service, self.pulls)
-        self.history = History(self._memory_used)
+        self.history = History(partial(_memory_used, status.counts))
         self.log = LogTail(self._redact)
         templates = Environment(
             loader=PackageLoader("start_llm.dashboard", "page"),
@@ -205,11 +207,6 @@ class Page:
         ]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}
 
-    def _memory_used(self) -> float:
-        """Bytes of weights and KV."""
-        figures = self._metrics.figures()
-        return sum(figures.get(name, 0.0) for name in ("models_weight_bytes", "kv_bytes", "kv_running_bytes"))
-
     # --- panels ---
 
     def stored(self, inbound: Request) -> Reply:
@@ -284,7 +281,7 @@ class Page:
         rows = [
             {
                 "name": name.upper(),
-                "value": self._shown(name),
+                "value": self._redact(_shown(self._settings, name)),
                 "set": name in self._settings.model_fields_set,
                 "about": meaning(name),
                 "choices": LOG_LEVELS if name == "log_level" else [],
@@ -307,12 +304,6 @@ class Page:
             raise BadRequest(f"value={value!r:.80}: give one of {', '.join(LOG_LEVELS)}.", param="value")
         change_level(value)
         return _reply({"name": name, "value": value})
-
-    def _shown(self, name: str) -> str:
-        value = current_level() if name == "log_level" else getattr(self._settings, name)
-        if value is None:
-            return ""
-        return "set, not shown" if name in SECRETS else self._redact(str(value))
 
     def background(self, inbound: Request) -> Reply:
         """The update note that a request's model has read and where it left what is stored, for who made it.
@@ -342,6 +333,20 @@ class Page:
     def stop_pull(self, inbound: Request) -> Reply:
         self.pulls.stop()
         return _reply({"pull": self.pulls.state()})
+
+
+def _memory_used(counts: Metrics) -> float:
+    """Bytes of weights and KV."""
+    figures = counts.figures()
+    return sum(figures.get(name, 0.0) for name in ("models_weight_bytes", "kv_bytes", "kv_running_bytes"))
+
+
+def _shown(settings: Settings, name: str) -> str:
+    """A setting's value; not that of a key."""
+    value = current_level() if name == "log_level" else getattr(settings, name)
+    if value is None:
+        return ""
+    return "set, not shown" if name in SECRETS else str(value)
 
 
 def _reply(body: Any, status: int = 200) -> Reply:
