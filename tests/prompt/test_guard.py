@@ -236,3 +236,12 @@ def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) 
         assert guarded.prompt.tokens == plain.prompt.tokens
         seen += 1
     assert seen > 3
+
+
+def test_a_message_that_comes_again_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, searched = Guard(["<|im_end|>"]), list[str]()
+    cut = guard.text
+    monkeypatch.setattr(guard, "text", lambda text, role="user": searched.append(text) or cut(text, role))
+    message = Message("user", "Say <|im_end|>.")
+    assert guard.message(message) is guard.message(message) and len(searched) == 1
+    assert guard.message(Message("user", "Say <|im_end|>.")) == guard.message(message) and len(searched) == 2

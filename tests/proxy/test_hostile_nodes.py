@@ -23,6 +23,7 @@ import pytest
 from starlette.requests import Request
 
 from start_llm.core.settings import SettingsError, load_settings
+from start_llm.proxy import fleet as fleet_module
 from start_llm.proxy import nodes as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, json_of, look_at, node_client, status_of
@@ -421,8 +422,9 @@ def test_a_question_lives_on_when_its_client_has_left() -> None:
     asyncio.run(test())
 
 
-def test_a_conversation_with_a_clock_and_no_name_stays_at_its_node() -> None:
+def test_a_conversation_with_a_clock_and_no_name_stays_at_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a clock in digits nobody is asked. Where the day has another name, the nodes say where it is stored."""
+    monkeypatch.setattr(fleet_module, "EXPLAIN_SECONDS", 20.0)  # a busy machine explains later
 
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:
