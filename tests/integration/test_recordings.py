@@ -25,9 +25,13 @@ Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "e2e" / "recordings"
 WITH_MESSAGES = ["claude", "codex", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("qwen", "cn"))]
 FLATTENED = ["opencode", pytest.param("kilo", marks=pytest.mark.thorough)]
-SLOW = [pytest.mark.thorough, pytest.mark.slow]
-LENGTHS = [16_000, pytest.param(64_000, marks=pytest.mark.thorough), pytest.param(200_000, marks=SLOW)]
-KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.thorough)]
+SIZES = [
+    ("plain", 16_000),
+    pytest.param("hybrid", 64_000, marks=pytest.mark.thorough),
+    *(pytest.param(kind, length, marks=pytest.mark.slow) for kind, length in [
+        ("hybrid", 16_000), ("plain", 64_000), ("plain", 200_000), ("hybrid", 200_000)
+    ]),
+]  # fmt: skip
 
 
 COMMON = ("the", "file", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not")
@@ -225,8 +229,7 @@ def rows(
     return replayed
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "length"), SIZES)
 @pytest.mark.parametrize("name", WITH_MESSAGES)
 @pytest.mark.timeout(1200)
 def test_a_summary_costs_what_is_new(
