@@ -31,16 +31,12 @@ LOOK, DECODE, TEXT = b"L", b"D", b"T"
 PART, REFUSED = b"P", b"X"
 LENGTH = struct.Struct("<Q")
 SHAPE = struct.Struct("<QQ")
-MEMORY = 256 << 20
-"""Bytes that an order may take, beyond twice its file."""
-SECONDS = 30
-"""Of a processor, for one order. Two hours take 1 to 10 of them."""
-MOST_PAGES, MOST_CHARS = 500, 2_000_000
-"""Of a PDF file."""
+MEMORY = 256 << 20  # bytes that an order may take, beyond twice its file
+SECONDS = 30  # of a processor, for one order. Two hours take 1 to 10 of them.
+MOST_PAGES, MOST_CHARS = 500, 2_000_000  # of a PDF file
 FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, OSError, LookupError, AttributeError, AssertionError)
 """What libraries raise of a damaged file."""
-FRAMES = 1 << 15
-"""Of a part: a file may have a thousand channels."""
+FRAMES = 1 << 15  # of a part: a file may have a thousand channels
 
 
 def main(soundfile: Any) -> None:

@@ -19,11 +19,9 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.media import Sound, SoundForm
 
 LIBRARY = "mlx_audio"
-RATE = 16000
-"""Samples a second, as the models that listen want them."""
+RATE = 16000  # samples a second, as the models that listen want them
 SPOKEN_RATE = 24000
-LEAST_SECONDS = 0.2
-"""Of a file of speech: silence is added."""
+LEAST_SECONDS = 0.2  # of a file of speech: silence is added
 WRITTEN = {
     "wav": ("WAV", "PCM_16"),
     "flac": ("FLAC", "PCM_16"),
@@ -34,8 +32,7 @@ WRITTEN = {
 FORMATS = "WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"
 RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000, 176400, 192000)
 """Others would need a filter of millions of taps."""
-DECODER = Decoder()
-"""One for the process, since its child is."""
+DECODER = Decoder()  # one for the process, since its child is
 
 
 @dataclass(frozen=True, slots=True)

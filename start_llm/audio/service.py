@@ -30,8 +30,7 @@ from start_llm.models.pull import find_folder
 
 STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""
-LOOK_SECONDS = 0.5
-"""How often one that waits shows life."""
+LOOK_SECONDS = 0.5  # how often one that waits shows life
 SHORT, LONGEST = 30, 300
 _WRITTEN_SPACE = re.compile(r"\\[nt]")
 """A line's end or a tab written as a backslash and a letter: mlx-audio begins a new sound there."""

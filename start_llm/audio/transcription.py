@@ -23,8 +23,7 @@ from start_llm.core.media import Hints, Transcript, TranscriptSegment
 from start_llm.models.stepwise import bytes_of, loading
 
 HOP, FFT = 160, 400
-WINDOW = 3000
-"""Frames of a window: half a minute."""
+WINDOW = 3000  # frames of a window: half a minute
 LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Temperatures that a window is tried with, one after the other, until its text is good."""
 MOST_COMPRESSION, LEAST_LOGPROB, SILENT, HOT = 2.4, -1.0, 0.6, 0.5

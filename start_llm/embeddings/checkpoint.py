@@ -15,8 +15,7 @@ from start_llm.models.checkpoint import context_length, read_config, read_json, 
 
 Pooling = Literal["cls", "mean", "max", "last"]
 
-MOST_TOKENS = 8192
-"""Tokens of one text: it goes through the model in one step, whatever its own limit is."""
+MOST_TOKENS = 8192  # tokens of one text: it goes through the model in one step, whatever its own limit is
 _MODES: dict[str, Pooling] = {
     "cls_token": "cls",
     "mean_tokens": "mean",
@@ -26,8 +25,7 @@ _MODES: dict[str, Pooling] = {
     "mean": "mean",
     "max": "max",  # as sentence-transformers 6 writes them: {"pooling_mode": "cls"}
 }
-_SHIFTED = frozenset({"xlm-roberta", "roberta"})
-"""Architectures whose positions begin behind the padding token's id."""
+_SHIFTED = frozenset({"xlm-roberta", "roberta"})  # architectures whose positions begin behind the padding token's id
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from start_llm.embeddings.checkpoint import EncoderFiles, Pooling, read_encoder
 from start_llm.models.stepwise import loading
 
 LIBRARY = "mlx_embeddings"
-STEP_SECONDS = 0.1
-"""What a batch should take, so that a row that decodes hardly waits."""
+STEP_SECONDS = 0.1  # what a batch should take, so that a row that decodes hardly waits
 FIRST, MOST = 512, 16384
 """Tokens of the first batch, and of any batch; padding included. A text that is longer is a batch by itself."""
 _SAME = 0.999

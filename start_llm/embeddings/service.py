@@ -29,8 +29,7 @@ from start_llm.embeddings.compute import LIBRARY, Encoder
 from start_llm.engine.thread import EngineThread
 from start_llm.models.pull import find_folder
 
-CHARACTERS = 64
-"""A text that has more of them for each token that it may have is not counted."""
+CHARACTERS = 64  # a text that has more of them for each token that it may have is not counted
 # Names that clients are hard-wired to.
 _FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
 

@@ -7,8 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-UNFINISHED = ".writing"
-"""The ending of a file that is being written; one that a killed process left may be removed."""
+UNFINISHED = ".writing"  # the ending of a file that is being written; one that a killed process left may be removed
 
 
 def write_atomic(path: Path, data: bytes | str | list[bytes], *, mode: int = 0o600, sync: bool = False) -> None:

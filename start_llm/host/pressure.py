@@ -20,8 +20,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-STEADY_SECONDS = 10.0
-"""No change follows another one sooner, but for one to critical."""
+STEADY_SECONDS = 10.0  # no change follows another one sooner, but for one to critical
 _MAC_LEVEL = b"kern.memorystatus_vm_pressure_level"
 _WARNING_SHARE, _CRITICAL_SHARE = 0.08, 0.03  # of memory that is available: below it
 _MARGIN = 0.04  # more must be available before the level falls again

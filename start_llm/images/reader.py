@@ -22,19 +22,15 @@ from start_llm.files.lru import Lru
 from start_llm.images.fetch import Fetcher
 from start_llm.images.pixels import DECODING, ImageFile, ImageTooLarge, Unreadable
 
-MOST_IMAGES = 1000
-"""In one request, its history included."""
+MOST_IMAGES = 1000  # in one request, its history included
 MOST_NEW = 5
 """New images of a request (behind the last answer; the history is not counted)."""
-MOST_NEW_BYTES = 50_000_000
-"""Of these together."""
-MOST_PIXELS = 50_000_000
-"""Of one image."""
+MOST_NEW_BYTES = 50_000_000  # of these together
+MOST_PIXELS = 50_000_000  # of one image
 MOST_NEW_PIXELS = 1_000_000_000
 """That one request may make this server decode; what was decoded by then is known to the next one."""
 _KEPT = 8192
-_URL_SECONDS = 10.0
-"""That fetching one image may take."""
+_URL_SECONDS = 10.0  # that fetching one image may take
 _EXTENSIONS = {"PNG": ".png", "JPEG": ".jpeg", "GIF": ".gif", "WebP": ".webp"}
 _NOT_IN_NAMES = re.compile(r"[^\w .()+@,#&~'-]")
 _NAME_CHARS = 80

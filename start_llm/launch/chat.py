@@ -35,8 +35,7 @@ from start_llm.launch.server import LaunchError, running_server
 ANSWER_SECONDS = 6 * 3600.0  # a long cold prefill must fit
 CONNECT_SECONDS = 10.0
 INTERRUPTED = 130
-HISTORY = "chat_history"
-"""In the cache folder: the lines that were typed, for this user only."""
+HISTORY = "chat_history"  # in the cache folder: the lines that were typed, for this user only
 
 
 class ChatError(RuntimeError):

@@ -23,8 +23,7 @@ from start_llm.service.control import ServiceError, bring_up
 from start_llm.service.place import Place
 
 PROXY_SECONDS = 120.0
-SMALL_NAME = "claude-haiku-4-5"
-"""What Claude Code calls its small model."""
+SMALL_NAME = "claude-haiku-4-5"  # what Claude Code calls its small model
 MIN_ANSWER_TOKENS = 256
 MOST_ANSWER_TOKENS = 16_384  # long enough for any file that is written at once; the rest of the context is for history
 

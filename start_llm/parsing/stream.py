@@ -24,8 +24,7 @@ from start_llm.parsing.tools.headed import HARMONY_ENDS, HARMONY_HEADS, harmony_
 
 _BEFORE_MENTION = " \t\"'`("
 _AFTER_MENTION = " \t\"'`).,;:!?"
-RESULTS = ("<tool_response>",)
-"""What opens a tool's result in a prompt: behind a call the model plays the tool."""
+RESULTS = ("<tool_response>",)  # what opens a tool's result in a prompt: behind a call the model plays the tool
 
 
 class AnswerLiterals:

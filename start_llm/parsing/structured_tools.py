@@ -22,8 +22,7 @@ from start_llm.core.messages import Tool
 from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
 
-MOST_BRANCHES = 1_000
-"""Of a parameter's schema that are looked at for whether it may be a string."""
+MOST_BRANCHES = 1_000  # of a parameter's schema that are looked at for whether it may be a string
 ANY_TEXT = "(?s:.*)"
 
 

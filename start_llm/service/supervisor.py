@@ -27,12 +27,9 @@ from start_llm.host.home import module_command
 from start_llm.host.processes import created
 from start_llm.service.place import Exit, Place, ServerState
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each restart in a row; as many restarts as there are pauses."""
-STABLE_SECONDS = 600.0
-"""An engine that has lived this long is sound: its next end counts as the first."""
-STOP_SECONDS = 70.0
-"""A server that was asked to end has ended by then, or is killed."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each restart in a row; as many restarts as there are pauses
+STABLE_SECONDS = 600.0  # an engine that has lived this long is sound: its next end counts as the first
+STOP_SECONDS = 70.0  # a server that was asked to end has ended by then, or is killed
 TRIM_SECONDS = 60.0
 LOG_BYTES = 16 << 20
 WORDS = 5  # lines of the log that are kept as an engine's last words
