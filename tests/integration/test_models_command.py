@@ -86,7 +86,6 @@ def states(command: Command, server: Live) -> dict[str, dict[str, Any]]:
 
 
 def test_in_and_out_of_a_running_server(command: Command, server: Live) -> None:
-    command(server, "unload", "oracle-hybrid")  # another test may have loaded it
     assert states(command, server)["oracle-hybrid"]["state"] == "stored"
     code, out, err = command(server, "load", "oracle-hybrid")
     assert (code, err) == (0, "") and out.startswith("oracle-hybrid is loaded: ")
