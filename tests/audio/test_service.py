@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.audio.service import AudioService, Room
+from start_llm.audio.service import AudioService, SoundMemory
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailable
 from start_llm.core.limits import RECORDED
 from start_llm.core.media import Hints, Transcript
@@ -104,7 +104,7 @@ def test_who_goes_gives_all_back(service: Callable[..., AudioService], pool: Fak
     parts.close()  # type: ignore[attr-defined]
     assert pool.handle.closed
     assert pool.open == 0
-    assert audio._room.take(RECORDED.most, 0.0)
+    assert audio._memory.take(RECORDED.most, 0.0)
 
 
 def test_signs_of_life_while_the_model_is_loaded(service: Callable[..., AudioService], pool: FakePool) -> None:
@@ -119,11 +119,11 @@ def test_recordings_wait_for_each_other_where_they_are_long(
     service: Callable[..., AudioService], pool: FakePool
 ) -> None:
     audio = service()
-    assert audio._room.take(RECORDED.most - 0.25, 0.0)
+    assert audio._memory.take(RECORDED.most - 0.25, 0.0)
     parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
     assert next(parts).total == 0
     assert pool.handle.steps == 0
-    audio._room.give(RECORDED.most - 0.25)
+    audio._memory.give(RECORDED.most - 0.25)
     assert len(list(parts)) == 3
 
 
@@ -132,13 +132,13 @@ def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
 ) -> None:
     monkeypatch.setattr("start_llm.audio.service.WAIT_SECONDS", 0.0)
     audio = service()
-    assert audio._room.take(RECORDED.most - 0.25, 0.0)
+    assert audio._memory.take(RECORDED.most - 0.25, 0.0)
     parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
     with pytest.raises(Unavailable, match="no room beside them"):
         for _ in range(100):  # of 0.01 s each
             assert next(parts) is not None
     assert (pool.open, pool.handle.steps) == (0, 0)
-    assert audio._room.take(0.25, 0.0), "nothing was taken"
+    assert audio._memory.take(0.25, 0.0), "nothing was taken"
 
 
 def test_who_waits_too_long_for_its_model_is_told_so(
@@ -154,7 +154,7 @@ def test_who_waits_too_long_for_its_model_is_told_so(
 
 
 def test_a_room_of_its_size_takes_what_is_larger() -> None:
-    room = Room(10.0)
+    room = SoundMemory(10.0)
     assert room.take(25.0, 0.0)
     assert not room.take(0.5, 0.0)
     room.give(25.0)
@@ -213,4 +213,4 @@ def test_the_model_thread_may_end_at_any_step(service: Callable[..., AudioServic
     with pytest.raises(Unavailable):
         next(parts)
     assert pool.open == 0
-    assert audio._room.take(RECORDED.most, 0.0)
+    assert audio._memory.take(RECORDED.most, 0.0)
