@@ -35,16 +35,16 @@ from start_llm.models.recommended import (
 GB = 1e9
 _COLUMNS = ("NAME", "SIZE", "CONTEXT", "STATE", "KV", "CAN")
 _OF_A_SERVER = ("STATE", "KV")
+_SHORT = {repository: short for short, repository in SHORT_NAMES.items()}
+_BELONGS = {"off": ("pin", "--off", "NAME --off"), "values": ("set", "KEY=VALUE", "NAME KEY=VALUE")}
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:
     """What is on this disk, and what of it a server has loaded; or what is known of one; or a change of one."""
-    if options.off and options.what != "pin":
-        print(f"models: --off belongs to pin: {program()} models pin NAME --off", file=sys.stderr)
-        return ExitCode.BAD_SETTING
-    if options.values and options.what != "set":
-        print(f"models: KEY=VALUE belongs to set: {program()} models set NAME KEY=VALUE", file=sys.stderr)
-        return ExitCode.BAD_SETTING
+    for option, (what, written, example) in _BELONGS.items():
+        if getattr(options, option) and options.what != what:
+            print(f"models: {written} belongs to {what}: {program()} models {what} {example}", file=sys.stderr)
+            return ExitCode.BAD_SETTING
     if options.what in ("show", "set"):  # what reads all of a model takes a second to import
         shown = import_module("start_llm.cli.show")
         return int((shown.show if options.what == "show" else shown.set_values)(settings, options))
@@ -59,12 +59,16 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if not found and not cards:
         print(f"No model is on this disk. `{program()} recommend` names some; `{program()} pull NAME` fetches one.")
         return 0
-    columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
-    rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
-    print_table(columns, rows, words=("NAME", "STATE", "CAN"))
+    _print_table(found, cards, adapters)
     for entry in settings.models_by_name.entries:
         print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
     return 0
+
+
+def _print_table(found: list[StoredModel], cards: list[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
+    columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
+    rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
+    print_table(columns, rows, words=("NAME", "STATE", "CAN"))
 
 
 def _embedded_once(models: Iterable[StoredModel], settings: Settings) -> list[StoredModel]:
@@ -151,9 +155,9 @@ def _rows(
         card = card_of(left, model.name)
         if card is not None:
             left.remove(card)
-        short = next((f" ({short})" for short, repository in SHORT_NAMES.items() if repository == model.name), "")
+        name = f"{model.name} ({_SHORT[model.name]})" if model.name in _SHORT else model.name
         can = model.problem or ", ".join(model.can)
-        yield _listed(f"{model.name}{short}", f"{model.size / GB:.1f} GB", model.context, card, can)
+        yield _listed(name, f"{model.size / GB:.1f} GB", model.context, card, can)
         if cards is None:
             served = model.name.rpartition("/")[2]
             for adapter in fitting(model, adapters):
