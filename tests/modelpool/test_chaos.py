@@ -187,6 +187,11 @@ class Life:
         finally:
             lease.close()
 
+    def live_for(self, seconds: float) -> None:
+        """Changes the time to live of all models."""
+        for entry in list(self.registry._entries.values()):
+            entry.settings = entry.settings.model_copy(update={"model_ttl_seconds": seconds})
+
     def gone(self, model: str) -> str:
         """Once the model has gone, or could not be loaded before."""
         until(lambda: self.pool.card(model).state in {"stored", "failed"})
@@ -226,9 +231,9 @@ def play(life: Life) -> None:
     life.attempt("models", lambda: [card.id for card in life.pool.cards()][:1])
     life.attempt("names", life.names)
     life.attempt("figures", lambda: sorted(life.pool.figures()))
-    life.pool._loader._settings = life.registry.settings.model_copy(update={"model_ttl_seconds": 1e-9})
+    life.live_for(1e-9)
     life.attempt("by age", lambda: life.gone("three"))
-    life.pool._loader._settings = life.registry.settings
+    life.live_for(0.0)
 
 
 METHODS: dict[Any, tuple[str, ...]] = {
