@@ -159,8 +159,8 @@ def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pyte
         )
     monkeypatch.setattr(hearing.Transcriber, "_attempt", attempt)
     until(lambda: post(served, "models/unload", model=NAME).status_code == 200)
-    assert served.app.audio._room.take(service.RECORDED.most, 0.0)  # nothing of it holds memory
-    served.app.audio._room.give(service.RECORDED.most)
+    assert served.app.audio._memory.take(service.RECORDED.most, 0.0)  # nothing of it holds memory
+    served.app.audio._memory.give(service.RECORDED.most)
     assert ask(served).status_code == 200
 
 
