@@ -22,7 +22,7 @@ from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, script
 from tests.waiting import until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough, pytest.mark.live]
 NAME = "tiny-whisper"
 
 
