@@ -214,25 +214,21 @@ class KVStore:
         resident = self.resident
         want_state = about.checkpoint and not self._kit.cuttable
         match = resident.tree.walk(tokens)
-        inside = match.length == len(tokens) and match.parted
-        if inside and not want_state and match.path[-1].rows is not None:
+        if not want_state and _is_inside(tokens, match):
             # A prefix of what is there, and nothing to attach at its end: no reason to divide a segment.
             resident.use(match.path, self._clock())
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
-        first_missing = next((s.start for s in match.path if s.rows is None), match.length)
-        joint = next((s.rows for s in reversed(match.path) if s.rows is not None), None)
-        if first_missing < len(tokens) and joint is not None:
-            self._kit.check_joins(joint, cache)
+        _check_joins(self._kit, tokens, match, cache)
         path = resident.tree.extend(tokens)
         resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
             segment.one_shot = about.one_shot and (segment.one_shot or segment.rows is None)
-            if segment.rows is None:
-                self.lent_rows.fill_from(segment, cache)
-                resident.counters["stored_tokens"] += segment.length
-                segment.seconds_per_token = about.seconds_per_token
+        for segment in [each for each in path if each.rows is None]:
+            self.lent_rows.fill_from(segment, cache)
+            resident.counters["stored_tokens"] += segment.length
+            segment.seconds_per_token = about.seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
             resident.attach(end, state)
@@ -322,6 +318,18 @@ class KVStore:
         """Writes what is still to be written and lets go of everything."""
         self.disk.close()
         self.clear()
+
+
+def _is_inside(tokens: Tokens, match: PrefixMatch) -> bool:
+    """Whether `tokens` end inside a segment that has its rows."""
+    return match.length == len(tokens) and match.parted and match.path[-1].rows is not None
+
+
+def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:
+    """Unstorable: rows of `cache` that are missing cannot stand behind those that are there."""
+    filled = [segment.rows for segment in match.path if segment.rows is not None]
+    if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
+        kit.check_joins(filled[-1], cache)
 
 
 def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> Checkpoint | None:

@@ -152,14 +152,11 @@ class BaseSearch:
     def _best(self, matches: Sequence[BaseMatch]) -> Iterator[BaseMatch]:
         """An exact match, and the one that is proved to be this conversation; none where two are."""
         # The newest is the first; sorting keeps that order.
-        yield from sorted((match for match in matches if match.is_exact), key=lambda match: not match.same_session)[:1]
+        exact = [match for match in matches if match.is_exact]
+        yield from sorted(exact, key=lambda match: not match.same_session)[:1]
         others = [match for match in matches if not match.is_exact]
-        usable = [match for match in others if match.usable]
-        best = [match for match in usable if not match.changes] or usable
-        # An answer may have been given again in the same words: whose thoughts these are, no words can prove.
-        one_of_all = len({match.thoughts for match in others if match.same_session}) == 1
-        if best and one_of_all and all(map(best[0].shows_the_same, best)):
-            yield best[0]
+        if (proved := _proved(others)) is not None:
+            yield proved
         elif others:
             self.reject(min(others, key=lambda match: (not match.same_session, match.difference)))
 
@@ -167,6 +164,15 @@ class BaseSearch:
         """Also called by who finds that a match cannot be used."""
         if self.rejected is None or match.behind > self.rejected.behind:
             self.rejected, self.why = match, why
+
+
+def _proved(matches: Sequence[BaseMatch]) -> BaseMatch | None:
+    """The one of these that is proved to be this conversation; None where none is, or two are."""
+    usable = [match for match in matches if match.usable]
+    best = [match for match in usable if not match.changes] or usable
+    # An answer may have been given again in the same words: whose thoughts these are, no words can prove.
+    one_of_all = len({match.thoughts for match in matches if match.same_session}) == 1
+    return best[0] if best and one_of_all and all(map(best[0].shows_the_same, best)) else None
 
 
 # --- one candidate ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from itertools import groupby
 
 MAX_LINES = 3000
@@ -45,9 +47,7 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     places, still = _places(after), {line for line in after if len(line.strip()) >= _ALIKE}
-    ordered = sorted(before) if a else []
-    told: dict[str, str] = {}
-    all_told: list[str] = []
+    old_lines = _OldLines(before, after)
     for a1, a2, b1, b2 in _differences(a, b):
         gone, came = a[a1:a2], b[b1:b2]
         place = places[head + b1]
@@ -57,18 +57,42 @@ def diff(old: str, new: str) -> list[str] | None:
             continue
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
-            heading = f"{place}, {MOVED}:" if is_moved else f"{place}:" if came else f"{place}, {GONE}:"
-            if is_moved or came or not place.startswith("line "):  # what is new stands below; code is told as it was
-                lines += [heading, *_minus(run, ordered)]
-                continue
-            if not told:
-                told = _told(before, after)
-                all_told = sorted(told.values())
-            lines += [heading, *_minus([told[line] for line in run], all_told)]
+            if is_moved:
+                lines += [f"{place}, {MOVED}:", *_minus(run, old_lines.as_sent)]
+            elif came:  # what is new stands below
+                lines += [f"{place}:", *_minus(run, old_lines.as_sent)]
+            else:
+                lines += [f"{place}, {GONE}:", *old_lines.gone(run, in_file=not place.startswith("line "))]
         if came:
             is_open = bool(runs) and not runs[-1][0]  # under the last heading both are told
             lines += [*(() if is_open else (f"{place}:",)), *(f"+{line}" for line in came)]
     return lines
+
+
+@dataclass(frozen=True)
+class _OldLines:
+    """The lines of the old text, as a note names them."""
+
+    before: Sequence[str]
+    after: Sequence[str]
+
+    @cached_property
+    def as_sent(self) -> list[str]:
+        return sorted(self.before)
+
+    def gone(self, run: Sequence[str], *, in_file: bool) -> list[str]:
+        """How a run that is gone is told: code as it was, other text without its values."""
+        if in_file:
+            return _minus(run, self.as_sent)
+        return _minus([self._without_values[line] for line in run], self._ordered)
+
+    @cached_property
+    def _without_values(self) -> dict[str, str]:
+        return _told(self.before, self.after)
+
+    @cached_property
+    def _ordered(self) -> list[str]:
+        return sorted(self._without_values.values())
 
 
 def _by_whether_moved(gone: Sequence[str], still: Set[str], *, as_block: bool) -> Iterator[tuple[bool, Sequence[str]]]:
