@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +63,8 @@ class Device:
 
 def likely_accelerator() -> Accelerator:
     """As far as that is known without MLX, whose import takes a second."""
-    return Accelerator("metal" if sys.platform == "darwin" else "cuda" if Path("/dev/nvidia0").exists() else "cpu")
+    cuda = any(list(distributions(name=name)) for name in ("mlx-cuda-12", "mlx-cuda-13"))
+    return Accelerator("metal" if sys.platform == "darwin" else "cuda" if cuda else "cpu")
 
 
 def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:

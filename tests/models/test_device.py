@@ -50,6 +50,18 @@ def test_macos_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.inspect_device(lambda: Accelerator("metal")).usable == 48 * GIB
 
 
+@pytest.mark.parametrize(
+    ("system", "installed", "backend"),
+    [("darwin", "", "metal"), ("linux", "", "cpu"), ("linux", "mlx-cuda-13", "cuda"), ("linux", "mlx-cuda-12", "cuda")],
+)
+def test_what_is_installed_says_where_mlx_will_compute(
+    monkeypatch: pytest.MonkeyPatch, system: str, installed: str, backend: str
+) -> None:
+    monkeypatch.setattr(device.sys, "platform", system)
+    monkeypatch.setattr(device, "distributions", lambda name: ["it"] if name == installed else [])
+    assert device.likely_accelerator().backend == backend
+
+
 def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     gpu = device.inspect_device(lambda: Accelerator("cuda", name="NVIDIA H200", memory=139 * GIB))
