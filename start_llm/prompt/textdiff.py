@@ -26,7 +26,7 @@ _WORD = re.compile(r"\s*\S+|\s+$")
 _VOID = "(not given any more)"
 # "- Region: eu-1", "export A=b", "| api | 80 |", up to where the value begins
 _NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
-_VALUE = r"[\"'`(<]*(?:[A-Z]|[^\s.,;]*[\d/\\@_]|[^\s.,;]+[.:]\w)(?:[^\s,;.]|\.(?=\w))*"  # a name, a number, a path
+_VALUE = r"[\"'`(<]*+(?:[A-Z]|[^\s.,;]*[\d/\\@_]|[^\s.,;]+[.:]\w)(?:[^\s,;.]|\.(?=\w))*"  # a name, a number, a path
 _VALUES = re.compile(rf"(?<=\s)(?<![-*+>#.!?]\s){_VALUE}(?:\s{_VALUE})*")
 _MOST_WORDS = 50
 _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number

@@ -200,3 +200,10 @@ LINES = st.lists(
 def test_a_text_can_be_told_from_its_changes(old, new):
     told = diff("\n".join(old), "\n".join(new))
     assert told is not None and applied(old, new, told) == new
+
+
+def test_a_line_of_many_quotes_or_brackets_is_told_in_bounded_time():
+    begun = time.process_time()
+    for sign in '"(`<':
+        assert diff(f"One.\nTwo {sign * 40_000}", "One.") is not None
+    assert time.process_time() - begun < 20
