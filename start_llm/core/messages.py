@@ -67,25 +67,25 @@ def call_ids() -> Callable[[], str]:
     return lambda: f"call_{answer}{next(numbers) % 0x10000:04x}"
 
 
-def with_calls_together(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with all calls of one answer in one message, and their results behind it.
+def with_calls_together(messages: Sequence[Message]) -> list[tuple[int, Message]]:
+    """The messages with all calls of one answer in one message, and their results behind it; each with its old index.
 
     Some clients send every call in an assistant message of its own, each with its result behind it (Goose, November
     2026). The ids of `call_ids` show that one answer made them: then the model is shown the answer that it gave.
     """
-    shown: list[Message] = []
+    shown: list[tuple[int, Message]] = []
     calling = 0  # where the last assistant message stands, while only results follow it
-    for message in messages:
-        if message.role == "assistant":
+    for index, message in enumerate(messages):
+        if message.role == "assistant" and shown and (answer := _answer_of(message)):
+            first, said = shown[calling]
             bare = not (message.content or message.reasoning or message.images or message.attachments)
-            if bare and shown and _answer_of(message) and _answer_of(message) == _answer_of(shown[calling]):
-                calls = shown[calling].tool_calls + message.tool_calls
-                shown[calling] = replace(shown[calling], tool_calls=calls)
+            if bare and answer == _answer_of(said):
+                shown[calling] = first, replace(said, tool_calls=said.tool_calls + message.tool_calls)
                 continue
         if message.role != "tool":
             calling = len(shown)
-        shown.append(message)
-    return tuple(shown)
+        shown.append((index, message))
+    return shown
 
 
 def _answer_of(message: Message) -> str:

@@ -158,26 +158,25 @@ class Composer:
         rejected, request, chain = search.rejected, search.query.request, search.query.chain
         if rejected is not None and rejected.path.node.length > length:
             return _rejection(rejected, search.why, chain, request.session)
-        behind = chain.indices[length:]
-        answers = [number for number, index in enumerate(behind) if chain.entries[index].message.role == "assistant"]
+        behind = chain.links[length:]
+        answers = [number for number, entry in enumerate(behind) if entry.message.role == "assistant"]
         if not answers:
             return None if length else self._flattened(chain, request.owner)
         history = behind[: answers[-1] + 1]
-        digests = ((index, chain.entries[index].facts.digest) for index in history)
-        unknown = (index for index, digest in digests if not self.sent.knows(request.owner, digest))
-        index = next(unknown, history[0])
+        unknown = (entry for entry in history if not self.sent.knows(request.owner, entry.facts.digest))
+        index = next(unknown, history[0]).index
         return Miss("diverged", 0, message=index, field="content", detail="no earlier turn has this message here")
 
     def _flattened(self, chain: MessageChain, owner: str | None) -> Miss | None:
         """Whether a conversation that was served is written into one message: nothing of it stands in its place."""
-        long = [index for index in chain.indices if len(chain.entries[index].message.content) > _FLATTENED[0]]
+        long = [entry for entry in chain.links if len(entry.message.content) > _FLATTENED[0]]
         nodes = self._tree.newest(owner, _FLATTENED[1]) if long else []
         texts = [one.content for node in nodes for one in (*(shown.message for shown in node.shown), node.answer)]
         lines = {max(map(str.strip, text.split("\n")), key=len) for text in texts}
         known = [line for line in lines if len(line) > _FLATTENED[2]]
-        for index in long:
-            content = chain.entries[index].message.content
-            if sum(line in content for line in known) >= _FLATTENED[3]:
+        for entry in long:
+            if sum(line in entry.message.content for line in known) >= _FLATTENED[3]:
+                index = entry.index
                 return Miss("flattened", 0, message=index, field="content", detail="a conversation in one message")
         return None
 
@@ -285,6 +284,6 @@ def _placed(match: BaseMatch, chain: MessageChain, why: str) -> Miss:
     if slot.rule in ("tool", "date"):
         name = f"tool {slot.name}" if slot.rule == "tool" else "the template's date"
         return Miss("", 0, field="tools", detail=f"{name} differs; {why}")
-    places = (index for index, entry in enumerate(chain.entries) if any(one == slot for one, _ in entry.slots))
+    places = (entry.index for entry in chain.entries if any(one == slot for one, _ in entry.slots))
     detail = f"a block of {slot.rule} differs; {why}"
     return Miss("", 0, message=next(places, None), field="content", rule=slot.rule, detail=detail)

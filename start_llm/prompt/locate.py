@@ -32,8 +32,9 @@ def locate(prepared: Prepared, miss: Miss, char: int) -> Miss:
         return replace(miss, field="tools" if rendering.head and char < rendering.head else None)
     message, offset = messages[best], offsets[best]
     assert offset is not None
-    index = _client_index(shown[best], chain)
-    rule = _rule(chain.entries[index], char - offset) if index is not None else None
+    entry = _entry_of(shown[best], chain)
+    rule = _rule(entry, char - offset) if entry is not None else None
+    index = entry.index if entry is not None else None
     return replace(miss, message=index, field=_field(message, rendering, offset, char), rule=rule)
 
 
@@ -78,11 +79,11 @@ def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[flo
         previous = mark
 
 
-def _client_index(shown: ShownMessage, chain: MessageChain) -> int | None:
+def _entry_of(shown: ShownMessage, chain: MessageChain) -> ChainEntry | None:
     if shown.place is not None and shown.place < len(chain.indices):
-        return chain.indices[shown.place]
-    same = (index for index, entry in enumerate(chain.entries) if entry.facts.shown == shown.message)
-    return next(same, 0 if shown.message.role == "system" else None)
+        return chain.entries[chain.indices[shown.place]]
+    same = (entry for entry in chain.entries if entry.facts.shown == shown.message)
+    return next(same, chain.entries[0] if shown.message.role == "system" else None)
 
 
 def _field(message: Message, rendered: Rendering, offset: int, char: int) -> str:

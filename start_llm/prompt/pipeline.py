@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from start_llm.core.errors import BadRequest, ContextLengthExceeded
-from start_llm.core.messages import Message, with_calls_together
+from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest, begun_by_client
@@ -98,8 +98,6 @@ class Pipeline:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         self._composer.length.check([message.content for message in request.messages])
         request = begun_by_client(request)
-        if not self._composer.strict:
-            request = replace(request, messages=with_calls_together(request.messages))
         query = self._composer.read(request, thinking=thinking and not request.begun)
         return self._composer.compose(query)
 

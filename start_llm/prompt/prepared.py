@@ -63,8 +63,8 @@ class Prepared:
         """Stable id of the conversation: the client's own, else how it begins up to its first user message."""
         if self.request.session or self.raw:
             return self.request.session or "completion"
-        links = zip(self.chain.keys, self.chain.indices, strict=True)
-        users = (key for key, index in links if self.chain.entries[index].message.role == "user")
+        links = zip(self.chain.keys, self.chain.links, strict=True)
+        users = (key for key, entry in links if entry.message.role == "user")
         return f"auto-{next(users, self.chain.last_key).hex()[:24]}"
 
     def key_behind(self, answer: Message) -> bytes:
@@ -74,7 +74,7 @@ class Prepared:
     def node_of(self, answer: Message, tokens: Sequence[int], spoken: int, *, keep: bool) -> Node:
         """The answer as a node of the conversation tree. For the arguments see `Node`; `keep`: what was shown, too."""
         chain, view, stem = self.chain, self.view, self.stem
-        links = [chain.entries[index] for index in chain.indices[stem.node.length if stem is not None else 0 :]]
+        links = chain.links[stem.node.length if stem is not None else 0 :]
         results = [entry for entry in links if entry.message.tool_call_id and not entry.facts.has("cleared")]
         digest = answer_digest(answer.content, answer.tool_calls, chain.client)
         return Node(

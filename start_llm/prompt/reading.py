@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from start_llm.core.messages import Message, ToolCall
+from start_llm.core.messages import Message, ToolCall, with_calls_together
 from start_llm.files.lru import Lru
 from start_llm.prompt.clients import UNKNOWN, ClientRules, Clients, DeclaredPlace, find_parts, space_end
 
@@ -58,6 +58,7 @@ class ChainEntry:
 
     message: Message
     facts: Facts
+    index: int  # in the request, for people: calls of one answer may stand in several messages there
     place: int | None  # its index in the chain, None if it is no link of it
     slots: tuple[tuple[Slot, DeclaredPlace], ...] = ()  # its declared places whose values are compared
     reply: bool = False  # its client made it up to follow a block that it moves
@@ -73,6 +74,10 @@ class MessageChain:
     keys: tuple[bytes, ...]  # the chain's key behind each link; it stands for all words up to there
     indices: tuple[int, ...]  # of the links in `entries`
     values: dict[Slot, str]  # what the declared places say now, the system messages at the front included
+
+    @property
+    def links(self) -> list[ChainEntry]:
+        return [self.entries[index] for index in self.indices]
 
     @property
     def last_key(self) -> bytes:
@@ -218,16 +223,17 @@ class ChainReader:
         None: the result is read as cleared.
         """
         client = client or self.clients.of(messages)
+        last = len(messages) - 1
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
         chain = _Chain(root_of(owner), result_of)
-        for index, message in enumerate(messages):
+        for index, message in with_calls_together(messages):
             # A system message behind the leading ones is searched for nothing.
             facts = self._facts_of(message, UNKNOWN if message.role == "system" and index >= lead else client, system)
             if index < lead:
-                chain.begin(message, facts)
+                chain.begin(index, message, facts)
             else:
-                chain.add(message, facts, last=index == len(messages) - 1)
+                chain.add(index, message, facts, last=index == last)
         entries, keys, indices = tuple(chain.entries), tuple(chain.keys), tuple(chain.indices)
         return MessageChain(client, chain.root, entries, keys, indices, chain.values)
 
@@ -254,22 +260,22 @@ class _Chain:
         self._before = 0
         self._calls: dict[str, int] = {}
 
-    def begin(self, message: Message, fact: Facts) -> None:
+    def begin(self, index: int, message: Message, fact: Facts) -> None:
         """A system message at the front: a declared place, no link."""
         self.values[Slot("system", len(self.entries))] = fact.shown.content
-        self.entries.append(ChainEntry(message, replace(fact, counts=False, parts=()), None))
+        self.entries.append(ChainEntry(message, replace(fact, counts=False, parts=()), index, None))
 
-    def add(self, message: Message, fact: Facts, *, last: bool) -> None:
+    def add(self, index: int, message: Message, fact: Facts, *, last: bool) -> None:
         if not last and fact.has("transient"):
             fact = facts_of(message, UNKNOWN)
         if _is_reply(message, self.entries):
-            self.entries.append(ChainEntry(message, fact, None, reply=True))
+            self.entries.append(ChainEntry(message, fact, index, None, reply=True))
             return
         place = len(self.keys) if fact.counts else None
         self._before = 0 if fact.counts else self._before + 1
         slots = _slots(fact, Slot("", len(self.keys), before=self._before), self._moved) if fact.parts else ()
         self.values.update((slot, part.text) for slot, part in slots)
-        self.entries.append(ChainEntry(message, fact, place, slots))
+        self.entries.append(ChainEntry(message, fact, index, place, slots))
         if message.role == "assistant":
             self._calls = call_numbers(message.tool_calls)
         if place is not None:

@@ -30,7 +30,10 @@ def one_by_one(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 def test_what_was_one_answer_is_one_again_and_nothing_else(counts: list[int]) -> None:
     answers = [answer(calls) for calls in counts]
     split = tuple(chain.from_iterable(map(one_by_one, answers)))
-    assert with_calls_together(split) == tuple(chain.from_iterable(answers))
+    found = with_calls_together(split)
+    assert tuple(message for _, message in found) == tuple(chain.from_iterable(answers))
+    assert all(replace(message, tool_calls=()) == replace(split[index], tool_calls=()) for index, message in found)
+    assert all(message is split[index] for index, message in found if message.role == "tool")
 
 
 def test_calls_that_belong_to_no_shared_answer_stay_where_they_are() -> None:
@@ -47,4 +50,4 @@ def test_calls_that_belong_to_no_shared_answer_stay_where_they_are() -> None:
         (*one[:2], corrected, one[3]),  # words of its own, which nothing may hide
         (*one[:2], thought, one[3]),
     ):
-        assert with_calls_together(messages) == messages
+        assert with_calls_together(messages) == list(enumerate(messages))

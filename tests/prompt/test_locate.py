@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from start_llm.core.messages import Message
+from start_llm.core.messages import Message, ToolCall, call_ids
 from start_llm.core.report import Miss
 from tests.prompt.client import BASH, OPENCLAW, READ, RULES, pipeline, request, say
 from tests.prompt.models import TEMPLATES, model
@@ -65,6 +65,19 @@ def test_tools_and_the_generation_prompt_have_no_message(family):
     if prepared.prompt.generation < len(prepared.prompt.tokens):
         last = pipe.locate(prepared, Miss("policy", len(prepared.prompt.tokens) - 1))
         assert (last.message, last.field) == (None, "generation")
+
+
+def test_places_are_those_of_the_client_that_sends_calls_of_one_answer_apart():
+    new_id = call_ids()
+    calls = [ToolCall(new_id(), "bash", f'{{"command": "{word}"}}') for word in ("hammering", "sawing")]
+    sent = [Message("user", "Please paint."), Message("assistant", "Walking.", tool_calls=(calls[0],))]
+    sent += [Message("tool", "yellow", tool_call_id=calls[0].id), Message("assistant", tool_calls=(calls[1],))]
+    sent += [Message("tool", "nails", tool_call_id=calls[1].id), Message("user", "Then zebra.")]
+    found = {word: where("chatml", word, sent).message for word in ("paint", "Walking", "yellow", "nails", "zebra")}
+    assert found == {"paint": 0, "Walking": 1, "yellow": 2, "nails": 4, "zebra": 5}
+    prepared = pipeline("chatml").prepare(request(sent, (BASH,)), thinking=True)
+    assert prepared.request.messages == tuple(sent), "a router is told of the messages as they were sent"
+    assert [len(one.tool_calls) for one in prepared.view.messages] == [0, 2, 0, 0, 0]
 
 
 def test_a_note_is_called_one():
