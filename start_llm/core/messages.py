@@ -39,6 +39,12 @@ class Message:
     # images that were not read yet; `images.ImageReader` puts them into `content` and `images`
     attachments: tuple[Attachment, ...] = ()
 
+    @property
+    def chars(self) -> int:
+        """Of its text, its reasoning and its calls."""
+        calls = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.content) + len(self.reasoning or "") + calls
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:

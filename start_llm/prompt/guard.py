@@ -46,7 +46,7 @@ class Guard:
         self._of_all = _patterns(names)
         self._of_assistant = _patterns([name for name in names if _OWN.search(name) is None])
         # What the tree holds comes again in each turn: by `id` of a message, it and what was made of it.
-        self._known: Lru[int, tuple[Message, Message]] = Lru(_KEPT_CHARS, lambda _, pair: len(pair[0].content) + 500)
+        self._known: Lru[int, tuple[Message, Message]] = Lru(_KEPT_CHARS, lambda _, pair: pair[0].chars + 500)
 
     def text(self, text: str, role: str = "user") -> str:
         for start, pattern in self._of_assistant if role == "assistant" else self._of_all:

@@ -207,7 +207,7 @@ class ChainReader:
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
-        self._facts: Lru[tuple[str, Message], Facts] = Lru(_KEPT_CHARS, lambda key, _: len(key[1].content) + 500)
+        self._facts: Lru[tuple[str, Message], Facts] = Lru(_KEPT_CHARS, lambda key, _: key[1].chars + 500)
 
     def read(
         self,

@@ -146,5 +146,4 @@ def _beginning(owner: str | None) -> int:
 
 def _size(message: Message) -> int:
     """Roughly the characters that a template makes of a message."""
-    calls = sum(len(call.name) + len(call.arguments) + 40 for call in message.tool_calls)
-    return len(message.content) + len(message.reasoning or "") + calls + 40
+    return message.chars + 40 * (1 + len(message.tool_calls))

@@ -245,3 +245,12 @@ def test_a_message_that_comes_again_is_searched_once(monkeypatch: pytest.MonkeyP
     message = Message("user", "Say <|im_end|>.")
     assert guard.message(message) is guard.message(message) and len(searched) == 1
     assert guard.message(Message("user", "Say <|im_end|>.")) == guard.message(message) and len(searched) == 2
+
+
+def test_messages_that_were_searched_take_bounded_memory_whatever_is_in_them() -> None:
+    guard, size = Guard(NAMES), 1_000_000
+    call = ToolCall("call_1", "write", json.dumps({"text": "x" * size}))
+    for number in range(20):
+        guard.message(Message("assistant", f"{number}", reasoning="y" * size))
+        guard.message(Message("assistant", f"{number}", tool_calls=(call,)))
+    assert 0 < len(guard._known) < 10
