@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -86,7 +87,7 @@ def whole_snapshot(repository: str) -> Path | None:
 def folder_of(source: str) -> Path | None:
     """Where a folder or repository lies on this disk, as far as it is here."""
     folder = expanded(source)
-    return folder if folder.exists() else snapshot(source)
+    return folder if os.path.exists(folder) else snapshot(source)
 
 
 def expected_model(source: str | None) -> tuple[str, int | None]:

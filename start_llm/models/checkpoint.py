@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import json
 import math
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -116,7 +117,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 def is_path(source: str) -> bool:
     """Whether MODEL_PATH can only mean a place on this disk."""
-    return source.startswith(("/", "~", "./", "../")) or source in {".", ".."} or expanded(source).exists()
+    return source.startswith(("/", "~", "./", "../")) or source in {".", ".."} or os.path.exists(expanded(source))
 
 
 def check_source(source: str, *, command: str, trust_code: bool = False, known: Iterable[str] = ()) -> None:

@@ -158,7 +158,8 @@ class Library:
         """
         source = self.source(asked)
         cards = [card for card in self._service.models() if card.details.get("source") == source]
-        if not cards and folder_of(source) is None:
+        folder = folder_of(source)
+        if not cards and (folder is None or not (folder / "config.json").is_file()):
             raise NotFound(f"{asked[:MOST_CHARS]!r} is no model that this server has.", param="name")
         written = write_overrides(FOLDER, source, changes)
         if "pinned" in changes:

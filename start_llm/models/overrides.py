@@ -106,8 +106,11 @@ def write_overrides(folder: Path, source: str, changes: Mapping[str, Any]) -> Ov
             raise NotSupported(f"{key}={value!r:.80} is neither a number nor a word.")
     text = tomlkit.dumps(document)
     after = Overrides(path, _values(path, text))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text, mode=0o666)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text, mode=0o666)
+    except OSError as error:
+        raise NotSupported(f"{path} cannot be written: {error}.") from error
     return after
 
 

@@ -176,10 +176,12 @@ def remove(repository: str) -> int:
     folder = removable(repository)
     lock = fetch_lock(folder)
     if not lock.take():
-        raise PullError(f"{repository} is being fetched by another process; end that first.")
+        raise PullError(f"{repository} is being fetched; end that first.")
     try:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
         shutil.rmtree(folder)
+    except OSError as error:
+        raise PullError(f"{repository} cannot be removed: {error}.") from error
     finally:
         lock.drop()
     return size

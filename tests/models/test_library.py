@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,8 @@ from huggingface_hub import constants
 
 from start_llm.core.errors import BadRequest, Conflict, NotFound, NotSupported
 from start_llm.core.service import ModelCard
+from start_llm.models import overrides
+from start_llm.models.checkpoint import is_path
 from start_llm.models.library import Library, Pulls
 from start_llm.models.overrides import FOLDER, read_overrides, write_overrides
 from start_llm.models.pull import Pulled, PullError, pull
@@ -214,3 +217,34 @@ def test_a_table_in_one_line_is_changed_too(hub: Hub) -> None:
     assert path.read_text() == "sampling = {top_p = 0.5,top_k = 7} # mine\n"
     with pytest.raises(NotFound):
         Library(Shelf(), Pulls(lambda: None)).change("nobody", {"ttl": 1})
+
+
+# --- names and places that are none ---
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "~", "/etc", "../x", "x" * 300, "ä" * 200, "owner/" + "x" * 300])
+def test_what_is_no_models_name_is_neither_changed_nor_removed(hub: Hub, name: str) -> None:
+    library = Library(Shelf(), Pulls(lambda: None))
+    with pytest.raises(NotFound, match="is no model"):
+        library.change(name, {"ttl": 5})
+    with pytest.raises(Conflict if is_path(name) else NotFound):
+        library.remove(name)
+    assert not FOLDER.exists()
+
+
+def test_a_name_that_no_file_can_have_is_refused_in_a_sentence() -> None:
+    with pytest.raises(BadRequest, match="name="):
+        Pulls(lambda: None, Fetching()).begin("ä" * 200)
+
+
+def test_a_disk_that_does_not_do_it_is_told(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **more: Any) -> None:
+        raise PermissionError(13, "Permission denied", "place")
+
+    library = Library(Shelf(), fetched(hub))
+    monkeypatch.setattr(shutil, "rmtree", fails)
+    monkeypatch.setattr(overrides, "write_atomic", fails)
+    with pytest.raises(Conflict, match=r"owner/model cannot be removed: .*Permission denied"):
+        library.remove("owner/model")
+    with pytest.raises(NotSupported, match=r"model\.toml cannot be written: .*Permission denied"):
+        library.change("owner/model", {"ttl": 5})
