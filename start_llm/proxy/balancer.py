@@ -131,7 +131,9 @@ class Balancer:
             while await self._send_once(asked):
                 outcome.forget_failure()
         except StartLLMError as error:  # no node is left
-            await answer.refuse(scope, client, error)
+            refused = None if outcome.reason else outcome.refused
+            if refused is None or not await self._ask_fallback(asked, refused):
+                await answer.refuse(scope, client, error)
 
     def _read(self, body: bytes, headers: Headers) -> tuple[RouteKey, str | None]:
         """What decides where a request goes; nothing where there is one node."""
@@ -150,19 +152,19 @@ class Balancer:
             outcome.failed = outcome.is_lost = True
         if outcome.failed and self._blame(choice, outcome) and not answer.has_begun:
             return True
-        if answer.has_begun or not outcome.reason or not await self._ask_fallback(asked):
-            await self._end(asked, choice.node.name)
+        if answer.has_begun or not outcome.reason or not await self._ask_fallback(asked, outcome.reason):
+            await self._end(asked, choice)
         return False
 
-    async def _end(self, asked: _Asked, node: str) -> None:
-        """Nobody else is asked: the client gets what came from `node`, or the server's word. Raises Unavailable."""
-        outcome, answer = asked.outcome, asked.answer
+    async def _end(self, asked: _Asked, choice: Choice) -> None:
+        """Nobody else is asked: the client gets what came from the node, or the server's word. Raises Unavailable."""
+        outcome, answer, node = asked.outcome, asked.answer, choice.node.name
         is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
         is_litellms = outcome.error is None and not (is_node_lost or asked.is_forwarded)
         if answer.error_status >= 500 and is_litellms:  # a fault of LiteLLM's own
+            outcome.failed = outcome.is_lost = False
             response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
-            await response(asked.scope, asked.client, answer.send)
-            return
+            await response(asked.scope, asked.client, answer.begin(NODE_HEADER, choice.label, lambda: None))
         if outcome.is_lost and not answer.has_begun and (is_node_lost or answer.says_nothing):
             raise Unavailable(broken(node, "")["message"])
         await answer.finish(outcome.error or broken(node, answer.dialect) if outcome.failed else None)
@@ -206,14 +208,13 @@ class Balancer:
         scope = dict(scope) | {"state": dict(scope.get("state") or {})}
         await self._app(scope, replay(body, asked.client), send)
 
-    async def _ask_fallback(self, asked: _Asked) -> bool:
-        """Has FALLBACK_MODEL answer what the server has refused. Whether it did: its errors are told to nobody."""
+    async def _ask_fallback(self, asked: _Asked, reason: str) -> bool:
+        """Has FALLBACK_MODEL answer what a node has refused for `reason`. Whether it did: nobody sees its errors."""
         if self._fallback is None or self._record is None or asked.is_forwarded:
             return False
         if _asks_off(asked.scope) or asked.client.has_left:
             return False
-        answer, reason = asked.answer, str(asked.outcome.reason)
-        raw, dialect = asked.body, answer.dialect
+        answer, raw, dialect = asked.answer, asked.body, asked.answer.dialect
         body = await off_the_loop(len(raw), _provider_body, dialect, raw, self._fallback["name"])
         if body is None:
             return False
@@ -379,7 +380,8 @@ class _HeldAnswer:
         if self._head_sent:
             await self.finish(openai_error(error)["error"])
         else:
-            await error_answer(scope["path"], error)(scope, receive, self.send)
+            failed = {self._name: self._label} if self._label.endswith("failed") else None
+            await error_answer(scope["path"], error, failed)(scope, receive, self.send)
 
 
 def _is_error(body: bytes) -> bool:

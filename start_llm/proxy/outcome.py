@@ -45,9 +45,11 @@ class RequestOutcome:
     # nodes that it was sent to. They do not get it again
     tried: set[str] = field(default_factory=set)
     breaks: int = 0  # times that the connection broke when it had been sent
+    refused: str | None = None  # the last `reason` of another node
 
     def forget_failure(self) -> None:
-        """Before it is sent to another node."""
+        """Before it is sent again."""
+        self.refused = self.reason or self.refused
         self.failed = self.is_lost = self.is_unsent = False
         self.reason = None
         self.error = None

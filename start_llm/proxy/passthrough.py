@@ -171,17 +171,20 @@ def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
 
 
 def _streamed(answer: httpx.Response, outcome: RequestOutcome) -> Response:
-    """The node's body as it comes. If it breaks, the outcome says so, and a body that is no stream is cut off."""
+    """The node's body as it comes. If it breaks, the outcome says so, and what has come of one that is no stream is cut
+    off."""
     kind = answer.headers.get("content-type", "")
 
     async def parts() -> AsyncIterator[bytes]:
+        can_end = True
         try:
             with only_http_errors():
                 async for part in answer.aiter_raw():
+                    can_end = kind.startswith("text/event-stream")
                     yield part
         except httpx.HTTPError:
             outcome.failed = outcome.is_lost = True
-            if not kind.startswith("text/event-stream"):
+            if not can_end:
                 raise
 
     done = BackgroundTask(answer.aclose)
