@@ -25,6 +25,7 @@ from start_llm.core.extras import EXTRAS, is_installed, missing
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
+from start_llm.dashboard.tables import words_only
 from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
 from start_llm.host.home import home
@@ -90,7 +91,7 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
         found = examine(settings, probe_mlx())
     for subject, verdict, text in found:
         console.print(f"{verdict:4}", style=COLOURS[verdict], end="")
-        console.print(f"  {subject:17}  {text}", markup=False)
+        console.print(f"  {subject:17}  {words_only(text)}", markup=False)  # a host's words, a folder's name
         bad += [subject] if verdict == "bad" else []
     print(f"Not well: {', '.join(bad)}." if bad else "All well.")
     return 1 if bad else 0

@@ -63,14 +63,18 @@ def _asked(host: RankHost, here: dict[str, Any], model: list[str]) -> Finding:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             env=os.environ | {"PYTHONPATH": python_path()},
             timeout=HOST_SECONDS,
             check=False,
         )
-        return _compared(host, here, json.loads(run.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return Finding(host.name, "bad", f"does not answer in {HOST_SECONDS:g} s")
-    except (ValueError, LookupError, TypeError):
+    except OSError as error:  # there is no ssh
+        return Finding(host.name, "bad", f"cannot be asked: {error}")
+    try:
+        return _compared(host, here, json.loads(run.stdout.splitlines()[-1]))
+    except (ValueError, LookupError, TypeError, AttributeError):
         words = run.stderr.strip().splitlines()[-1:]
         return Finding(host.name, "bad", f"does not answer: {words[0] if words else 'it says nothing'}")
 

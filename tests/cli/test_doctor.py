@@ -59,6 +59,15 @@ def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(
     assert said.endswith("Not well: back end.\n")
 
 
+def test_what_a_host_says_is_shown_without_what_a_terminal_obeys(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "probe_mlx", lambda: Probe(None))
+    monkeypatch.setattr(doctor, "examine", lambda *_: [Finding("mac-2", "bad", "does not answer: \x1b[2J\x9b1m[b]x")])
+    assert doctor.main(settings) == 1
+    assert capsys.readouterr().out.startswith("bad   mac-2              does not answer: [2J1m[b]x\n")
+
+
 @pytest.mark.live
 def test_the_probe_asks_the_real_mlx() -> None:
     probe = doctor.probe_mlx()

@@ -13,7 +13,7 @@ from start_llm.cli import hosts
 from start_llm.cli.hosts import check_hosts, describe
 from start_llm.core.settings import Settings
 
-NAMES = ("mac-1", "well", "old", "other", "none", "gone")
+NAMES = ("mac-1", "well", "old", "other", "none", "gone", "odd")
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def test_each_host_gets_a_line(settings: Settings, monkeypatch: pytest.MonkeyPat
     answers: dict[str, Any] = {"well": here, "old": old, "other": here | {"model": "x"}, "none": here | {"model": None}}
     programs = {name: f"print({json.dumps(answer)!r})" for name, answer in answers.items()}
     programs |= {"gone": "raise SystemExit('ssh: connect to host gone: No route to host')"}
+    programs |= {"odd": "import sys; sys.stdout.buffer.write(b'\\xff\\n'); sys.stderr.buffer.write(b'\\xfe here\\n')"}
     asked: list[tuple[str, ...]] = []
 
     def command(host: Any, *arguments: str) -> list[str]:
@@ -41,12 +42,13 @@ def test_each_host_gets_a_line(settings: Settings, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(hosts, "host_command", command)
     found = {finding.subject: finding for finding in check_hosts(settings)}
-    assert asked == [("describe", "--source", settings.model_path)] * 5
+    assert asked == [("describe", "--source", settings.model_path)] * 6
     assert found["well"].verdict == "ok" and "same versions, same model" in found["well"].text
     assert found["old"].verdict == "bad" and found["old"].text.endswith("other versions than here: mlx 0.1")
     assert found["other"].verdict == "bad" and "other ones" in found["other"].text
     assert found["none"].verdict == "ok" and "not there" in found["none"].text
     assert found["gone"].verdict == "bad" and "No route to host" in found["gone"].text
+    assert found["odd"].verdict == "bad" and found["odd"].text == "does not answer: \ufffd here"
 
 
 @pytest.mark.live
@@ -54,6 +56,14 @@ def test_a_silent_host_is_not_waited_for_long(settings: Settings, monkeypatch: p
     monkeypatch.setattr(hosts, "host_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(hosts, "HOST_SECONDS", 0.2)
     assert {finding.text for finding in check_hosts(settings)} == {"does not answer in 0.2 s"}
+
+
+@pytest.mark.live
+def test_without_ssh_each_host_gets_a_line_too(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "host_command", lambda *_: ["/there/is/no/ssh"])
+    found = list(check_hosts(settings))
+    assert len(found) == len(NAMES) - 1
+    assert all(each.verdict == "bad" and "cannot be asked: [Errno 2]" in each.text for each in found)
 
 
 def test_without_hosts_nobody_is_asked() -> None:
