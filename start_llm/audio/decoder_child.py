@@ -65,6 +65,8 @@ def _pdf_text(data: bytes) -> str:
     pypdf = importlib.import_module("pypdf")
     try:
         return _pages_text(pypdf.PdfReader(io.BytesIO(data)))
+    except pypdf.errors.DependencyError as error:  # locked by AES or packed by Brotli, say
+        raise ValueError(str(error)) from None
     except pypdf.errors.PyPdfError as error:
         raise ValueError(f"it is damaged ({error})") from None
 
@@ -77,7 +79,8 @@ def _pages_text(reader: Any) -> str:
         raise ValueError(f"it has {count} pages, and {MOST_PAGES} are read at most")
     pages, chars = [], 0
     for page in reader.pages:
-        pages.append(page.extract_text().replace("\0", "").strip())
+        halves = page.extract_text().encode("utf-16", "surrogatepass")  # a font may name the halves of a sign alone
+        pages.append(halves.decode("utf-16", "replace").replace("\0", "").strip())
         chars += len(pages[-1])
         if chars > MOST_CHARS:
             raise ValueError(f"it has over {MOST_CHARS:,} characters")

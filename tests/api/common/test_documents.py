@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from start_llm.api.anthropic.messages import _block_content
 from start_llm.api.common import documents
 from start_llm.api.common.documents import MOST_BYTES, pdf_text
 from start_llm.api.common.parts import content_of
+from start_llm.audio import decoder_child
 from start_llm.core.errors import BadRequest, NotSupported
 
-pytest.importorskip("pypdf")
+pypdf = pytest.importorskip("pypdf")
 pytestmark = pytest.mark.live
 
 
@@ -116,6 +118,18 @@ def test_a_hostile_file_ends_with_a_sentence_and_the_next_one_is_read(data: byte
     assert caught.value.message.startswith("messages[0].content[1]: this PDF cannot be shown: ")
     assert "pages as images" in caught.value.message and caught.value.param == "messages[0].content[1]"
     assert "fine" in pdf_text(sent(pdf(words("fine"))), "x.pdf", "p")
+
+
+def test_halves_of_a_sign_are_joined_and_what_needs_another_library_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(_: Any) -> Any:
+        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    page = SimpleNamespace(extract_text=lambda: "a \ud83d\ude00 \ud800 b")
+    monkeypatch.setattr(pypdf, "PdfReader", lambda _: SimpleNamespace(is_encrypted=False, pages=[page]))
+    assert decoder_child._pdf_text(b"").encode().decode() == "Page 1 of 1:\na \U0001f600 \ufffd b"
+    monkeypatch.setattr(pypdf, "PdfReader", locked)
+    with pytest.raises(ValueError, match="cryptography>=3"):
+        decoder_child._pdf_text(b"")
 
 
 def test_what_is_no_base64_or_no_pdf_is_refused() -> None:
