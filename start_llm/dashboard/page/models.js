@@ -8,6 +8,7 @@ let last = "";
 let serves = "";
 let memory = 0;
 let shorts = new Set();
+let whole = new Set(); // names of models that are on this disk
 
 // What is said of a model that takes more memory than there is for models; nothing where that is not known.
 function tooLarge(model) {
@@ -82,7 +83,10 @@ function own(model) {
   const form = make("form", { onsubmit: async (event) => {
     event.preventDefault();
     const changes = {};
-    for (const field of form.querySelectorAll("[data-key]")) changes[field.dataset.key] = field.value === "" ? null : JSON.parse(field.value);
+    for (const field of form.querySelectorAll("[data-key]")) {
+      const value = field.type === "number" ? Number(field.value) : field.value === "true"; // ".5" is no JSON
+      changes[field.dataset.key] = field.value === "" ? null : value;
+    }
     try {
       model.own = (await json("/page/models/change", { name: model.name, changes })).own;
       setText(told, `Saved${model.loaded ? ". Unload it and load it again: they count when it is loaded" : ""}.`);
@@ -119,6 +123,7 @@ export async function showModels(keep) {
     byId("models-list").parentElement.hidden = !found.models.length;
     byId("known").replaceChildren(...byFit(found.known).map(known));
     byId("pull-names").replaceChildren(...found.known.map((model) => make("option", { value: model.short })));
+    whole = new Set(found.models.filter((model) => !model.problem).map((model) => model.name));
     shorts = new Set(found.known.map((model) => model.short));
     setText(byId("models-warning"), found.warning);
     byId("models-warning").hidden = !found.warning;
@@ -218,7 +223,7 @@ export function showPull(pull) {
   if (running && (before.state !== "running" || before.name !== pull.name || !began.part)) began = { at: Date.now(), part: pull.part };
   byId("pull-bar").hidden = byId("pull-stop").hidden = !running;
   byId("pull-go").hidden = running || pull.state === "done";
-  byId("pull-drop").hidden = pull.state === "done" || !pull.part;
+  byId("pull-drop").hidden = pull.state === "done" || !pull.part || whole.has(pull.name); // not while it is renewed
   byId("pull-bar").value = pull.part;
   say(`${pull.name}: ${running ? progress(pull) : `${pull.state}. ${pull.detail}`}`, pull.state === "failed");
   if (before.state === "running" && !running) {
