@@ -1,4 +1,4 @@
-"""The command `models show`: what is known of a model on this disk, and who says so. Loads nothing."""
+"""The commands `models show`, what is known of a model on this disk and who says so, and `models set`. Load nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.cli.commands import context_word
+from start_llm.cli.loaded import card_of, server_cards
 from start_llm.core.errors import ExitCode, NotSupported
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
+from start_llm.host.hints import hint
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.capabilities import NO_TEMPLATE, Capabilities, Fact, ProbeResult, read_capabilities
@@ -77,7 +79,11 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def set_values(settings: Settings, options: argparse.Namespace) -> int:
-    """Writes values into the model's own file. 1: no such model is here; 2: a value is wrong, nothing is written."""
+    """Writes values into the model's own file. 1: no such model is here; 2: typed wrong, nothing is written."""
+    if not options.name or ("=" in options.name and not options.values):
+        given = options.name or "KEY=VALUE"
+        print(f"models set: NAME is missing: {program()} models set NAME {given}", file=sys.stderr)
+        return ExitCode.BAD_SETTING
     asked = _model_name(settings, options.name)
     folder = _folder(settings, full_name(asked) or asked)
     if folder is None:
@@ -90,7 +96,10 @@ def set_values(settings: Settings, options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return ExitCode.BAD_SETTING
     print(own.path.read_text("utf-8") if own.path else "", end="")
-    print(f"# {own.path}; counts when {source} is loaded next: {program()} models unload {asked}", file=sys.stderr)
+    card = card_of(server_cards(settings) or [], source)
+    loaded = card is not None and card["details"].get("state") != "stored"
+    then = f"; `{hint(f'models unload {asked}', settings.mlx_port)}` takes it out of memory" if loaded else ""
+    print(f"# {own.path}: counts when {source} is loaded next{then}", file=sys.stderr)
     return 0
 
 

@@ -126,6 +126,29 @@ def test_a_model_that_is_not_here(
     assert capsys.readouterr().err.endswith("Did you mean oracle-hybrid?\n")
 
 
+def test_values_are_set_and_a_name_that_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLX_PORT", "1")  # where no server answers
+    model = str(build_caller(tmp_path, "GLM-4.7", "hermes"))
+    for words in ([], ["context=32k"]):
+        assert main(["models", "set", *words]) == 2
+        said = capsys.readouterr().err
+        assert said == f"models set: NAME is missing: start-llm models set NAME {words[0] if words else 'KEY=VALUE'}\n"
+    assert main(["models", "set", model, "context=32k", "ttl=600", "thinking=off", "temperature=0.6"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "context = 32768\nttl = 600\nthinking = false\n\n[sampling]\ntemperature = 0.6\n"
+    path = tmp_path / "models" / "GLM-4.7.toml"
+    assert path.read_text() == out and err == f"# {path}: counts when GLM-4.7 is loaded next\n"
+    card = {"id": "GLM-4.7", "details": {"state": "ready", "source": model}}
+    monkeypatch.setattr("start_llm.cli.show.server_cards", lambda _: [card])
+    assert main(["models", "set", model, "ttl="]) == 0
+    out, err = capsys.readouterr()
+    assert "ttl" not in out and err.endswith(f"; `start-llm models unload {model} --port 1` takes it out of memory\n")
+
+
 def test_default_is_the_main_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
