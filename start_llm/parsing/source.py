@@ -228,7 +228,6 @@ STARTS: Mapping[str, str] = {"<|im_start|>": "\n", "<start_of_turn>": "\n", "<|s
 LEAKED = (*ENDS, *STARTS, "<|im_start|>assistant\n")
 _OWN_ROLES = ("assistant", "model", "ai")
 _OTHER_ROLES = ("user", "system", "developer", "tool", "ipython", "function", "observation", "human")
-_MAX_ROLE = 16
 
 
 def turn_ends(source: Source, offset: int, more: tuple[str, ...] = (), *, roles: bool = True) -> Step[bool]:
