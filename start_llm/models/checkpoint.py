@@ -162,8 +162,8 @@ def _check_place(source: str, folder: Path, command: str, trust_code: bool) -> N
     code = config.get("model_file")
     if code and not trust_code:
         raise CheckpointError(
-            f"The checkpoint {source} brings its own Python code ({code}); set TRUST_REMOTE_CODE=true to run it, if "
-            "you trust where it comes from."
+            f"The checkpoint {source} brings its own Python code ({code!r:.80}); set TRUST_REMOTE_CODE=true to run "
+            "it, if you trust where it comes from."
         )
     if not code:
         _check_architecture(source, config)

@@ -239,7 +239,9 @@ def _by_hub(repository: str, commit: str, files: list[_File]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    """What the hub or the network says, without what a terminal would obey."""
+    words = " ".join(str(error).split())[:120] or type(error).__name__
+    return "".join(sign if sign.isprintable() else "?" for sign in words)
 
 
 def _broken_off(file: _File, have: int, error: Exception) -> PullError:

@@ -42,7 +42,7 @@ def make_places(root: Path) -> None:
     index = {"weight_map": {"w": "model-00001-of-00002.safetensors", "v": "model-00002-of-00002.safetensors"}}
     (checkpoint(root / "shards") / "model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint(root / "unknown", model_type="quasar9")
-    checkpoint(root / "code", model_file="model.py")
+    checkpoint(root / "code", model_file="model.py\x1b[2J")
     (checkpoint(root / "badjson") / "config.json").write_text("{")
     (checkpoint(root / "notype") / "config.json").write_text("{}")
     (checkpoint(root / "notokens") / "tokenizer.json").unlink()

@@ -58,7 +58,7 @@ TABLE: list[tuple[str, dict[str, str], str]] = [
     ("serve @/noweights", {}, "no weights"),
     ("serve @/empty", {}, "no config.json"),
     ("serve @/unknown", {}, "'quasar9'"),
-    ("serve @/code", {}, "TRUST_REMOTE_CODE=true"),
+    ("serve @/code", {}, r"('model.py\x1b[2J'); set TRUST_REMOTE_CODE=true"),
     ("serve @/badjson", {}, "config.json cannot be read"),
     ("serve @/notype", {}, "model_type"),
     ("serve @/notokens", {}, "no tokenizer"),

@@ -20,7 +20,7 @@ from start_llm.cli.fetched import main_rm
 from start_llm.core.settings import load_settings
 from start_llm.models import pull as pulling
 from start_llm.models.catalog import hub_folder, snapshot, stored_models, whole_snapshot
-from start_llm.models.pull import Pulled, PullError, fetch_lock, pull
+from start_llm.models.pull import Pulled, PullError, _reason, fetch_lock, pull
 from tests.cli.places import checkpoint, safetensors
 from tests.models.hub import COMMIT, Hub, digest, running, use
 
@@ -198,6 +198,10 @@ def test_what_is_being_fetched_is_not_removed_and_a_link_is_not_followed(
     for name in ("../x", "a/../../b", str(tmp_path), "..", ""):
         assert main_rm(settings, argparse.Namespace(name=name)) == 1
     assert (tmp_path / "disk").exists()
+
+
+def test_what_a_hub_says_is_no_order_to_a_terminal() -> None:
+    assert _reason(OSError("busy \x1b[2J\x9b1m\n  <b>日本</b>")) == "busy ?[2J?1m <b>日本</b>"
 
 
 def test_no_hub_in_reach_is_one_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
