@@ -9,11 +9,11 @@ from dataclasses import asdict
 
 from rich.console import Console
 
+from start_llm.cli.loaded import Card, card_of, server_cards
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
-from start_llm.host.ports import served_model
 from start_llm.models.device import inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
@@ -50,19 +50,28 @@ def _pull(repository: str, revision: str | None, then: str) -> bool:
 
 
 def main_rm(settings: Settings, options: argparse.Namespace) -> int:
-    """Removes a model that came from a hub. 1 if it is not there, is somebody's own folder, or is served now."""
+    """Removes a model that came from a hub. 1 if it is not there, is somebody's own folder, or is in use."""
     repository = full_name(options.name) or options.name
     try:
         removable(repository)
         for port in running_ports(settings):
-            if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
-                raise PullError(f"{repository} is served on port {port}; `{program()} stop --port {port}` first.")
+            _check_unused(repository, server_cards(settings.model_copy(update={"mlx_port": port})) or [], port)
         size = remove(repository)
     except PullError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
     return 0
+
+
+def _check_unused(repository: str, cards: list[Card], port: int) -> None:
+    """`cards`: of the server on `port`, that of its main model first. Raises PullError: it needs the files."""
+    card = card_of(cards, repository)
+    if card is not None and card is cards[0]:
+        raise PullError(f"{repository} is served on port {port}; `{program()} stop --port {port}` first.")
+    if card is not None and card["details"].get("state") not in {"stored", "failed"}:
+        unload = f"{program()} models unload {card['id']} --port {port}"
+        raise PullError(f"{repository} is loaded on port {port}; `{unload}` first.")
 
 
 def main_search(settings: Settings, options: argparse.Namespace) -> int:

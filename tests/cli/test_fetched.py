@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.cli import fetched
+from start_llm.cli import fetched, loaded
 from start_llm.cli.models import main_recommend
 from start_llm.core.settings import load_settings
 from start_llm.models.pull import Pulled, PullError
@@ -48,6 +48,30 @@ def test_a_head_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, caps
     assert run("qwen3.6-27b", monkeypatch, refused=HEAD)[0] == 0
     assert capsys.readouterr().err == f"The hub has no model {HEAD}.\n"
     assert run("qwen3.6-27b", monkeypatch, refused="mlx-community/Qwen3.6-27B-4bit")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("at", "state", "said"),
+    [
+        (0, "ready", "is served on port 8123; `start-llm stop --port 8123` first."),
+        (0, "stored", "is served on port 8123; `start-llm stop --port 8123` first."),
+        (1, "ready", "is loaded on port 8123; `start-llm models unload model --port 8123` first."),
+        (1, "stored", ""),
+    ],
+)
+def test_what_a_server_needs_is_not_removed(
+    at: int, state: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cards: list[dict[str, Any]] = [{"id": "other", "details": {"state": "ready", "source": "owner/other"}}]
+    cards.insert(at, {"id": "model", "details": {"state": state, "source": "owner/model"}})
+    removed: list[str] = []
+    monkeypatch.setattr(fetched, "running_ports", lambda _: [8123])
+    monkeypatch.setattr(loaded, "model_cards", lambda url, *_: cards if url.endswith(":8123") else None)
+    monkeypatch.setattr(fetched, "removable", lambda _: Path())
+    monkeypatch.setattr(fetched, "remove", lambda name: removed.append(name) or 0)
+    assert fetched.main_rm(load_settings(None), argparse.Namespace(name="owner/model")) == (1 if said else 0)
+    assert removed == ([] if said else ["owner/model"])
+    assert capsys.readouterr().err == (f"owner/model {said}\n" if said else "")
 
 
 def test_recommend_names_the_heads(capsys: pytest.CaptureFixture[str]) -> None:
