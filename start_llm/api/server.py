@@ -242,7 +242,7 @@ class ApiServer:
         with self._lock:
             self._at_work.add(connection)
         if not self._pools[request.lane].submit(partial(self._answer, connection, request)):
-            error: StartLLMError = Unavailable(f"{FEED_THREADS} pages are open already; close one.")
+            error: StartLLMError = Unavailable(f"{FEED_THREADS} pages are open or models fetched already; end one.")
             if request.lane != "feed":
                 error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
             self._turn_away(connection, error)

@@ -81,9 +81,11 @@ class Pulls:
         self._changed()
         return repository
 
-    def stop(self) -> None:
-        """The running fetch ends at its next piece; the next try goes on from there."""
-        self._stop.set()
+    def stop(self, name: str | None = None) -> None:
+        """The running fetch, if it is that of `name`, ends at its next piece; the next try goes on from there."""
+        with self._lock:
+            if name is None or (self._now is not None and self._now.name == name):
+                self._stop.set()
 
     def _run(self, name: str) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from start_llm.api.ollama.models import OllamaModels
 from start_llm.core.errors import BadRequest, Conflict, NotFound, NotSupported
 from start_llm.core.service import ModelCard
 from start_llm.models import overrides
@@ -72,9 +73,24 @@ def test_a_fetch_that_fails_says_why_and_one_that_is_stopped_says_so() -> None:
     fetching.go.clear()
     fetching.ended.clear()
     pulls.begin("owner/model")
+    pulls.stop("owner/model")
+    fetching.go.set()
+    assert ended(pulls)["state"] == "stopped"
+
+
+def test_whoever_has_begun_an_earlier_fetch_does_not_stop_the_next_one() -> None:
+    fetching = Fetching()
+    pulls = Pulls(lambda: None, fetching)
+    lines = OllamaModels(Shelf(), Library(Shelf(), pulls))._progress(pulls.begin("owner/model"), begun=True)
+    next(lines)
     pulls.stop()
     fetching.go.set()
     assert ended(pulls)["state"] == "stopped"
+    fetching.go.clear()
+    pulls.begin("owner/other")
+    lines.close()  # type: ignore[attr-defined]
+    fetching.go.set()
+    assert ended(pulls)["state"] == "done"
 
 
 @pytest.mark.parametrize("name", ["", " ", "/etc", "~/models", "../x", "a", "llama3:8b", "x.gguf", "a/" + "b" * 300])

@@ -136,7 +136,7 @@ class OllamaModels:
                 yield {"error": now["detail"] if now else "The fetch was stopped."}
         finally:
             if begun:
-                pulls.stop()
+                pulls.stop(source)
 
     def delete(self, inbound: Request) -> Reply:
         """Removes a model that came from a hub. Raises NotFound; Conflict: it must stay, and why."""
