@@ -34,6 +34,7 @@ from start_llm.proxy.nodes import (
     loaded_of,
     node_client,
     state_of,
+    talks,
 )
 from start_llm.proxy.routing import Load, NodePicker, RouteKey
 
@@ -197,9 +198,9 @@ class NodeFleet:
             answer = await ask(self.client, f"{member.node.url}/v1/models", headers=headers_for(member.node))
             cards = cards_of(answer)
             if cards:
-                loaded = frozenset(loaded_of(cards))
-                member.is_believed = not loaded or not await self._invents(member, min(loaded))
-                member.models, member.loaded = frozenset(card["id"] for card in cards), loaded
+                talking = min(loaded_of(card for card in cards if talks(card)), default=None)
+                member.is_believed = talking is None or not await self._invents(member, talking)
+                member.models, member.loaded = frozenset(card["id"] for card in cards), frozenset(loaded_of(cards))
                 member.cards_at = time.monotonic()
             return answer.status_code not in {401, 403}
         return member.state != "refused"
@@ -328,8 +329,9 @@ class NodeFleet:
 
     async def _invents(self, member: Member, model: str) -> bool:
         """Whether it claims to have stored most of a prompt of random words, which nobody has ever sent."""
-        words = " ".join(secrets.token_hex(3) for _ in range(200))
-        body = {"model": model, "messages": [{"role": "user", "content": words}]}
+        # A system text, too: without one some templates write a long one of their own, which is stored rightly.
+        texts = {role: " ".join(secrets.token_hex(3) for _ in range(200)) for role in ("system", "user")}
+        body = {"model": model, "messages": [{"role": role, "content": text} for role, text in texts.items()]}
         reused, prompt = await self._explain(member, json.dumps(body).encode(), False)
         return reused * 2 > prompt
 
