@@ -186,10 +186,10 @@ class Pipeline:
         if not self._guesses.stays(prepared, (*(one.content for one in messages), *map(definition, tools))):
             return None
         text = self._composer.renderer.render(messages, tools, dict(prepared.variables))
-        rendering = self._composer.coder.code(text, None)
         known = text.text[: known_until(text.text)]
         if base.rendering.text.startswith(known):
             return None
+        rendering = self._composer.coder.code(text, None)
         char, token, _ = rendering.anchor_at(len(known))
         # The last tokens of a block may be others with what follows it.
         end = token + max(0, self._composer.count_tokens(known[char:]) - 2 * bool(begins))
