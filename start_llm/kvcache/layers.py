@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from start_llm.kvcache.kinds import Kind, held_tokens, kind_of, leaves, with_leaves
+from start_llm.kvcache.kinds import Kind, kind_of, leaves, with_leaves
 from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows, Unstorable, Window, WindowPiece
 
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
@@ -51,8 +51,9 @@ class LayerKit:
             bool(kind.state) and not getattr(leaf, "transient", False)
             for kind, leaf in zip(self._kinds, leaves(empty), strict=True)
         )
+        self._entries = tuple(number for number, entry in enumerate(empty) for _ in leaves([entry]))
         # A layer beside others in a list may fall behind: then the model makes its rows again of theirs (glm5_next).
-        self._beside = tuple(len(list(leaves([entry]))) > 1 for entry in empty for _ in leaves([entry]))
+        self._beside = tuple(self._entries.count(number) > 1 for number in self._entries)
         self._remade = set[int]()
         self.cuttable = not any(self._keeps)
 
@@ -172,14 +173,14 @@ class LayerKit:
     def buffers(self, cache: Sequence[Any], length: int = 0) -> list[Buffers]:
         """The arrays of each layer as they are, and their form. Raises Unstorable: one holds fewer than `length`
         tokens, or is of another class than at first."""
-        found, most = self._leaves(cache), held_tokens(cache)
-        for place, (kind, leaf) in enumerate(zip(self._kinds, found, strict=True)):
-            if not kind.columns or not kind.counts or leaf.offset >= length:
-                continue
-            if self._beside[place] and most >= length:
+        found = self._leaves(cache)
+        counting = [place for place, kind in enumerate(self._kinds) if kind.columns and kind.counts]
+        full = {self._entries[place] for place in counting if found[place].offset >= length}
+        for place in counting:
+            if found[place].offset < length and self._entries[place] in full:
                 self._remade.add(place)
-            elif kind.form(leaf).columns:
-                raise Unstorable(f"a layer holds {leaf.offset} tokens where {length} were said to be")
+            elif found[place].offset < length and self._kinds[place].form(found[place]).columns:
+                raise Unstorable(f"a layer holds {found[place].offset} tokens where {length} were said to be")
         return [self.buffer(place, leaf) for place, leaf in enumerate(found)]
 
     def buffer(self, place: int, layer: Any) -> Buffers:

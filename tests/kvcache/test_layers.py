@@ -131,6 +131,18 @@ def test_cache_list_with_both_kinds() -> None:
     assert copied == 4 * 9 * 64 * 4 + 4
 
 
+def test_a_list_of_layers_that_all_fell_behind_is_not_stored() -> None:
+    """One that falls behind is made again of those beside it: one of these must be whole."""
+    kit = LayerKit(lambda: [CacheList(KVCache(), KVCache()), KVCache()])
+    cache = kit.new()
+    for layer, count in ((cache[0][0], 4), (cache[0][1], 4), (cache[1], 9)):
+        layer.update_and_fetch(rows(count), rows(count))
+    with pytest.raises(Unstorable, match="holds 4 tokens where 9"):
+        kit.slice(cache, 0, 9)
+    cache[0][0].update_and_fetch(rows(5, 4), rows(5, 4))
+    assert [len(arrays) for arrays in kit.slice(cache, 0, 9).arrays] == [2, 0, 2]
+
+
 def test_quantised_rows_are_cut_and_joined() -> None:
     kit = LayerKit(lambda: [KVCache()])
     plain = kit.new()
