@@ -20,6 +20,7 @@ from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, setting_names
 from start_llm.files.atomic import write_atomic
 from start_llm.host.hints import hint
+from start_llm.host.home import command as program
 from start_llm.host.home import home, made_home, module_command, python_path
 
 LABEL = "io.start-llm.server"
@@ -45,6 +46,9 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     unit = unit_for(sys.platform, settings, flags, os.environ)
     if options.what == "uninstall":
         return _uninstall(unit)
+    if unit.path.with_suffix(".socket").exists():  # the system would go on to hold the port
+        print(f"A service of an earlier version is installed; `{program()} service uninstall` first.", file=sys.stderr)
+        return 1
     # A terminal keeps what it has shown, and so do the logs of a setup script.
     shown = {name: "(not shown)" if name.endswith("_key") else value for name, value in flags.items()}
     print(f"{unit.path}:\n\n{unit_for(sys.platform, settings, shown, os.environ).text}")
@@ -68,12 +72,14 @@ def _settings_of_shell(overrides: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _uninstall(unit: ServiceUnit) -> int:
-    if not unit.path.exists():
+    # earlier versions could wait at a socket
+    files = [file for file in (unit.path, unit.path.with_suffix(".socket")) if file.exists()]
+    if not files:
         print(f"There is no {unit.path}: no service is installed.")
         return 0
     code = _tell(unit.unload, "uninstalled")
-    for path in (unit.path, unit.path.with_suffix(".socket")):  # which earlier versions could wait at
-        path.unlink(missing_ok=True)
+    for file in files:
+        file.unlink(missing_ok=True)
     return code
 
 
@@ -88,7 +94,7 @@ def unit_for(system: str, settings: Settings, flags: Mapping[str, str], environm
 def _systemd(variables: Mapping[str, str]) -> ServiceUnit:
     path = Path("~/.config/systemd/user/start-llm.service").expanduser()
     control = ("systemctl", "--user")
-    command = " ".join(f'"{_escaped(word)}"' for word in module_command("supervise"))
+    command = " ".join(f'"{_escaped(word).replace("$", "$$")}"' for word in module_command("supervise"))
     environment = "\n".join(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items())
     filled = {
         "COMMAND": command,
@@ -104,7 +110,7 @@ def _systemd(variables: Mapping[str, str]) -> ServiceUnit:
 
 
 def _escaped(text: str) -> str:
-    """For double quotes in a unit: its own escapes, and `%` and `$` are not to be expanded."""
+    """For double quotes in a unit: its own escapes, and `%` is not to be expanded."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
 
 

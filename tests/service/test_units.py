@@ -68,6 +68,13 @@ def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
     verify(tmp_path, make("linux", settings))
 
 
+def test_a_sign_that_systemd_expands_in_a_command_is_written_twice(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "module_command", lambda word: ["/opt/a$b%c/python", word])
+    assert 'ExecStart="/opt/a$$b%%c/python" "supervise"\n' in make("linux", settings).text
+
+
 def test_the_launchd_unit(settings: Settings, tmp_path: Path) -> None:
     unit = make("darwin", settings)
     path, text = unit.path, unit.text
@@ -143,9 +150,13 @@ def test_it_is_written_and_removed(
     assert path.stat().st_mode & 0o777 == 0o600
     waiting = path.with_suffix(".socket")  # as earlier versions wrote one
     waiting.write_text("[Socket]")
+    assert units.main(settings, options("install", yes=True)) == 1
+    assert "`start-llm service uninstall` first" in capsys.readouterr().err
     assert units.main(settings, options("uninstall")) == 0 and not path.exists() and not waiting.exists()
     assert [command[2] for command in ran] == ["daemon-reload", "enable", "disable"]
     assert ran[-1][4:] == (path.name, waiting.name)
+    waiting.write_text("[Socket]")
+    assert units.main(settings, options("uninstall")) == 0 and not waiting.exists()
     assert units.main(settings, options("uninstall")) == 0
     assert "no service is installed" in capsys.readouterr().out
 
