@@ -94,7 +94,7 @@ def unit_for(system: str, settings: Settings, flags: Mapping[str, str], environm
 def _systemd(variables: Mapping[str, str]) -> ServiceUnit:
     path = Path("~/.config/systemd/user/start-llm.service").expanduser()
     control = ("systemctl", "--user")
-    command = " ".join(f'"{_escaped(word).replace("$", "$$")}"' for word in module_command("supervise"))
+    command = " ".join(f'"{_escaped(word)}"' for word in module_command("supervise"))
     environment = "\n".join(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items())
     filled = {
         "COMMAND": command,

@@ -68,13 +68,6 @@ def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
     verify(tmp_path, make("linux", settings))
 
 
-def test_a_sign_that_systemd_expands_in_a_command_is_written_twice(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(units, "module_command", lambda word: ["/opt/a$b%c/python", word])
-    assert 'ExecStart="/opt/a$$b%%c/python" "supervise"\n' in make("linux", settings).text
-
-
 def test_the_launchd_unit(settings: Settings, tmp_path: Path) -> None:
     unit = make("darwin", settings)
     path, text = unit.path, unit.text
