@@ -121,7 +121,8 @@ class History(Observer):
         if prompt:
             name = client or "other"
             if name not in self._clients and len(self._clients) >= MOST_CLIENTS:
-                name = OTHERS
+                self._clients = {each: series for each, series in self._clients.items() if series.places(now)}
+                name = name if len(self._clients) < MOST_CLIENTS else OTHERS
             self._clients.setdefault(name, Series(*DAY)).add(when, point, now)
 
     def day(self) -> dict[str, Any]:

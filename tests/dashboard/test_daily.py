@@ -64,3 +64,14 @@ def test_clients_are_bounded() -> None:
         end(daily, f"agent-{number}", prompt=10 + number, computed=10, new=10)
     clients = {client["name"]: client for client in daily.day()["clients"]}
     assert len(clients) == MOST_CLIENTS + 1 and clients[OTHERS]["slots"][0][1] == 9
+
+
+def test_clients_of_yesterday_take_no_place_from_those_of_today() -> None:
+    """Also where nobody has looked at the page meanwhile."""
+    clock = Clock()
+    daily = History(lambda: 0.0, clock)
+    for number in range(MOST_CLIENTS):
+        end(daily, f"agent-{number}", prompt=10, computed=10, new=10)
+    clock.now += SLOTS * SLOT_SECONDS
+    end(daily, "pi", prompt=10, computed=10, new=10)
+    assert [client["name"] for client in daily.day()["clients"]] == ["pi"]
