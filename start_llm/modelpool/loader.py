@@ -101,7 +101,9 @@ class Loader:
         self._registry.room.look_again()
 
     def _load(self, entry: PoolEntry) -> None:
-        preloaded = self._registry.names.is_preloaded(entry.name)  # may look at the disk, which may hang
+        names = self._registry.names
+        preloaded = names.is_preloaded(entry.name)  # may look at the disk, which may hang
+        entry.settings = names.settings_for(entry.known)  # its own file may have changed
         with self._registry.lock:
             if not entry.waiting and entry.users == 0 and not preloaded:
                 self._registry.room.remove(entry)

@@ -297,7 +297,6 @@ class ModelRegistry:
                 raise QueueFull(f"{why}; the others are for models that are loaded.", retry_after=BUSY_SECONDS)
             else:
                 if entry.state == "stored":
-                    entry.settings = self.names.settings_for(entry.known)  # its own file may have changed
                     self.order(entry, "wanted")
                 entry.waiting.append(lease)
             entry.users += 1  # last: what was counted and goes wrong would hold the model for ever

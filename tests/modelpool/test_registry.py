@@ -69,6 +69,22 @@ def short(registry: ModelRegistry, name: str, leases: int) -> tuple[PoolEntry, l
     return entry, waiting
 
 
+def test_its_own_file_is_read_when_a_model_is_loaded_and_no_request_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry, waited = make_registry(tmp_path), list[bool]()
+    loader, entry = make_loader(registry), registry.entry(known("own"))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "own.toml").write_text("ttl = 7\n")
+    read = registry.names.settings_for
+    look = Mock(side_effect=lambda model: waited.append(registry.lock._is_owned()) or read(model))  # type: ignore[attr-defined]
+    monkeypatch.setattr(registry.names, "settings_for", look)
+    registry.lease(known("own"))
+    loader._load(entry)
+    assert entry.settings.model_ttl_seconds == 7 and waited == [False]
+
+
 def test_those_that_wait_for_room_never_keep_more_than_half_of_the_threads(tmp_path: Path) -> None:
     registry = make_registry(tmp_path, http_threads=8, pool_wait_seconds=1000)
     first, some = short(registry, "first", 3)
