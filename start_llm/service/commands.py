@@ -18,7 +18,7 @@ import psutil
 
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, load_settings
-from start_llm.dashboard.tables import print_table
+from start_llm.dashboard.tables import print_table, words_only
 from start_llm.files.logs import last_lines
 from start_llm.host.awake import CHILDREN
 from start_llm.host.hints import hint
@@ -107,7 +107,7 @@ def main_status(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(known, indent=1))
     else:
-        print("\n".join(_status_lines(place, known)))
+        print(words_only("\n".join(_status_lines(place, known))))  # whoever listens there has said some of it
     if known["state"] in {"ready", "busy"}:
         return 0
     return 1 if known["running"] else NOT_RUNNING

@@ -1,14 +1,15 @@
-"""What is said of a start that nobody waits for any more."""
+"""What is said of a start that nobody waits for any more, and of a server that says odd things."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from start_llm.core.settings import load_settings
-from start_llm.service import control
+from start_llm.service import commands, control
 from start_llm.service.place import Place
 
 
@@ -24,3 +25,15 @@ def test_who_interrupts_a_start_is_told_that_it_goes_on(tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         control.bring_up(settings, Place(settings), {}, said.append)
     assert said[-1].startswith("the server goes on starting; ") and said[-1].endswith(" stop --port 1` ends it")
+
+
+def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    health = {"state": "busy", "detail": "loading \x1b[2J\x9b1mx"}
+    monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, health))
+    monkeypatch.setattr(commands, "model_cards", lambda *_: [{"id": "a\x1b]0;b\x07", "context_length": 8}])
+    settings = load_settings(None, start_llm_cache_dir=tmp_path, mlx_port=1)
+    assert commands.main_status(settings, argparse.Namespace(json=False)) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["model", "a]0;b  (context 8 tokens)"] in lines and ["now", "loading [2J1mx"] in lines
