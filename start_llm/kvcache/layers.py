@@ -38,13 +38,12 @@ class LayerKit:
 
     Attributes:
         new: `make_cache`.
-        make_room: see there.
         free_buffers: gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise.
         cuttable: every layer can be cut at any token.
     """
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
-        self.new, self.make_room, self.free_buffers = make_cache, make_room, mx.clear_cache
+        self.new, self.free_buffers = make_cache, mx.clear_cache
         empty = make_cache()
         self._kinds = tuple(map(kind_of, leaves(empty)))
         self._keeps = tuple(
@@ -56,6 +55,10 @@ class LayerKit:
         self._beside = tuple(self._entries.count(number) > 1 for number in self._entries)
         self._remade = set[int]()
         self.cuttable = not any(self._keeps)
+
+    def make_room(self, cache: Sequence[Any], tokens: int) -> None:
+        """See the function of that name."""
+        make_room(cache, tokens)
 
     # --- from a live cache --------------------------------------------------
 

@@ -148,6 +148,7 @@ class Balancer:
         choice = await self._ask_node(asked)
         if asked.client.has_left:
             return False
+        await self._ask_past_litellm(asked, choice)
         if not outcome.failed and answer.says_nothing:
             outcome.failed = outcome.is_lost = True
         if outcome.failed and self._blame(choice, outcome) and not answer.has_begun:
@@ -156,15 +157,20 @@ class Balancer:
             await self._end(asked, choice)
         return False
 
+    async def _ask_past_litellm(self, asked: _Asked, choice: Choice) -> None:
+        """What LiteLLM fails at by itself is put to its node, which answers it, or says in a sentence what is wrong."""
+        outcome, answer = asked.outcome, asked.answer
+        is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
+        if answer.error_status < 500 or outcome.error is not None or is_node_lost or asked.is_forwarded:
+            return
+        outcome.failed = outcome.is_lost = False
+        response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
+        await response(asked.scope, asked.client, answer.begin(NODE_HEADER, choice.label, lambda: None))
+
     async def _end(self, asked: _Asked, choice: Choice) -> None:
         """Nobody else is asked: the client gets what came from the node, or the server's word. Raises Unavailable."""
         outcome, answer, node = asked.outcome, asked.answer, choice.node.name
         is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
-        is_litellms = outcome.error is None and not (is_node_lost or asked.is_forwarded)
-        if answer.error_status >= 500 and is_litellms:  # a fault of LiteLLM's own
-            outcome.failed = outcome.is_lost = False
-            response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
-            await response(asked.scope, asked.client, answer.begin(NODE_HEADER, choice.label, lambda: None))
         if outcome.is_lost and not answer.has_begun and (is_node_lost or answer.says_nothing):
             raise Unavailable(broken(node, "")["message"])
         await answer.finish(outcome.error or broken(node, answer.dialect) if outcome.failed else None)

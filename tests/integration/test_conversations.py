@@ -168,7 +168,7 @@ def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callabl
 
 
 def test_a_call_that_its_client_rewrites_is_computed_from_there_on(servers: Callable[..., Live]) -> None:
-    """A client cuts the same words off each call. The second time the model's state is kept where it will do so."""
+    """A client cuts the same words off each call: the call is computed again, and nothing in front of it."""
     server = servers("hybrid")
     calls = [json.dumps({"name": "run", "arguments": {"path": f"cd /demo && test {n}"}}) for n in range(TURNS)]
     raw = [
@@ -191,5 +191,4 @@ def test_a_call_that_its_client_rewrites_is_computed_from_there_on(servers: Call
         call["function"]["arguments"] = call["function"]["arguments"].replace("cd /demo && ", "")
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "ok"}]
     assert answer["message"]["content"] == "Done."
-    assert 8 <= again[1] < 20, "the call began there, and its state was kept"
-    assert again[2:] == [0] * (TURNS - 1)
+    assert all(8 <= tokens < 20 for tokens in again[1:]), "the call begins there"

@@ -11,7 +11,7 @@ import pytest
 
 from start_llm.modelpool import builder as building
 from tests.integration.live import WAIT, Live
-from tests.integration.pooled import admin, states
+from tests.integration.pooled import states
 from tests.waiting import until
 
 THREADS = 4
@@ -57,20 +57,3 @@ def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
                 each.join(WAIT)
         assert [answer.status_code for answer in answers] == [200] * len(waiting)
         assert ask(server, "oracle-windowed").status_code == 200
-
-
-def test_a_model_that_comes_back_is_not_read_again(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokenizer: to read it holds the lock that the others need to compute."""
-    done: list[str] = []
-    read = building.read_tokenizer
-
-    def reading(*given: Any) -> Any:
-        done.append("read")
-        return read(*given)
-
-    with serve(model_probe="off") as server:
-        monkeypatch.setattr(building, "read_tokenizer", reading)
-        for _ in range(2):
-            assert ask(server, "oracle-hybrid").status_code == 200
-            assert admin(server, "unload", model="oracle-hybrid").status_code == 200
-    assert done == ["read"]

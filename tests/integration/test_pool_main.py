@@ -11,7 +11,7 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from start_llm.modelpool.builder import Vocabularies
+from start_llm.engine import assembly
 from start_llm.models.device import PREFILL_BYTES
 from tests.integration.live import Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states
@@ -86,7 +86,7 @@ def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
 
     with begin(hub, folders, tmp_path) as server:
         assert admin(server, "unload", model="default").status_code == 200
-        monkeypatch.setattr(Vocabularies, "read", noted(Vocabularies.read))
+        monkeypatch.setattr(assembly, "read_tokenizer", noted(assembly.read_tokenizer))
         assert ask(server).status_code == 200
         assert set(readers) == {"loader"}
 

@@ -122,7 +122,7 @@ def test_a_signal_while_loading_ends_the_process(
         until(lambda: _state(url) == "loading")
         until(lambda: (tmp_path / "hold.reached").exists())
         child.send_signal(number)
-        assert ended(child, 20) == 0  # what it loads never comes to an end
+        assert ended(child, 60) == 0  # what it loads never comes to an end
     said(tmp_path)
 
 

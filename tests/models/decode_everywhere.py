@@ -28,7 +28,6 @@ from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.vision import LanguageAlone
-from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
@@ -75,7 +74,7 @@ class Engine:
         memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))
         made = ExitStack()
         made.callback(store.close)
-        drafts = make_drafts(model, loaded.make_cache, Lru(1), name, Ranks())
+        drafts = make_drafts(model, loaded.make_cache, Ranks())
         self._runtime = TextRuntime(settings, loaded, store, memory, drafts, None, made, Ranks())  # type: ignore[arg-type]
         self._count = 0
 
@@ -113,7 +112,7 @@ def wrong_drafts() -> Iterator[list[Proposal]]:
     given = list[Proposal]()
 
     def draft(row: RowProposals, token: int, carried: Sequence[int], ahead: Any) -> Proposal | None:
-        room = min(3, row._room(len(carried)))
+        room = min(3, row._longest(len(carried)))
         if room < 1:
             return None
         given.append(Proposal([(token + 17 * place) % VOCAB for place in range(1, room + 1)], 1))

@@ -75,11 +75,11 @@ def test_arguments_in_json_are_found_in_views_of_the_results(session: Path) -> N
     assert len(as_xml) == 3 and replay(as_xml, Fixed()).per_forward > 4
 
 
-def test_the_gate_is_never_slower_than_no_drafts(session: Path) -> None:
+def test_the_gate_costs_a_few_passes_where_drafts_do_not_pay(session: Path) -> None:
     for costs in ({1: 1.0, 32: 32.0}, *MACHINES.values()):
         for carry in (False, True):
             totals = replay(list(turns(session, encode, "xml")), Gated(costs, carry), carry=carry)
-            assert totals.speed_up(costs) >= 1.0
+            assert totals.speed_up(costs) >= 0.98  # of 700 tokens: one wide pass and a narrow one are a hundredth
 
 
 @pytest.mark.slow
