@@ -109,7 +109,7 @@ class Decoder:
                 _part(self._child.stdout)
             except EOFError:
                 self.close_child()
-                raise Unavailable("The process that decodes recordings does not start.") from None
+                raise Unavailable("The process that reads recordings and PDF files does not start.") from None
         return self._child
 
 

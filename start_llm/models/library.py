@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,10 +121,14 @@ def _checked(folder: Path) -> None:
 
 
 class Library:
-    """Thread-safe as far as `service` is."""
+    """Thread-safe as far as `service` is.
 
-    def __init__(self, service: Service, pulls: Pulls) -> None:
+    `used`: names of settings by the models that they name and `service` does not list; these stay.
+    """
+
+    def __init__(self, service: Service, pulls: Pulls, used: Mapping[str | None, str] | None = None) -> None:
         self._service = service
+        self._used = used or {}
         self.pulls = pulls
 
     def source(self, asked: str) -> str:
@@ -144,6 +148,8 @@ class Library:
         cards = [card for card in self._service.models() if card.details.get("source") == source]
         if cards and self._service.models()[0] in cards:
             raise Conflict(f"{source} is the model that this server was started with; start it with another one first.")
+        if source in self._used:
+            raise Conflict(f"{self._used[source]} names {source}; start this server without that first.")
         try:
             removable(source)
             for card in cards:

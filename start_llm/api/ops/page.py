@@ -52,7 +52,7 @@ from start_llm.models.hub_search import needed_for, search_hub
 from start_llm.models.library import Library, Pulls
 from start_llm.models.overrides import EDITED, FOLDER, Overrides, read_overrides
 from start_llm.models.pull import PullError
-from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES
+from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
 from start_llm.proxy.nodes import ServerNode, look_at, nodes_of
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,8 @@ class Page:
         self._redact = redactor(settings).text
         port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)
-        self.library = Library(status.service, self.pulls)
+        used = {settings.embedding_model: "EMBEDDING_MODEL", settings.draft_model: "DRAFT_MODEL"}
+        self.library = Library(status.service, self.pulls, {full_name(name): why for name, why in used.items()})
         self.history = History(partial(_memory_used, status.counts))
         self.log = LogTail(self._redact)
         templates = Environment(

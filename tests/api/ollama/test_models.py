@@ -71,6 +71,15 @@ def test_a_model_is_pulled_line_by_line_and_deleted(server: ApiServer, hub: Hub)
     assert delete(server, name="owner/model").status_code == 404
 
 
+@pytest.mark.parametrize("setting", ["embedding_model", "draft_model"])
+def test_a_model_that_a_setting_names_is_not_deleted(serve: Callable[..., ApiServer], hub: Hub, setting: str) -> None:
+    server = serve(**{setting: "owner/model"})
+    assert pulled(server, "owner/model")[-1] == {"status": "success"}
+    kept = delete(server, model="owner/model")
+    assert kept.status_code == 409 and f"{setting.upper()} names owner/model" in kept.text
+    assert snapshot("owner/model") is not None
+
+
 def test_what_cannot_be_pulled_says_why(server: ApiServer, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no model owner/other" in pulled(server, "owner/other")[-1]["error"]
     use(monkeypatch, "http://127.0.0.1:9")
