@@ -67,7 +67,7 @@ class Composer:
         self._tokenizer = tokenizer
         self._traits = traits
         self._tree = tree
-        self._reader = ChainReader(Clients(()) if self.strict else clients)
+        self._reader = ChainReader(Clients(()) if self.strict else clients, as_sent=self.strict)
         self._now = now
         self._context = context
 

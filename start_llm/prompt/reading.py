@@ -205,8 +205,9 @@ def _cut(text: str, parts: Sequence[DeclaredPlace]) -> str:
 class ChainReader:
     """Reads requests. Facts of recent messages are kept, bounded by their characters. Thread-safe."""
 
-    def __init__(self, clients: Clients) -> None:
-        self.clients = clients
+    def __init__(self, clients: Clients, *, as_sent: bool = False) -> None:
+        """`as_sent`: calls of one answer stay in the messages that they came in."""
+        self.clients, self._as_sent = clients, as_sent
         self._facts: Lru[tuple[str, Message], Facts] = Lru(_KEPT_CHARS, lambda key, _: key[1].chars + 500)
 
     def read(
@@ -227,7 +228,7 @@ class ChainReader:
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
         chain = _Chain(root_of(owner), result_of)
-        for index, message in with_calls_together(messages):
+        for index, message in enumerate(messages) if self._as_sent else with_calls_together(messages):
             # A system message behind the leading ones is searched for nothing.
             facts = self._facts_of(message, UNKNOWN if message.role == "system" and index >= lead else client, system)
             if index < lead:

@@ -78,6 +78,10 @@ def test_places_are_those_of_the_client_that_sends_calls_of_one_answer_apart():
     prepared = pipeline("chatml").prepare(request(sent, (BASH,)), thinking=True)
     assert prepared.request.messages == tuple(sent), "a router is told of the messages as they were sent"
     assert [len(one.tool_calls) for one in prepared.view.messages] == [0, 2, 0, 0, 0]
+    pipe = pipeline("chatml", cache_drift_policy="strict")
+    prepared = pipe.prepare(request(sent, (BASH,)), thinking=True)
+    token = first_with("sawing", "chatml", prepared.prompt.tokens)
+    assert pipe.locate(prepared, Miss("policy", token)).message == 3 and prepared.view.messages == sent
 
 
 def test_a_note_is_called_one():
