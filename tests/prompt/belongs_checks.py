@@ -308,8 +308,8 @@ def _length(truth: Truth, prompt: Seen) -> Iterator[str]:
     full = _given_back(truth, prompt)
     if shown > limit and full is not None:
         limit += max(0, count(full) - plain)
-    if shown > limit:  # a head that was sent before may stay
-        limit += max(0, count(_head(prompt.text)) - count(_head(plain_text)))
+    if shown > limit and _head(prompt.text) != _head(plain_text):
+        limit += count(_head(prompt.text))  # a head that was sent before may stay, and the new one stands in a note
     if shown > limit:
         yield f"(d) {plain} tokens were sent, {shown} are shown, {limit:.0f} are allowed"
     if plain <= truth.context < prompt.tokens:
