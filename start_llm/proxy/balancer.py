@@ -160,8 +160,8 @@ class Balancer:
     async def _ask_past_litellm(self, asked: _Asked, choice: Choice) -> None:
         """What LiteLLM fails at by itself is put to its node, which answers it, or says in a sentence what is wrong."""
         outcome, answer = asked.outcome, asked.answer
-        is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
-        if answer.error_status < 500 or outcome.error is not None or is_node_lost or asked.is_forwarded:
+        at_node = (outcome.is_lost or outcome.status in ELSEWHERE) and len(self._fleet.members) > 1
+        if answer.error_status < 500 or outcome.error is not None or at_node or asked.is_forwarded:
             return
         outcome.failed = outcome.is_lost = False
         response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))

@@ -135,6 +135,20 @@ def test_a_stream_past_litellm_that_breaks_ends_with_an_error_event(dialect: str
     assert end[dialect] in answer.body
 
 
+def test_a_node_that_says_it_has_no_room_is_not_asked_twice() -> None:
+    async def litellm(loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
+        outcome = loop.outcome()
+        if outcome.node == stubs[1].name:
+            await says(send, 200, b'{"from": "the other one"}')
+            return
+        outcome.failed, outcome.status = True, 503  # a page for people, which says nothing to LiteLLM
+        await says(send, 503, b"no room")
+
+    with nodes(2) as stubs:
+        answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
+        assert answer.body == b'{"from": "the other one"}' and not stubs[0].seen
+
+
 def test_what_litellm_fails_on_has_the_servers_own_error() -> None:
     with nodes(1) as stubs:
         stubs[0].mode = "full"
