@@ -20,7 +20,7 @@ from start_llm.core.media import Sound
 from tests.audio.test_transcription import on_a_thread, through
 from tests.audio.tiny import tone
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.live]
 
 TEXT = "Hello there, this is a sentence."
 
