@@ -70,6 +70,13 @@ _SIZES: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_KDA = {
+    "kda_layers": [1, 2, 3],
+    "full_attn_layers": [4],
+    "num_heads": 2,
+    "head_dim": 32,
+    "short_conv_kernel_size": 4,
+}
 _MIXED = [_SLIDING, _FULL, _SLIDING, _FULL]
 _YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048, "mscale_all_dim": 1.0}
 _LLAMA4 = {"rope_theta": 10000.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 2048}
@@ -114,13 +121,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan": {"rope_scaling": {"alpha": 1.0, "type": "dynamic", "factor": 1.0}, "cla_share_factor": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2},
     "kimi_linear": {
-        "linear_attn_config": {
-            "kda_layers": [1, 2, 3],
-            "full_attn_layers": [4],
-            "num_heads": 2,
-            "head_dim": 32,
-            "short_conv_kernel_size": 4,
-        },
+        "linear_attn_config": _KDA,
         "head_dim": 32,
     },
     "kimi_k3": {
@@ -134,13 +135,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
             "qk_rope_head_dim": 8,
             "first_k_dense_replace": 1,
             "attn_res_block_size": 2,
-            "linear_attn_config": {
-                "kda_layers": [1, 2, 3],
-                "full_attn_layers": [4],
-                "num_heads": 2,
-                "head_dim": 32,
-                "short_conv_kernel_size": 4,
-            },
+            "linear_attn_config": _KDA,
         }
     },
     "gemma3n": {
