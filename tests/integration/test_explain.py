@@ -33,7 +33,7 @@ def test_explain_does_not_wait_for_the_model(
         ]
         for thread in asking:
             thread.start()
-        until(lambda: server.app.engine.status().queued == 2)
+        until(lambda: (server.app.engine.status().running, server.app.engine.status().queued) == (1, 2))
         body = {"model": "default", "messages": history}
         report = server.post("/v1/cache/explain", json=body).json()
         assert (report["running"], report["queued"]) == (1, 2)
