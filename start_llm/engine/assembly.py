@@ -195,7 +195,7 @@ class Assembly:
         return replace(loaded, model=model, fingerprint=key, stamps=stamps, weight_bytes=size)
 
     def _check_drafter(self, files: DrafterFiles) -> None:
-        """Before its weights are read. Raises NotSupported with the end of a sentence."""
+        """Called before the drafter's weights are read. Raises NotSupported; its text ends the caller's sentence."""
         if files.refused:
             raise NotSupported(f"{files.refused}; a small model can draft (DRAFT_MODEL)")
         free = max(0, self._shared.usable - self._shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)

@@ -200,7 +200,10 @@ class Chores:
         return max(0.0, min(chore.due for chore in self._waiting) - self._clock())
 
     def step(self) -> bool:
-        """One step of the first that does not wait. False: there is none."""
+        """Runs one step of the first chore whose pause is over. False: there is none.
+
+        `done` of a chore gets what the chore returned, or the exception that ended it.
+        """
         now = self._clock()
         chore = next((chore for chore in self._waiting if chore.due <= now), None)
         if chore is None:

@@ -41,7 +41,7 @@ class Patience:
                 raise
             log.warning("a %s takes longer than %g s; its request is given up", self._name, self._seconds)
             raise BadRequest(
-                f"What this request holds its answer to cannot be made into a {self._name} within {self._seconds:g} s. "
+                f"The schema or the tools could not be made into a {self._name} within {self._seconds:g} s. "
                 "Use fewer or simpler properties, alternatives and tools.",
                 code="limit_exceeded",
             ) from None

@@ -101,7 +101,7 @@ def says_something(message: Message) -> bool:
 
 
 def last_event(dialect: str, error: dict[str, Any]) -> bytes:
-    """The server's error as the end of a stream, as it writes it itself where it is asked directly."""
+    """An error as the last event of a stream, in the form in which the server itself would have written it."""
     if dialect == "chat/completions":
         return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
     kind = "error"

@@ -143,7 +143,7 @@ class Balancer:
         return route_key(given, headers), node_of_response(given.get("previous_response_id"), self._holders)
 
     async def _send_once(self, asked: _Asked) -> bool:
-        """Sends the request to one node. Whether it is to be sent to another one. Raises Unavailable."""
+        """Sends the request to one node. True: it shall be sent to another node, too. Raises Unavailable."""
         outcome, answer = asked.outcome, asked.answer
         choice = await self._ask_node(asked)
         if asked.client.has_left:

@@ -42,7 +42,7 @@ class LiteLLMNames:
     arguments: frozenset[str]
 
     def check(self, body: Mapping[str, Any]) -> None:
-        """Raises BadRequest that names the first parameter of LiteLLM's."""
+        """Raises BadRequest that names the first field which LiteLLM would take as an order to itself."""
         for name, value in body.items():
             if self._is_parameter(name, self.parameters):
                 raise _refused(name)

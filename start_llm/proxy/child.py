@@ -20,7 +20,8 @@ MODULE = "start_llm.proxy.child"
 
 
 def main() -> None:
-    pipe, folder, _, *arguments = sys.argv[1:]
+    """Runs LiteLLM in this process until the owner's end of the pipe closes."""
+    pipe, folder, _dashes, *arguments = sys.argv[1:]
     if os.getpgid(0) != os.getpid():
         raise SystemExit(f"{MODULE}: must lead its own process group")
     threading.Thread(target=_end_with, args=(int(pipe), folder), name="owner-watch", daemon=True).start()

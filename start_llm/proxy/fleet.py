@@ -159,7 +159,7 @@ class NodeFleet:
             self._watchers = [asyncio.create_task(self._watch(member)) for member in self.members.values()]
 
     async def _watch(self, member: Member) -> None:
-        """Asks a node how it is, again and again, until the process ends; one that fails after growing pauses."""
+        """Asks a node how it is, until the process ends. A node that fails is asked less and less often."""
         failures = 0
         while True:
             try:
@@ -167,6 +167,7 @@ class NodeFleet:
             except Exception:  # the edge of this task: a node that is not watched would stay in for ever
                 log.warning("node %s cannot be watched", member.name, exc_info=True)
                 failures += 1
+            # A node that is only silent may be busy: it is asked as often as before until it counts as frozen.
             is_short = not failures or 0 < member.silent_seconds < FROZEN_SECONDS
             await asyncio.sleep(LOOK_EVERY if is_short else PAUSES[min(failures, len(PAUSES)) - 1])
 

@@ -113,7 +113,7 @@ def only_http_errors() -> Iterator[None]:
     """Around reading a node's answer: whatever it says, httpx raises httpx.HTTPError, or TimeoutError.
 
     httpx (0.28) lets out others, too: of a `Location` that is no address (it parses it, and does not go there), of TLS
-    records that are broken behind the handshake, of a body that was read before.
+    records that are broken after the handshake, of a body that was read before.
     """
     try:
         yield

@@ -138,7 +138,7 @@ def _is_from(error: BaseException | None, kinds: tuple[type[BaseException], ...]
 
 
 def _refusal(error: Any) -> str | None:
-    """The server's word in the headers of its answer, which LiteLLM keeps in several places of its errors."""
+    """The word that says why the server refused (`REFUSAL_HEADER`). LiteLLM's errors keep headers in several places."""
     places = (error, getattr(error, "response", None))
     found = [getattr(place, "headers", None) for place in places] + [getattr(error, "litellm_response_headers", None)]
     for name, value in (item for headers in found if isinstance(headers, Mapping) for item in headers.items()):

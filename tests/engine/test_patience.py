@@ -29,7 +29,7 @@ def test_who_waits_too_long_goes_on_and_the_thread_keeps_its_place() -> None:
     patience, go = Patience("grammar", threads=2, seconds=0.1), threading.Event()
     began = time.monotonic()
     for _ in range(2):
-        with pytest.raises(BadRequest, match=r"cannot be made into a grammar within 0\.1 s"):
+        with pytest.raises(BadRequest, match=r"could not be made into a grammar within 0\.1 s"):
             patience.run(go.wait, 30)
     with pytest.raises(Unavailable, match="others are being made"):
         patience.run(int)

@@ -76,7 +76,8 @@ class BatchRunner:
         return max(0, taken)
 
     def insert(self, row: RowState) -> int:
-        # The generator takes a token that was drawn for the end of a prompt: it feeds it but does not report it.
+        # The generator feeds the newest token and does not report it. In a fresh row that is the prompt's last
+        # token; else it is an answer's token that was drawn elsewhere, and `_resumed` reports it: one less is left.
         (uid,) = self._batch.insert(
             [[row.newest]],
             max_tokens=[row.left - (not row.fresh)],

@@ -35,8 +35,9 @@ class Preemption:
     def admit(self, job: Job) -> bool:
         """Reserves memory for a waiting job, an answer included. False: it does not fit beside those that run.
 
-        What is stored of its prompt is not reserved yet, or the store would give up just that: see `restored`. Raises
-        OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
+        Stored KV of its prompt is already counted in the store. To reserve it again would make the store evict it, so
+        only the rest is reserved here; `restored` takes over the stored part. Raises OutOfMemory: it would not fit even
+        alone, and with no other model loaded that may go.
         """
         wanted = self._wanted(job)
         if not (self._memory.check(self._least(job)) and self._memory.admits(wanted)):
