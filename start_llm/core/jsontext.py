@@ -2,17 +2,14 @@
 
 `json.loads` holds the interpreter's lock from its first to its last byte: no other thread answers meanwhile. How long
 that is depends on what the body holds. 64 MB of text take 0.2 s, 64 MB of ``{},`` four seconds. So the structure is
-counted first, in pieces between which others run, and long strings are decoded in pieces (`decode_in_pieces`).
+counted first, in pieces between which others run.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-import secrets
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,16 +36,16 @@ def parse_json(raw: bytes) -> Any:
     """The value of a body. Raises BadRequest, TooLarge."""
     if not raw.strip():
         raise BadRequest("The request has no body; a JSON object is needed.")
-    inner = check_structure(raw)
+    check_structure(raw)
     try:
         with _IN_TURN if len(raw) > LARGE else nullcontext():
-            value = decode_in_pieces(raw, inner, _DECODER)
+            value = _DECODER.decode(raw.decode().removeprefix("\ufeff"))
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
-        raise _invalid("it is not UTF-8" if inner else f"it is not UTF-8 at byte {error.start}") from None
+        raise _invalid(f"it is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise _invalid(error.msg if inner else str(error)) from None
+        raise _invalid(str(error)) from None
     except ValueError as error:
         problem = "a number has too many digits" if "digits" in str(error) else str(error)
         raise _invalid(problem) from None
@@ -99,20 +96,16 @@ def too_much_to_read(text: str) -> bool:
     return False
 
 
-def check_structure(raw: bytes, most_values: int | None = None) -> list[tuple[int, int]]:
-    """Counts what stands outside of strings; returns (start, end) of the chunks that lie within one string each.
+def check_structure(raw: bytes, most_values: int | None = None) -> None:
+    """Counts what stands outside of strings.
 
     Broken JSON may pass: the parser says what is wrong with it. Raises BadRequest: it is nested too deeply; TooLarge:
     it holds too many values, names or escapes.
     """
-    most_values = VALUES.most if most_values is None else most_values
     values, keys, escapes, depth, inside, start = 1, 0, 0, 0, False, 0
-    inner = []
     while start < len(raw):
         end = _chunk_end(raw, start)
-        kinds, inside, quotes, slashes = _outside(raw[start:end], inside)
-        if inside and not quotes and end < len(raw):
-            inner.append((start, end))
+        kinds, inside, slashes = _outside(raw[start:end], inside)
         start = end
         escapes += slashes
         keys += int(np.count_nonzero(kinds == _COLON))
@@ -123,13 +116,12 @@ def check_structure(raw: bytes, most_values: int | None = None) -> list[tuple[in
                 raise _too_deep()
             depth += int(depths[-1])
         for limit, most, found in (
-            (VALUES, most_values, values),
+            (VALUES, most_values or VALUES.most, values),
             (KEYS, KEYS.most, keys),
             (ESCAPES, ESCAPES.most, escapes),
         ):
             if found > most:
                 raise TooLarge(f"The body is too large: at most {limit.most:,} {limit.what}.", code="body_too_large")
-    return inner
 
 
 def _chunk_end(raw: bytes, start: int) -> int:
@@ -141,9 +133,8 @@ def _chunk_end(raw: bytes, start: int) -> int:
     return min(end + (end - run) % 2, len(raw))
 
 
-def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, int, int]:
-    """(the kinds of the structural characters outside of strings, whether a string is open at the end, how many strings
-    begin or end here, backslashes)."""
+def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, int]:
+    """(the kinds of the structural characters outside of strings, whether a string is open at the end, backslashes)."""
     slashes = chunk.count(b"\\")
     if slashes:
         chunk = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__")
@@ -151,7 +142,7 @@ def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, in
     quotes = kinds == _QUOTE
     quoted = np.logical_xor.accumulate(quotes) ^ inside
     ends_inside = bool(quoted[-1]) if len(quoted) else inside
-    return kinds[~quoted & ~quotes], ends_inside, int(np.count_nonzero(quotes)), slashes
+    return kinds[~quoted & ~quotes], ends_inside, slashes
 
 
 def whole_characters(value: Any) -> Any:
@@ -186,61 +177,3 @@ def _too_deep() -> BadRequest:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=finite)
-
-
-# --- strings of many megabytes, a piece at a time ---
-# `json` decodes a string in one go and holds the interpreter's lock: 40 MB stop every other thread for 0.2 s. So the
-# inner parts of such strings are taken out, decoded one by one, and put back where a stand-in is.
-
-_NEARBY = 1 << 12  # bytes: where escapes stand so close, the text is left where it is
-_CUT = re.compile(rb"(?<=[^\\]{5})(?=[^\x80-\xbf])")
-"""A place at which a cut parts no character and no escape; ``\\u00e9`` is the longest. Two escapes that are one
-character may be parted: their halves are joined with all others that clients part."""
-
-
-def decode_in_pieces(raw: bytes, inner: Sequence[tuple[int, int]], decoder: json.JSONDecoder) -> Any:
-    """The value of JSON text.
-
-    Args:
-        inner: (start, end) of bytes that lie within one string each, in order; a backslash is never the last of them
-            without what it escapes.
-
-    Raises:
-        UnicodeDecodeError, json.JSONDecodeError: positions are those in a piece, where something was taken out.
-        ValueError, RecursionError: as the decoder does.
-    """
-    marker = secrets.token_hex(16)  # nobody can have written it
-    rest, done = bytearray(), 0
-    pieces: list[str] = []
-    for start, end in inner:
-        first = _CUT.search(raw, start, min(start + _NEARBY, end))
-        if first is None:
-            continue
-        start = first.start()
-        end = max((cut.start() for cut in _CUT.finditer(raw, max(end - _NEARBY, start), end + 1)), default=start)
-        if start == end:
-            continue
-        rest += raw[done:start]
-        rest += f"{marker}{len(pieces)}.".encode()
-        pieces.append(decoder.decode(f'"{raw[start:end].decode()}"'))
-        done = end
-    rest += raw[done:]
-    value = decoder.decode(rest.decode().removeprefix("\ufeff"))
-    return _filled(value, marker, re.compile(marker + r"(\d+)\."), pieces) if pieces else value
-
-
-def _filled(value: Any, marker: str, pattern: re.Pattern[str], pieces: Sequence[str]) -> Any:
-    """`value` with pieces in place of their stand-ins."""
-    if isinstance(value, str):
-        if marker not in value:
-            return value
-        parts = pattern.split(value)  # text, number, text, number, ...
-        parts[1::2] = [pieces[int(number)] for number in parts[1::2]]
-        return "".join(parts)
-    if isinstance(value, list):
-        return [_filled(item, marker, pattern, pieces) for item in value]
-    if isinstance(value, dict):
-        return {
-            _filled(key, marker, pattern, pieces): _filled(item, marker, pattern, pieces) for key, item in value.items()
-        }
-    return value

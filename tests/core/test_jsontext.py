@@ -67,66 +67,6 @@ def test_counts_are_those_of_the_value(value: Any, chunk: int, ascii_only: bool)
                 patch.setattr(jsontext, name, Limit("x", count))
 
 
-LONG = st.text('ab"\\{é\n😀\ud83d\ude00', max_size=200)
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    value=st.dictionaries(LONG, LONG | st.lists(LONG), max_size=3),
-    chunk=st.integers(1, 64),
-    ascii_only=st.booleans(),
-    data=st.data(),
-)
-def test_long_strings_are_read_in_pieces(value: Any, chunk: int, ascii_only: bool, data: st.DataObject) -> None:
-    """What comes out is what comes out in one go, also of text that is damaged or cut off."""
-    raw = bytearray(json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass"))
-    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255)), max_size=1)):
-        raw[place] = byte
-    with pytest.MonkeyPatch.context() as patch:
-        wanted = _read(bytes(raw))
-        patch.setattr(jsontext, "CHUNK", chunk)
-        assert _read(bytes(raw)) == wanted
-
-
-def _read(raw: bytes) -> Any:
-    try:
-        return parse_json(raw)
-    except (BadRequest, TooLarge) as error:
-        return type(error)
-
-
-def test_a_string_of_many_megabytes_leaves_the_lock_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-
-    class Counting(json.JSONDecoder):
-        def decode(self, text: str) -> Any:  # type: ignore[override]
-            read.append(len(text))
-            return super().decode(text)
-
-    monkeypatch.setattr(jsontext, "_DECODER", Counting())
-    text = "x\n\u00e9" * 1_000_000
-    assert parse_json(json.dumps({text: text}).encode()) == {text: text}
-    assert max(read) <= 4 * jsontext.CHUNK < sum(read)
-
-
-def test_a_string_of_backslashes_is_looked_at_in_blocks() -> None:
-    """Looked at one by one, they would stop the others for seconds."""
-
-    class Counted(bytes):
-        looks = 0
-
-        def __getitem__(self, part: Any) -> Any:
-            Counted.looks += 1
-            return super().__getitem__(part)
-
-    value = ["x" + "\\" * 1_950_000]
-    raw = json.dumps(value).encode()
-    inner = check_structure(raw)
-    assert len(inner) == 2
-    assert jsontext.decode_in_pieces(Counted(raw), inner, json.JSONDecoder()) == value
-    assert 0 < Counted.looks < 1000
-
-
 def test_json_in_a_string_has_the_same_bounds() -> None:
     assert parse_inner('{"a": [1.5]}') == {"a": [1.5]}
     for text in ("[" * (DEPTH.most + 1) + "]" * (DEPTH.most + 1), "[" * 100_000, "NaN", "1e999", "9" * 5000, "{"):
