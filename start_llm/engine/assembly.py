@@ -6,10 +6,9 @@ Knows nothing of requests, nor of who wants which model. Model thread only, but 
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,8 +42,6 @@ from start_llm.models.recommended import published_head
 from start_llm.models.room import Weights
 from start_llm.models.stepwise import bytes_of
 from start_llm.models.tokenizer import read_tokenizer
-
-_FEATURES = re.compile(r"[0-9a-f]{64}\.features")
 
 
 class Vocabularies:
@@ -207,7 +204,6 @@ class Assembly:
         folder = settings.disk_dir
         if folder is None:
             return None
-        remove_features(folder)
         weights = WeightsDigest(loaded.stamps, folder)
         whose: str | Identify = partial(_identified, loaded.fingerprint, weights)
         if weights.value:
@@ -220,16 +216,6 @@ class Assembly:
     def _disk_bytes(self, settings: Settings) -> int:
         folder, limit = settings.disk_dir, settings.kv_disk_bytes
         return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
-
-
-def remove_features(folder: Path) -> None:
-    """Features of images, which earlier versions kept there. Other files may be the user's, who chooses the folder."""
-    for path in (folder / "images").glob("*.features"):
-        if _FEATURES.fullmatch(path.name):
-            with suppress(OSError):
-                path.unlink()
-    with suppress(OSError):  # not there, or not empty
-        (folder / "images").rmdir()
 
 
 def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from start_llm.engine import assembly
-from start_llm.engine.assembly import Vocabularies, remove_features
+from start_llm.engine.assembly import Vocabularies
 from tests.models.large import make_large
 
 
@@ -54,21 +54,3 @@ def test_a_tokenizer_that_was_read_already_is_taken(tmp_path: Path, reads: list[
     wrapper = assembly.read_tokenizer(folder)
     assert kept.of(folder, wrapper).wrapper is wrapper and kept.of(folder).wrapper is wrapper
     assert reads == [folder]
-
-
-def test_features_of_images_go_and_what_the_user_has_there_stays(tmp_path: Path) -> None:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    theirs = [folder / "holiday.jpg", folder / "notes.features", folder / "album" / f"{'c' * 64}.features"]
-    (folder / "album").mkdir()
-    for path in (folder / f"{'0a' * 32}.features", *theirs):
-        path.write_bytes(b"x")
-    remove_features(tmp_path)
-    assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(theirs)
-    for path in theirs:
-        path.unlink()
-    (folder / "album").rmdir()
-    (folder / f"{'b' * 64}.features").write_bytes(b"x")
-    remove_features(tmp_path)
-    assert not folder.exists()
-    remove_features(tmp_path)

@@ -8,8 +8,6 @@ front of the queue. Nothing of it is lost: it goes on with the token that it was
 from __future__ import annotations
 
 import logging
-import statistics
-from collections import deque
 
 from start_llm.core.errors import StartLLMError
 from start_llm.engine.schedule.jobs import Decoding, Job, Prefilling
@@ -18,10 +16,9 @@ from start_llm.engine.schedule.requests import Requests
 
 log = logging.getLogger(__name__)
 
-TYPICAL_ANSWER = 1024  # tokens reserved for an answer until some were seen
+TYPICAL_ANSWER = 1024  # tokens reserved for an answer
 LEAST_ANSWER = 64  # a prompt that leaves no room for so much of an answer is refused
 GROWTH = 256  # tokens reserved at a time while a row grows; mlx-lm's buffers grow in the same steps
-_SEEN = 64
 
 
 class Preemption:
@@ -29,7 +26,6 @@ class Preemption:
 
     def __init__(self, requests: Requests, memory: MemoryGuard) -> None:
         self._requests, self._memory = requests, memory
-        self._answers: deque[int] = deque(maxlen=_SEEN)
         self.paused = 0
 
     def admit(self, job: Job) -> bool:
@@ -49,10 +45,6 @@ class Preemption:
     def restored(self, job: Job) -> None:
         """The job has taken over what was stored: all of it is the job's now, and reserved for it."""
         self._memory.take(job.work.id, self._wanted(job))
-
-    def answered(self, tokens: int) -> None:
-        """An answer came to its end by itself: what is typical is learnt from it."""
-        self._answers.append(tokens)
 
     def allowed(self, job: Job) -> int:
         """Tokens that the job may generate in all. It ends there with the reason ``length``."""
@@ -90,10 +82,4 @@ class Preemption:
         return job.length + min(job.left, LEAST_ANSWER)
 
     def _wanted(self, job: Job) -> int:
-        return job.length + min(job.left, self._typical())
-
-    def _typical(self) -> int:
-        """Three of four answers are not longer."""
-        if len(self._answers) < _SEEN // 4:
-            return TYPICAL_ANSWER
-        return max(GROWTH, int(statistics.quantiles(self._answers, n=4)[2]))
+        return job.length + min(job.left, TYPICAL_ANSWER)

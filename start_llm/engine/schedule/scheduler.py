@@ -230,8 +230,6 @@ class Scheduler:
         if row.finish is None:
             self._trials.decoded(job)
             return
-        if row.finish == "stop":
-            self._preemption.answered(len(job.generated))
         kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
         self.requests.finish(job, row.finish, kv)
 

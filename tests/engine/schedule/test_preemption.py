@@ -65,17 +65,6 @@ def test_what_may_never_be_used_is_not_reserved() -> None:
     assert paused(scheduler) == 0
 
 
-def test_what_is_typical_is_learnt() -> None:
-    scheduler, runner, _ = short_of_memory(2 * (100 + pressure.TYPICAL_ANSWER), runner=FakeRunner(answer=20))
-    for _ in range(16):
-        add(scheduler, 1)
-        drain(scheduler)
-    assert runner.widest == 1
-    add(scheduler, 8)
-    drain(scheduler)
-    assert runner.widest == 6  # 2 * 1124 tokens have room for six times 100 + 256
-
-
 def test_the_youngest_row_waits_and_goes_on_where_it_was() -> None:
     alone = []
     for i in range(3):
