@@ -30,11 +30,10 @@ from start_llm.files.lru import Lru
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
 """Of a model's configuration: what each rank has an equal part of."""
-REACH_SECONDS = 30.0  # that a rank's neighbours in the ring may take to be there
-RING_SECONDS = 60.0  # and the ring, once all neighbours have been there
+REACH_SECONDS = 30.0  # that the machine of the next rank in the ring may take to answer
+RING_SECONDS = 60.0  # that the ring may take to be made
 WORDS_SECONDS = 1.0  # to write where it waits, before the process is ended
 MOST_SAMPLERS = 256  # more than the samplers without a seed that `make_sampler` keeps
-_PAUSE = 0.1
 
 
 class RankGroup(Ranks, ABC):
@@ -91,11 +90,8 @@ class RankGroup(Ranks, ABC):
         """The thread that calls this is the model thread."""
         self._thread = threading.get_ident()
         self._meet()  # rank 0 may have fetched the model first
-        try:
-            self._meet_neighbours()
-        except OSError as error:
-            self.fail(f"The ring cannot be made: {error}.")
-        self._meet()  # nobody listens for neighbours any more: the ring takes the same ports
+        self._reach_neighbour()
+        self._meet()  # nobody asks for neighbours any more: the ring takes who connects to these ports
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump([[address] for address in self.addresses], file)
             file.flush()
@@ -135,41 +131,17 @@ class RankGroup(Ranks, ABC):
         self.confirm(0)
         self.agree(0)
 
-    def _meet_neighbours(self) -> None:
-        """Connects to the next rank of the ring, and is connected to by the one before. Raises OSError in words."""
-        until, seen = time.monotonic() + REACH_SECONDS, threading.Event()
-        host, _, port = self.addresses[self.rank].rpartition(":")
-        before, after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
-        with socket.create_server((host, int(port))) as server:
-            server.settimeout(_PAUSE)
-
-            def listen() -> None:
-                while not seen.is_set() and time.monotonic() < until:
-                    with suppress(OSError), server.accept()[0] as connection:  # a stranger may send anything
-                        connection.settimeout(1.0)
-                        if connection.recv(len(self.token), socket.MSG_WAITALL).decode("latin-1") == self.token:
-                            seen.set()
-
-            listening = threading.Thread(target=listen, name="rank-before", daemon=True)
-            listening.start()
-            try:
-                self._call(after, until)
-            finally:
-                listening.join()  # while it accepts, the port is taken
-        if not seen.is_set():
-            raise OSError(f"rank {before} ({self.addresses[before]}) has not connected in {REACH_SECONDS:g} s")
-
-    def _call(self, rank: int, until: float) -> None:
+    def _reach_neighbour(self) -> None:
+        """Fails if the machine of the next rank of the ring cannot be reached."""
+        rank = (self.rank + 1) % self.size
         host, _, port = self.addresses[rank].rpartition(":")
-        while True:
-            try:
-                with socket.create_connection((host, int(port)), timeout=max(_PAUSE, until - time.monotonic())) as made:
-                    return made.sendall(self.token.encode())
-            except OSError as error:
-                if time.monotonic() >= until:
-                    words = f"rank {rank} ({self.addresses[rank]}) cannot be reached from rank {self.rank}: {error}"
-                    raise OSError(words) from None
-            time.sleep(_PAUSE)
+        try:
+            # Its machine refuses the call: nobody listens at that port before the ring is made.
+            with suppress(ConnectionRefusedError):
+                socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        except OSError as error:
+            where = f"rank {rank} ({self.addresses[rank]}) cannot be reached from rank {self.rank}"
+            self.fail(f"The ring cannot be made: {where}: {error}.")
 
     def _check_ring(self) -> None:
         """Fails if a stranger was quicker than a rank: the ring takes who comes first, and asks for no key."""
