@@ -94,6 +94,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1, "hidden_dim_scale_factor": 2.0},
     "afmoe": {"layer_types": _MIXED},
     "baichuan_m1": {"conv_window": 2, "sliding_window_layers": [0, 2]},
+    "bailing_hybrid": {"layer_group_size": 2},
     "bailing_moe_linear": {"layer_group_size": 2, "group_norm_size": 1},
     "dbrx": {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
@@ -111,13 +112,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "candidate_block_size": 4,
     },
     "deepseek_v2": {"rope_scaling": _YARN, "topk_method": "greedy"},
+    "exaone4": {"sliding_window_pattern": "LG"},
     "exaone_moe": {"layer_types": _MIXED, "is_moe_layer": [False, True, True, True]},
-    "gear": {"layer_types": _MIXED},
+    "gear": {"layer_types": ["conv_mixer", _SLIDING, "conv_mixer", _FULL]},
     "gemma3": {"text_config": {"model_type": "gemma3_text", "sliding_window": WINDOW, "sliding_window_pattern": 2}},
     "gemma3_text": {"sliding_window_pattern": 2},
     "gemma4": {"text_config": {"model_type": "gemma4_text", "num_kv_shared_layers": 0, "layer_types": _MIXED}},
     "gemma4_text": {"num_kv_shared_layers": 0, "layer_types": _MIXED},
     "glm_moe_dsa": {"rope_parameters": {"rope_theta": 10000.0}},
+    "granitemoehybrid": {  # without these it has no layer at all
+        "layer_types": ["mamba", "attention", "mamba", "attention"],
+        **{"mamba_n_heads": 2, "mamba_d_head": 16, "mamba_n_groups": 1},
+    },
     "hunyuan": {"rope_scaling": {"alpha": 1.0, "type": "dynamic", "factor": 1.0}, "cla_share_factor": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2},
     "kimi_linear": {
@@ -188,7 +194,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         }
     },
     "minicpm3": {"rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}},
-    "ministral3": {"rope_parameters": _LLAMA4},
+    "laguna": {"layer_types": _MIXED},
+    "ministral3": {"rope_parameters": _LLAMA4, "layer_types": _MIXED},
     "mistral4": {"rope_parameters": {**_LLAMA4, "type": "default"}},
     "mistral3": {"text_config": {"model_type": "llama"}},
     "muse_spark": {
