@@ -58,7 +58,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         return 1
     known = known if probe is None else known.with_probe(probe)
     head = own_drafter(folder, known.config)
-    drafts = {} if head is None or head.refused else {"drafts_by": Fact(head.detail, "weights")}
+    drafts = {} if head is None else {"drafts_by": Fact(head.detail, "weights")}
     facts = {**known.facts, **drafts}
     if options.json:
         about: dict[str, Any] = {"name": source, "folder": str(folder), "file": known.overrides.path}
@@ -137,9 +137,7 @@ def _remarks(
     """What else is worth knowing."""
     if probe is not None and every:
         yield probe.trial.report(known.tool_parser)
-    if head is not None and head.refused:
-        yield f"{head.detail} does not draft: {head.refused}"
-    elif head is None and (published := published_head(name_of(folder))):
+    if head is None and (published := published_head(name_of(folder))):
         yield f"a head that drafts for it is published: {program()} pull {published}"
     if probe is None and not has_template(folder):
         yield NO_TEMPLATE

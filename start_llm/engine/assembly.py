@@ -32,7 +32,7 @@ from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVListener
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.catalog import name_of
-from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of
+from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, read_config
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
@@ -193,8 +193,8 @@ class Assembly:
 
     def _check_drafter(self, files: DrafterFiles) -> None:
         """Called before the drafter's weights are read. Raises NotSupported; its text ends the caller's sentence."""
-        if files.refused:
-            raise NotSupported(f"{files.refused}; a small model can draft (DRAFT_MODEL)")
+        if files.kind == "model" and library_of(read_config(files.folder)) is None:
+            raise NotSupported("neither mlx-lm nor mlx-vlm has a text model of its type; see docs/drafts.md")
         free = max(0, self._shared.usable - self._shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
         if self._shared.usable and files.nbytes > free:
             sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"

@@ -20,7 +20,6 @@ _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost a
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000, 0  # from a protected end: checkpoints, tokens
-_CUT_STEP = 256  # tokens; a multiple of the blocks that routers are told of
 # Of each window of tokens one checkpoint is kept to the last. With narrow windows states take much room; with wide ones
 # much KV goes at once. Both cost the same where windows are as wide as the square root of a state's size, times this.
 _WINDOW = 256
@@ -91,7 +90,7 @@ class Eviction:
                 heapq.heappush(queue, (here, next(turns), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
-            elif not is_lent(segment.rows) and (above := self._give_up(segment, strengths)) is not None:
+            elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
 
     def _ranks(
@@ -116,25 +115,6 @@ class Eviction:
             return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
 
         return order
-
-    def _give_up(self, leaf: Segment, strengths: Strengths) -> Segment | None:
-        """Drops as much of a leaf as is needed. Returns the leaf above it, if there is one now."""
-        if self._kit.cuttable and (front := self._split_at_budget(leaf)) is not None:
-            strengths[id(front)] = strengths.get(id(leaf), UNPROTECTED)
-        return self._resident.drop(leaf)
-
-    def _split_at_budget(self, leaf: Segment) -> Segment | None:
-        """Divides a leaf, so that no more of it has to go than the budget asks for. Returns the part that can stay;
-        ``None``: all of it has to go. Only where every layer can be cut: elsewhere that part would restore nothing.
-
-        Cuts are at multiples of `_CUT_STEP`, so that a run of tokens does not fall into ever smaller segments.
-        """
-        excess_bytes = self._resident.nbytes - self.budget_bytes
-        if excess_bytes <= 0:  # it goes for another limit's sake
-            return None
-        excess_tokens = math.ceil(excess_bytes * leaf.length / max(leaf.nbytes, 1))
-        cut = (leaf.end - excess_tokens) // _CUT_STEP * _CUT_STEP
-        return self._resident.tree.split(leaf, cut - leaf.start) if cut > leaf.start else None
 
 
 def value(segment: Segment, now: float) -> float:

@@ -20,44 +20,15 @@ from start_llm.models.recommended import published_head
 
 @dataclass(frozen=True, slots=True)
 class HeadFamily:
-    """Heads that mlx-vlm knows, of one kind."""
+    """MTP heads of one kind, as mlx-vlm knows them."""
 
     drafter: str  # architecture of a folder that holds a head alone, as mlx-vlm's ``split_mtp`` writes it
-    models: tuple[str, ...] = ()  # architectures of the models that bring one; none: it is always made apart
-    tensors: str = ""  # how the names of its tensors begin in these models' checkpoints; see `prefix`
-    refused: str = ""  # why it is not used here, the end of a sentence; empty: it is used
-    name: str = "MTP head"
-
-    def prefix(self, config: Mapping[str, Any]) -> str:
-        """Some heads lie behind the last layer, as one more."""
-        text = config.get("text_config") or config
-        return self.tensors.format(layers=text.get("num_hidden_layers"))
+    models: tuple[str, ...]  # architectures of the models that bring one
+    tensors: str  # how the names of its tensors begin in these models' checkpoints
 
 
-_UNTRIED = "no published head of this family was tried here"
-_NO_MODEL = "mlx-lm cannot load models of this family"
-_READS_KV = "it reads the KV of the model's own layers, which is not built in"
-_BLOCKS = "it proposes a whole block of tokens in one step, which is not built in"
-_SGLANG = "LlamaForCausalLMEagle3"
-_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
-_DFLASH = ("dflash", "dspark", "qwen3_dspark", "gemma4_dspark", "deepseek_v4_dspark", "muse_glimmer_assistant")
-HEAD_FAMILIES = (
-    HeadFamily("qwen3_5_mtp", ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),
-    HeadFamily("nemotron_h_mtp", ("nemotron_h",), "mtp.", _UNTRIED),
-    HeadFamily("glm4_moe_lite_mtp", ("glm4_moe_lite",), "model.layers.{layers}.", _UNTRIED),
-    HeadFamily("glm_moe_dsa_mtp", ("glm_moe_dsa",), "model.layers.{layers}.", _UNTRIED),
-    HeadFamily("eagle3", refused=_UNTRIED, name="EAGLE-3 head"),
-    HeadFamily(_SGLANG, refused="mlx-vlm reads Speculators' layout only, and this is SGLang's", name="EAGLE-3 head"),
-    HeadFamily("deepseek_v4_mtp", ("deepseek_v4",), "mtp.", _NO_MODEL),
-    HeadFamily("glm5_next_mtp", ("glm5_next", "glm5_next_text"), "model.layers.{layers}.", _NO_MODEL),
-    HeadFamily("qwen4_exp_mtp", ("qwen4_exp", "qwen4_exp_text"), "mtp.", _NO_MODEL),
-    HeadFamily("hy_v4_mtp", ("hy_v4",), "model.mtp_layers.", _NO_MODEL),
-    HeadFamily("inkling_mtp", ("inkling", "inkling_mm_model"), "model.mtp.", _NO_MODEL),
-    HeadFamily("nemotron_h_mtp", ("nemotron_h_nano_omni",), "language_model.mtp.", _NO_MODEL),
-    *(HeadFamily(each, refused=_READS_KV, name="assistant") for each in _ASSISTANTS),
-    *(HeadFamily(each, refused=_BLOCKS, name="DFlash drafter") for each in _DFLASH),
-)
-"""A used one stands in front of one that is refused where both have the same `drafter`."""
+HEAD_FAMILIES = (HeadFamily("qwen3_5_mtp", ("qwen3_5", "qwen3_5_moe", "qwen3_next"), "mtp."),)
+"""Those that were tried end to end; `engine.decode.upstream_heads` has what computes with each."""
 LEAST_SHARED = 0.99
 """Share of a model's vocabulary that a small model must have to draft for it."""
 _BESIDE = ("{0}/mtp", "{0}-mtp", "{0}-MTP")
@@ -71,7 +42,6 @@ class DrafterFiles:
     folder: Path
     detail: str  # what it is, for people
     nbytes: int = 0  # of its weights on disk
-    refused: str = ""  # why it cannot draft, the end of a sentence
 
 
 def own_drafter(folder: Path, config: Mapping[str, Any]) -> DrafterFiles | None:
@@ -80,16 +50,16 @@ def own_drafter(folder: Path, config: Mapping[str, Any]) -> DrafterFiles | None:
     family = next((each for each in HEAD_FAMILIES if architecture in each.models), None)
     if family is None or config.get("model_file"):
         return None
-    if nbytes := _bytes_of_tensors(folder, family.prefix(config)):
-        return DrafterFiles("head", folder, f"its own {family.name}", nbytes, family.refused)
+    if nbytes := _bytes_of_tensors(folder, family.tensors):
+        return DrafterFiles("head", folder, "its own MTP head", nbytes)
     for pattern in _BESIDE:
         beside = Path(pattern.format(folder))
         if _architecture(beside) == family.drafter:
-            return DrafterFiles("head", beside, f"the {family.name} in {beside.name}", _bytes(beside), family.refused)
+            return DrafterFiles("head", beside, f"the MTP head in {beside.name}", _bytes(beside))
     published = published_head(name_of(folder))
     fetched = snapshot(published) if published else None
     if fetched is not None and _architecture(fetched) == family.drafter and (nbytes := _bytes(fetched)):
-        return DrafterFiles("head", fetched, f"the {family.name} {published}", nbytes, family.refused)
+        return DrafterFiles("head", fetched, f"the MTP head {published}", nbytes)
     return None
 
 
@@ -104,8 +74,8 @@ def find_drafter(choice: str, folder: Path, config: Mapping[str, Any], progress:
         about = read_config(chosen)
     except (OSError, ValueError) as error:
         raise NotFound(f"DRAFT_MODEL={choice}: {error}") from error
-    if (family := _head_alone(chosen)) is not None:
-        return DrafterFiles("head", chosen, f"the {family.name} in {choice}", _bytes(chosen), family.refused)
+    if _is_head(chosen):
+        return DrafterFiles("head", chosen, f"the MTP head in {choice}", _bytes(chosen))
     if (found := own_drafter(chosen, about)) is not None:
         return replace(found, detail=f"the head in {choice}")
     return DrafterFiles("model", chosen, f"the small model {choice}", _bytes(chosen))
@@ -122,27 +92,21 @@ def other_vocabulary(large: Mapping[str, int], small: Mapping[str, int]) -> str:
 def _here(repository: str) -> Path | None:
     """A drafter's folder alone is no model that could be served."""
     found = snapshot(repository)
-    if found is not None and _head_alone(found) is not None and any(found.glob("*.safetensors")):
+    if found is not None and _is_head(found) and any(found.glob("*.safetensors")):
         return found
     return whole_snapshot(repository)
 
 
-def _head_alone(folder: Path) -> HeadFamily | None:
-    """Of a folder that holds a head and no model."""
-    architecture = _architecture(folder)
-    return next((family for family in HEAD_FAMILIES if family.drafter == architecture), None)
+def _is_head(folder: Path) -> bool:
+    """It holds a head and no model."""
+    return _architecture(folder) in {family.drafter for family in HEAD_FAMILIES}
 
 
 def _architecture(folder: Path) -> str:
     try:
-        config = read_config(folder)
+        return str(read_config(folder).get("model_type"))
     except (OSError, ValueError):
         return ""
-    if "dflash_config" in config:  # its `model_type` is that of the model that it is made for
-        return "dflash"
-    if config.get("architectures") == [_SGLANG]:  # the same
-        return _SGLANG
-    return str(config.get("model_type") or config.get("speculators_model_type"))
 
 
 def _bytes(folder: Path) -> int:

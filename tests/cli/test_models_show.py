@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from huggingface_hub import constants
 
@@ -193,7 +192,7 @@ def test_a_head_that_drafts_is_told(
     assert ["drafts_by", "its", "own", "MTP", "head", "weights"] in lines
 
 
-def test_a_head_that_is_published_or_cannot_draft_is_told(
+def test_a_head_that_is_published_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
@@ -203,10 +202,3 @@ def test_a_head_that_is_published_or_cannot_draft_is_told(
     told = capsys.readouterr().out
     assert "drafts by" not in told
     assert "A head that drafts for it is published: start-llm pull mlx-community/Qwen3.6-27B-MTP-4bit" in told
-
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "model_type": "deepseek_v4"}))
-    mx.save_safetensors(str(model / "model.safetensors"), {"mtp.norm.weight": mx.ones(4)})
-    assert main(["models", "show", str(model)]) == 0
-    told = capsys.readouterr().out
-    assert "Its own MTP head does not draft: mlx-lm cannot load models of this family." in told and "pull" not in told

@@ -201,19 +201,6 @@ def test_an_idle_session_loses_its_protection() -> None:
     assert store.lookup(tuple(run(5000, 600))).length == 0
 
 
-def test_no_more_of_a_conversation_goes_than_the_budget_asks_for() -> None:
-    store = store_of(budget_tokens=3000)
-    put(store, run(0, 2000), session="old")
-    put(store, run(5000, 1100), session="new")
-    assert store.lookup(tuple(run(0, 2000))).length == 1792  # 100 tokens are too much; cuts are at multiples of 256
-    assert restored(store, run(0, 2000)) == run(0, 1792)
-    assert store.stats()["bytes"] == (1792 + 1100) * TOKEN_BYTES and store.stats()["ghost_tokens"] == 208
-    hybrid = store_of(hybrid=True, budget_tokens=3000)
-    put(hybrid, run(0, 2000), hybrid=True, session="old")
-    put(hybrid, run(5000, 1100), hybrid=True, session="new")
-    assert hybrid.lookup(tuple(run(0, 2000))).matched == 0, "a part without a checkpoint would restore nothing"
-
-
 def test_one_owner_does_not_shift_what_another_ones_session_of_the_same_name_keeps() -> None:
     clock = Clock()
     store = store_of(budget_tokens=1000, clock=clock)

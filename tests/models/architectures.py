@@ -122,7 +122,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"rope_parameters": {"rope_theta": 10000.0}},
     "granitemoehybrid": {  # without these it has no layer at all
         "layer_types": ["mamba", "attention", "mamba", "attention"],
-        **{"mamba_n_heads": 2, "mamba_d_head": 16, "mamba_n_groups": 1},
+        "mamba_n_heads": 2,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
     },
     "hunyuan": {"rope_scaling": {"alpha": 1.0, "type": "dynamic", "factor": 1.0}, "cla_share_factor": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2},
