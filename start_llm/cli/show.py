@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -113,7 +114,7 @@ def _change(word: str) -> tuple[str, Any]:
     if text.lower() in words:
         return key, words[text.lower()]
     try:
-        return key, json.loads(context_word(text))
+        return key, json.loads(re.sub(r"^(-?)\.", r"\g<1>0.", context_word(text)))  # JSON has no number ``.5``
     except ValueError:
         raise NotSupported(f"{key}={text}: {text!r} is neither a number nor on, off, true, false.") from None
 

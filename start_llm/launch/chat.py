@@ -165,6 +165,8 @@ def ask(endpoint: Endpoint, messages: list[Message], answer: Answer, **more: Any
         raise ChatError(f"no server answers at {endpoint.url} any more; start it again: {program()} start") from error
     except httpx.HTTPError as error:
         raise ChatError(f"{endpoint.url} has broken off: {error or type(error).__name__}") from error
+    except (ValueError, AttributeError, TypeError) as error:  # whoever answers there speaks another language
+        raise ChatError(f"{endpoint.url} streams what is no chat completion ({error})") from error
 
 
 def _take(chunk: dict[str, Any], answer: Answer) -> Iterator[tuple[str, bool]]:

@@ -139,7 +139,11 @@ def test_values_are_set_and_a_name_that_is_missing_is_said(
     assert main(["models", "set", model, "context=32k", "ttl=600", "thinking=off", "temperature=0.6"]) == 0
     out, err = capsys.readouterr()
     assert out == "context = 32768\nttl = 600\nthinking = false\n\n[sampling]\ntemperature = 0.6\n"
+    assert main(["models", "set", model, "temperature=.5"]) == 0
+    assert capsys.readouterr().out.endswith("temperature = 0.5\n")
+    assert main(["models", "set", model, "temperature=0.6"]) == 0
     path = tmp_path / "models" / "GLM-4.7.toml"
+    out, err = capsys.readouterr()
     assert path.read_text() == out and err == f"# {path}: counts when GLM-4.7 is loaded next\n"
     card = {"id": "GLM-4.7", "details": {"state": "ready", "source": model}}
     monkeypatch.setattr("start_llm.cli.show.server_cards", lambda _: [card])

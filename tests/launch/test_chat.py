@@ -29,7 +29,7 @@ CHUNKS: list[dict[str, Any]] = [
 
 
 @contextmanager
-def answering(chunks: list[dict[str, Any]], status: int = 200) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def answering(chunks: list[Any], status: int = 200) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """A server that always answers the same; its port, and what it was asked."""
     asked: list[dict[str, Any]] = []
 
@@ -49,7 +49,8 @@ def answering(chunks: list[dict[str, Any]], status: int = 200) -> Iterator[tuple
             if status != 200:
                 self._send(status, b'{"error": {"message": "no room"}}')
                 return
-            lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+            texts = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
+            lines = [f"data: {text}\n\n" for text in texts]
             self._send(200, "".join([": ping\n\n", *lines, "data: [DONE]\n\n"]).encode())
 
         def _send(self, status: int, body: bytes) -> None:
@@ -136,6 +137,15 @@ def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: p
     with answering([{"error": {"message": "the model died"}}]) as (port, _):
         assert run(port, "hi") == 1
     assert "the model died" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chunk", [["no object"], {"choices": [{"delta": "Hel"}]}, "not JSON"])
+def test_a_stream_that_is_no_chat_completion_is_told_in_a_sentence(
+    run: Any, capsys: pytest.CaptureFixture[str], chunk: Any
+) -> None:
+    with answering([chunk]) as (port, _):
+        assert run(port, "hi") == 1
+    assert f"chat: http://127.0.0.1:{port} streams what is no chat completion" in capsys.readouterr().err
 
 
 def test_a_server_with_another_key_is_told_in_a_sentence(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
