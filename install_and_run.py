@@ -28,7 +28,16 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
     )
 
 ROOT = Path(__file__).resolve().parent
-COMMAND = f"python3.12 {shlex.quote(str(Path(__file__).resolve()))}"  # works in every folder
+
+
+def python_anywhere() -> str:
+    """This Python, as it is called in every folder. The `python3.12` of pyenv and mise looks for a file there first."""
+    found = shutil.which("python3.12")
+    is_this = found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
+    return "python3.12" if is_this else sys.executable
+
+
+COMMAND = shlex.join([python_anywhere(), str(Path(__file__).resolve())])
 OWN = {  # what start_llm itself does not know; all other commands are its own
     "test": "the checks of every day; --all: those of CI; other flags go to pytest (--slow, --e2e, -k NAME)",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",

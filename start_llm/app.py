@@ -301,8 +301,11 @@ class App:
             self._say(f"events    {self._events.endpoint}  (missed ones: {self._events.replay})")
         self._requests.begin(card.id)
         self._say(f"page      {self.server_url}")
-        first, *others = CLIENTS
-        self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(others)})")
+        able = [name for name, agent in CLIENTS.items() if agent.first_prompt < card.context]
+        for first in able[:1]:
+            self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(able[1:]) or 'no other'})")
+        if left := [name for name in CLIENTS if name not in able]:
+            self._say(f"          a first prompt of {', '.join(left)} is longer than this model's context")
 
 
 def _memory_keeper(engine: EngineThread, pool: Pool, say: Callable[[str], None]) -> Callable[[Pressure, bool], None]:

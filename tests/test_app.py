@@ -62,6 +62,14 @@ def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) 
     assert httpx.get(f"{app.server_url}/health").json()["state"] == "ready"
 
 
+def test_an_agent_is_offered_only_where_its_first_prompt_fits(make: Callable[..., Any]) -> None:
+    app, said = make(max_kv_size=8192)
+    app.start()
+    offered, left_out = next((line, said[at + 1]) for at, line in enumerate(said) if line.startswith("agents "))
+    assert "launch codex" in offered and "pi, cline, cn, aider)" in offered and "claude" not in offered
+    assert left_out.partition(" of ")[2].startswith("claude, opencode, openclaw, qwen, kilo is longer than")
+
+
 @pytest.mark.parametrize("lines", [FIRST_DESIGN, env_example().replace("# ", "")], ids=["first design", "the example"])
 def test_a_server_starts_with_a_file_of_the_first_design_and_with_all_lines_of_the_example(
     model: Path, tmp_path: Path, lines: str

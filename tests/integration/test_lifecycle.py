@@ -120,9 +120,9 @@ def test_what_the_start_prints_works_in_another_shell_and_folder(make: Make, pro
     machine = make()
     port = machine.port
     del machine.environment["MLX_PORT"]
-    for name, command in (("start-llm", f"{sys.executable} -m start_llm"), ("python3.12", sys._base_executable)):
-        (machine.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        (machine.folder / "bin" / name).chmod(0o755)
+    (machine.folder / "bin" / "start-llm").write_text(f'#!/bin/sh\nexec {sys.executable} -m start_llm "$@"\n')
+    (machine.folder / "bin" / "start-llm").chmod(0o755)
+    (machine.folder / "bin" / "python3.12").symlink_to(sys._base_executable)
     (machine.folder / "pi.done").touch()
 
     def paste(line: str) -> str:
