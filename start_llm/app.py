@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
@@ -54,7 +54,6 @@ from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 if TYPE_CHECKING:
-    from start_llm.dashboard.traces import Traces
     from start_llm.kvcache.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,6 @@ class App:
         self.audio = AudioService(settings, self.pool, self.engine)
         self.activity, metrics = Activity(), Metrics()
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
-        self._traces = _traces(os.environ)
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, counters=metrics.figures)
         lines = None if console is None else terminal(settings, console)
@@ -121,7 +119,7 @@ class App:
             self.service,
             metrics=metrics,
             request_log=self._requests,
-            observers=[each for each in (self.activity, lines, self._audit, dumps, self._traces) if each is not None],
+            observers=[each for each in (self.activity, lines, self._audit, dumps) if each is not None],
             encoders=self.encoders,
             audio=self.audio,
         )
@@ -218,8 +216,6 @@ class App:
             self._events.stop()
         if self._audit is not None:
             self._audit.close()
-        if self._traces is not None:
-            self._traces.close()
         self._ends.put(ExitCode.ENDED)
         return ended
 
@@ -302,8 +298,9 @@ class App:
         self._requests.begin(card.id)
         self._say(f"page      {self.server_url}")
         able = [name for name, agent in CLIENTS.items() if agent.first_prompt < card.context]
-        for first in able[:1]:
-            self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(able[1:]) or 'no other'})")
+        if able:
+            first, *others = able
+            self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(others) or 'no other'})")
         if left := [name for name in CLIENTS if name not in able]:
             self._say(f"          a first prompt of {', '.join(left)} is longer than this model's context")
 
@@ -335,17 +332,6 @@ def _kv_events(settings: Settings) -> KVEventPublisher | None:
 
     model = settings.served_model_name or (settings.model_path or "default").rstrip("/").rsplit("/", 1)[-1]
     return KVEventPublisher(settings.kv_events, f"kv@{socket.gethostname()}@{model}")  # as llm-d wants it
-
-
-def _traces(environment: Mapping[str, str]) -> Traces | None:
-    """None: the environment names no collector. Raises NotSupported: the extra is not installed."""
-    named = any(environment.get(f"OTEL_EXPORTER_OTLP_{which}ENDPOINT") for which in ("", "TRACES_"))
-    if not named or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    check_installed("opentelemetry.sdk")
-    from start_llm.dashboard.traces import Traces  # noqa: PLC0415 - its libraries are an extra
-
-    return Traces(environment)
 
 
 def _dumps(settings: Settings) -> Dumps | None:

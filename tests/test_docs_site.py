@@ -122,9 +122,7 @@ def unknown(text: str) -> set[str]:
     """Commands and settings in `text` that there are none of."""
     commands = set(re.findall(r"start-llm ([a-z]+)", text)) - set(COMMANDS)
     names = set(re.findall(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)(?:=[^`]*)?`", text)) - OTHERS
-    return commands | {
-        name for name in names if name.lower() not in Settings.model_fields and not name.startswith("OTEL_")
-    }
+    return commands | {name for name in names if name.lower() not in Settings.model_fields}
 
 
 @pytest.mark.parametrize(

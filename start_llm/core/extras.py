@@ -35,11 +35,6 @@ EXTRAS = {
     ),
     "mlx_audio": Extra("audio", "Speech is", ("mlx-audio==0.6.2",)),
     "mlx_embeddings": Extra("embeddings", "Embeddings are", ("mlx-embeddings==0.1.0",)),
-    "opentelemetry.sdk": Extra(
-        "otel",
-        "Sending traces (OTEL_EXPORTER_OTLP_ENDPOINT) is",
-        ("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2"),
-    ),
     "zmq": Extra("fleet", "Publishing KV events (KV_EVENTS) is", ("pyzmq==27.3.0", "msgspec==0.22.0")),
 }
 """By the library that is imported."""

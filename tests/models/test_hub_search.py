@@ -39,8 +39,8 @@ def test_what_is_said_of_a_model(
 
 def test_no_hub_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(PullError, match="no hub is in reach"):
-        search_hub("model")
+    with pytest.raises(PullError, match=r"^What a hub has for 'some model' is not here, and no hub is in reach"):
+        search_hub("some model")
 
 
 def test_layers_whose_kv_grows() -> None:
