@@ -26,7 +26,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architectures.md"
 WAYS = ("cold", "reused", "forked", "batch", "restarted", "drafted", "cancelled", "evicted")
-NOT_RUN = "—"
 SECONDS = 600.0
 sys.path.insert(0, str(ROOT))
 
@@ -74,8 +73,8 @@ from stored KV), *forked* (another end of a stored prompt), in a *batch* of thre
 *restarted* (from KV on disk), *drafted* (each pass also verifies three tokens that are wrong), *cancelled* (the same
 request again after one that was cancelled) and *evicted* (two thirds of the stored KV were taken away).
 
-Of {all} architectures {equal} give equal tokens in all ways that were run, {others} do not, and {refused} were not
-made. A dash was not run. Lines with dashes are of an earlier version of this server.
+Of {all} architectures {equal} give equal tokens in all ways, {others} do not, and {refused} were not made. All were run
+with the same version of this server.
 
 A model is checked in the same way when it is loaded for the first time (`engine/checks`). One that computes
 something else in a batch is decoded row by row; one that cannot go on from stored KV computes each prompt anew.
@@ -94,7 +93,7 @@ before it, but takes the first group of a pass to have none before it, whatever 
 loop. Fed the same pieces it is equal (`tests/kvcache/test_kinds.py`, which also fails once mlx-vlm has mended this).
 `hy_v4` is mended when it is loaded (`models/vision`).
 
-Of {all} types {equal} give equal tokens in all ways that were run, {others} do not, and {refused} were not made.
+Of {all} types {equal} give equal tokens in all ways, {others} do not, and {refused} were not made.
 """
 
 
@@ -132,7 +131,7 @@ def vlm_part(results: list[dict[str, Any]]) -> str:
 
 
 def _part(results: list[dict[str, Any]], text: str, library: str) -> list[str]:
-    equal = [found for found in results if all(found.get(way) in ("equal", NOT_RUN) for way in WAYS)]
+    equal = [found for found in results if all(found.get(way) == "equal" for way in WAYS)]
     others = [found for found in results if "refused" not in found and found not in equal]
     refused = [found for found in results if "refused" in found]
     counts = {"all": len(results), "equal": len(equal), "others": len(others), "refused": len(refused)}

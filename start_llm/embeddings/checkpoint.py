@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from start_llm.core.errors import NotSupported
 from start_llm.models.catalog import snapshot
-from start_llm.models.checkpoint import context_length, read_config, read_json, safetensors_header
+from start_llm.models.checkpoint import context_length, read_config, read_json, whole_header
 
 Pooling = Literal["cls", "mean", "max", "last"]
 
@@ -51,10 +51,11 @@ def whole_encoder(repository: str) -> Path | None:
     folder = snapshot(repository)
     if folder is None or not all((folder / name).is_file() for name in ("config.json", "tokenizer.json")):
         return None
-    weights = [path for path in folder.glob("model*.safetensors") if path.exists()]
-    headers = [(safetensors_header(path), path.stat().st_size) for path in weights]
-    whole = bool(headers) and all(header is not None and size >= header.nbytes for header, size in headers)
-    return folder if whole else None
+    try:
+        headers = [whole_header(path) for path in folder.glob("model*.safetensors")]
+    except (OSError, ValueError):
+        return None
+    return folder if headers else None
 
 
 def read_encoder(source: str, folder: Path) -> EncoderFiles:

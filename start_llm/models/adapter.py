@@ -19,7 +19,7 @@ from typing import Any, Literal
 from start_llm.core.errors import BadRequest, NotFound, StartLLMError
 from start_llm.core.limits import ADAPTER
 from start_llm.files.lru import Lru
-from start_llm.models.checkpoint import read_json, safetensors_header
+from start_llm.models.checkpoint import read_json, whole_header
 
 log = logging.getLogger(__name__)
 
@@ -175,11 +175,7 @@ def _parameters(found: Any) -> dict[str, Any]:
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     if not path.is_file():
         raise ValueError(f"there is no {WEIGHTS} beside its {CONFIG}")
-    header, size = safetensors_header(path), path.stat().st_size
-    if header is None:
-        raise ValueError(f"{WEIGHTS} is no safetensors file")
-    if size < header.nbytes:
-        raise ValueError(f"{WEIGHTS} is cut short ({size} of {header.nbytes} bytes)")
+    header = whole_header(path)
     shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
     types = {tensor.dtype for tensor in header.tensors.values()}
     if not shapes:

@@ -45,25 +45,15 @@ _TENSOR_BITS = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
 }
-_UNITS = ("B", "KiB", "MiB", "GiB")
 _GIVE = "give the folder of an MLX model, or owner/name to download one."
 
 
 Library = Literal["mlx-lm", "mlx-vlm"]
 TEXT_OF_MLX_VLM = {
-    *(
-        "cohere2_moe",
-        "cohere2moe",
-        "deepseek_v4",
-        "flint",
-        "glm5_next",
-        "hrm_text",
-        "hy_v4",
-        "inkling",
-        "inkling_mm_model",
-    ),
-    *("k2_horizon", "kolibri1", "limite", "longcat_flash_sparse", "mimo_v2", "minimax_m3", "mistral_large3"),
-    *("muse_spark_open", "nemotron_h_puzzle", "qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp", "step3p7", "xing4_0"),
+    *("cohere2_moe", "cohere2moe", "deepseek_v4", "flint", "glm5_next", "hrm_text", "hy_v4", "inkling"),
+    *("inkling_mm_model", "k2_horizon", "kolibri1", "limite", "longcat_flash_sparse", "mimo_v2", "minimax_m3"),
+    *("mistral_large3", "muse_spark_open", "nemotron_h_puzzle", "qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp"),
+    *("step3p7", "xing4_0"),
 }
 """Every ``model_type`` of a text model that mlx-vlm has and mlx-lm has not. See `library_of`."""
 NGRAMS = ".ple.ple_embedding.ngram_embedding."
@@ -74,6 +64,8 @@ LIBRARY_ERRORS = (
     *(OSError, RuntimeError, ImportError, MemoryError),
 )
 """What libraries raise of a checkpoint that they cannot load."""
+UNREADABLE = OSError, ValueError, KeyError, TypeError, AttributeError
+"""What is raised of JSON that is not there, or holds something else than it should."""
 
 
 class CheckpointError(ValueError):
@@ -271,28 +263,21 @@ def _remapped(path: Path) -> frozenset[str]:
 
 def _check_whole(source: str, folder: Path) -> list[SafetensorsHeader]:
     """The headers of all weight files."""
-    paths = sorted(folder.glob("model*.safetensors"))
-    missing = sorted(_indexed(folder) - {path.name for path in paths})
+    missing = sorted(_indexed(folder) - {path.name for path in folder.glob("model*.safetensors")})
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"MODEL_PATH={source} is not complete: {missing[0]}{more} is missing; fetch it again.")
-    headers = []
-    for path in paths:
-        header, size = safetensors_header(path), path.stat().st_size
-        if header is None:
-            raise _wrong(source, f"{path.name} is no safetensors file; fetch it again.")
-        if size < header.nbytes:
-            sizes = f"{_size(size)} of {_size(header.nbytes)}"
-            raise _wrong(source, f"{path.name} is cut short ({sizes}); fetch it again.")
-        headers.append(header)
-    return headers
+    try:
+        return [whole_header(path) for path in sorted(folder.glob("model*.safetensors"))]
+    except ValueError as error:
+        raise _wrong(source, f"{error}; fetch it again.") from None
 
 
 def _indexed(folder: Path) -> set[str]:
     """The weight files that the index names; none where there is no index."""
     try:
         return {str(name) for name in read_json(folder / INDEX)["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return set()
 
 
@@ -330,13 +315,7 @@ def weights_on_disk(folder: Path) -> int:
     try:
         told = read_json(folder / INDEX)["metadata"]
         return int(told["total_size"]) - int(told.get("external_ple_bytes", 0))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # many have no index, or one without it
+    except UNREADABLE:  # many have no index, or one without it
         return sum(path.stat().st_size for path in files)
 
 
@@ -400,9 +379,19 @@ def safetensors_header(path: Path) -> SafetensorsHeader | None:
                 return None
             header = json.loads(file.read(length))
         tensors = {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, RecursionError, struct.error, KeyError, TypeError, AttributeError):
+    except (*UNREADABLE, RecursionError, struct.error):
         return None
     return SafetensorsHeader(8 + int(length), tensors)
+
+
+def whole_header(path: Path) -> SafetensorsHeader:
+    """Raises ValueError, which names the file: it has no header, or fewer bytes than that says."""
+    header, size = safetensors_header(path), path.stat().st_size
+    if header is None:
+        raise ValueError(f"{path.name} is no safetensors file")
+    if size < header.nbytes:
+        raise ValueError(f"{path.name} is cut short ({size:,} of {header.nbytes:,} bytes)")
+    return header
 
 
 def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
@@ -415,11 +404,6 @@ def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
     if begin > end or (bits is not None and math.prod(shape) * bits != 8 * (end - begin)):
         raise ValueError("a tensor's bytes do not fit its shape")
     return StoredTensor(str(dtype), shape, begin, end)
-
-
-def _size(count: float) -> str:
-    power = min(max(0, int(count).bit_length() - 1) // 10, len(_UNITS) - 1)
-    return f"{count / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
 
 
 # --- audio ----------------------------------------------------------------------------------
@@ -440,9 +424,10 @@ def check_audio(source: str, folder: Path) -> None:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(f"{source}: has no weights that MLX reads (*.safetensors).")
-    for path in weights:
-        header = safetensors_header(path)
-        if header is None or path.stat().st_size < header.nbytes:
-            raise CheckpointError(f"{source}: {path.name} is no whole safetensors file; fetch it again.")
+    try:
+        for path in weights:
+            whole_header(path)
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}; fetch it again.") from None
     if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
         raise CheckpointError(f"{source}: has no tokenizer (tokenizer.json) beside its weights.")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from start_llm.core.errors import NotFound
 from start_llm.models.background import Progress
 from start_llm.models.catalog import name_of, snapshot, whole_snapshot
-from start_llm.models.checkpoint import INDEX, read_config, read_json, safetensors_header
+from start_llm.models.checkpoint import INDEX, UNREADABLE, read_config, read_json, safetensors_header
 from start_llm.models.pull import find_folder
 from start_llm.models.recommended import published_head
 
@@ -119,7 +119,7 @@ def _bytes_of_tensors(folder: Path, prefix: str) -> int:
     try:
         places: Mapping[str, str] = read_json(folder / INDEX)["weight_map"]
         files = {folder / file for name, file in places.items() if name.startswith(prefix)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         files = set(folder.glob("*.safetensors"))
     headers = filter(None, map(safetensors_header, files))
     found = (tensor for header in headers for name, tensor in header.tensors.items() if name.startswith(prefix))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from start_llm.core.errors import NotSupported
-from start_llm.core.reasoning_tags import REASONING_STYLES
 
 GENERIC = "generic"
 
@@ -32,28 +31,15 @@ class Family:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """All of them, by name. Raises ValueError for a file that is none."""
-    found = sorted(files("start_llm.models.families").iterdir(), key=lambda file: file.name)
-    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in found if file.name.endswith(".toml")}
-    return {name: read_family(name, text) for name, text in texts.items()}
-
-
-def read_family(name: str, text: str) -> Family:
-    """Raises ValueError: the file, the key and what is allowed."""
-    data = tomllib.loads(text)
-    known = [field.name for field in fields(Family) if field.name != "name"]
-    for key, value in data.items():
-        if key not in known:
-            raise ValueError(f"family {name}: {key!r} is no key{nearest(key, known)}")
-        if key not in {"title", "reasoning_parser"} and not isinstance(value, list):
-            raise ValueError(f"family {name}: {key}={value!r} must be a list")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    made = Family(name, **values)
-    if made.reasoning_parser is not None and made.reasoning_parser not in REASONING_STYLES:
-        raise ValueError(f"family {name}: there is no reasoning parser {made.reasoning_parser!r}")
-    if not made.tool_parsers:
-        raise ValueError(f"family {name}: tool_parsers is empty")
-    return made
+    """All of them, by name."""
+    found = dict[str, Family]()
+    for file in sorted(files("start_llm.models.families").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            values = tomllib.loads(file.read_text("utf-8"))
+            lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+            name = file.name.removesuffix(".toml")
+            found[name] = Family(name, **values | lists)
+    return found
 
 
 def chosen_family(setting: str) -> Family:

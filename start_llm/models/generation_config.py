@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from start_llm.models.checkpoint import read_json
-from start_llm.models.overrides import SAMPLING
+from start_llm.models.overrides import SAMPLING, sampling_number, sampling_range
 
 FILE = "generation_config.json"
 _NOT_GREEDY = ("temperature", "top_p", "top_k", "min_p")
@@ -45,30 +44,14 @@ def read_generation_config(folder: Path) -> GenerationConfig:
         given = data.get(name)
         if given is None or (data.get("do_sample") is False and name in _NOT_GREEDY):
             continue
-        usable = _usable(name, given)
-        if usable is None:
+        if name == "top_k" and isinstance(given, float) and given.is_integer():
+            given = int(given)
+        if name == "temperature" and given == 0:  # greedy is what makers write as do_sample, and what they warn of
+            continue
+        number = sampling_number(name, 0 if (name, given) == ("top_k", -1) else given)  # both turn it off
+        if number is None:
             shown = f"a {type(given).__name__}" if isinstance(given, list | dict) else repr(given)[:40]
-            odd[name] = f"{FILE}: {name}={shown} is passed over, it must be {_allowed(name)}"
+            odd[name] = f"{FILE}: {name}={shown} is passed over, it must be {sampling_range(name)}"
         else:
-            values[name] = usable
+            values[name] = number if name == "top_k" else float(number)
     return GenerationConfig(values, odd)
-
-
-def _usable(name: str, given: Any) -> float | None:
-    """The value as this server reads it; ``None`` if it is none. -1 and 0 both turn `top_k` off, as in requests."""
-    least, most = SAMPLING[name]
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        return None
-    if name == "top_k":
-        whole = 0 if given == -1 else given
-        return int(whole) if least <= whole <= most and whole == int(whole) else None
-    if name == "temperature" and given == 0:  # greedy is what makers write as do_sample, and what they warn of
-        return None
-    return float(given) if least <= given <= most else None
-
-
-def _allowed(name: str) -> str:
-    least, most = SAMPLING[name]
-    if name == "top_k":
-        return f"a whole number from -1 to {most:,}"
-    return f"a number over 0, up to {most:g}" if name == "temperature" else f"a number from {least:g} to {most:g}"

@@ -8,7 +8,6 @@ sets TRUST_REMOTE_CODE trusts it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -27,8 +26,8 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
-from start_llm.models.checkpoint import CheckpointError, check_source, library_of, read_config, safetensors_header
-from start_llm.models.fingerprint import tokenizer_key
+from start_llm.models.checkpoint import CheckpointError, check_source, library_of, read_config
+from start_llm.models.fingerprint import stamps_of, tokenizer_key
 from start_llm.models.probe_table import FILE, decode, keep_probe, probe_key, read_probe
 
 MOST_BYTES = 4 << 30
@@ -54,23 +53,14 @@ def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult |
     if config.get("model_file"):
         return None
     vision = settings.vision != "off" and settings.kv_bits is None
-    table, key = settings.cache_dir / FILE, inspection_key(folder, vision)
+    read = f"inspected {vision} {tokenizer_key(folder)} {sorted(stamps_of(folder))}"  # all that the child reads
+    table, key = settings.cache_dir / FILE, probe_key(read)
     known = read_probe(table, key)
     if known is None:
         known = _inspect(source, folder, vision, MOST_SECONDS)
         if known is not None:
             keep_probe(table, key, source, known)
     return known
-
-
-def inspection_key(folder: Path, vision: bool) -> str:
-    """Of all that the child reads: the small files, and the headers of the weights. Raises OSError."""
-    digest = hashlib.sha256(f"inspected {vision} {tokenizer_key(folder)}".encode())
-    for path in sorted(folder.glob("*.safetensors")):
-        if (header := safetensors_header(path)) is not None:
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + file.read(header.length))
-    return probe_key(digest.hexdigest())
 
 
 def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeResult | None:

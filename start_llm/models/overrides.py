@@ -27,17 +27,24 @@ FOLDER = Path("models")
 KEYS = ("family", "context", "thinking", "pinned", "ttl", "tool_parser", "reasoning_parser", "template", "sampling")
 SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
-        "temperature": (0.0, 2.0),
-        "top_p": (0.01, 1.0),
+        "temperature": (0, 2),
+        "top_p": (0.01, 1),
         "top_k": (0, 1_000_000),
-        "min_p": (0.0, 1.0),
-        "repetition_penalty": (0.01, 2.0),
+        "min_p": (0, 1),
+        "repetition_penalty": (0.01, 2),
     }
 )
 """Values that a request may leave out: the least and the most of each."""
 LEAST_CONTEXT = 256
 TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in {"starts", "structure", "fingerprint"})
 """Facts of a template that people are shown, and that a model's own file may set."""
+_MOST = 1e9
+_PLAIN: Mapping[str, tuple[tuple[type, ...], int, str]] = {
+    **dict.fromkeys(("thinking", "pinned"), ((bool,), 0, "true or false")),
+    "ttl": ((int, float), 0, "a number of seconds; 0: it stays"),
+    "context": ((int,), LEAST_CONTEXT, f"a number of tokens, at least {LEAST_CONTEXT}"),
+}
+"""Of keys whose values are switches or numbers: their types, the least value, and what is allowed, for people."""
 _TABLE, _SAMPLING = "template", "sampling"
 EDITED = ("context", "thinking", "pinned", "ttl", *(f"{_SAMPLING}.{name}" for name in SAMPLING))
 """Keys that the page and `models set` change; all others are for an editor."""
@@ -137,26 +144,30 @@ def _values(path: Path, text: str) -> dict[str, Any]:
 
 
 def _number(path: Path, name: str, value: Any) -> float:
+    if (number := sampling_number(name, value)) is None:
+        raise NotSupported(f"{path}: sampling.{name}={value!r} must be {sampling_range(name)}.")
+    return number
+
+
+def sampling_number(name: str, value: Any) -> float | None:
+    """The same value; ``None`` if it is no number that `SAMPLING` allows."""
     least, most = SAMPLING[name]
     kinds = (int,) if name == "top_k" else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-        what = "a whole number" if name == "top_k" else "a number"
-        raise NotSupported(f"{path}: sampling.{name}={value!r} must be {what} from {least:,} to {most:,}.")
-    return value
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
+    return value if fits else None
+
+
+def sampling_range(name: str) -> str:
+    """What is allowed, for people."""
+    least, most = SAMPLING[name]
+    return f"{'a whole number' if name == 'top_k' else 'a number'} from {least:,} to {most:,}"
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
-    if key in ("thinking", "pinned"):
-        if not isinstance(value, bool):
-            raise NotSupported(f"{path}: {key}={value!r} must be true or false.")
-        return value
-    if key == "ttl":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise NotSupported(f"{path}: ttl={value!r} must be a number of seconds; 0: it stays.")
-        return value
-    if key == "context":
-        if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_CONTEXT:
-            raise NotSupported(f"{path}: context={value!r} must be a number of tokens, at least {LEAST_CONTEXT}.")
+    if key in _PLAIN:
+        kinds, least, allowed = _PLAIN[key]
+        if type(value) not in kinds or not least <= value < _MOST:
+            raise NotSupported(f"{path}: {key}={value!r} must be {allowed}.")
         return value
     allowed = {"family": families(), "tool_parser": TOOL_FORMATS, "reasoning_parser": REASONING_STYLES}[key]
     if not isinstance(value, str) or value not in allowed:

@@ -26,7 +26,7 @@ def test_as_the_main_model_it_is_refused_with_what_to_do(whisper_path: Path, voi
 
 @pytest.mark.parametrize(
     ("file", "said"),
-    [("model.safetensors", "has no weights"), ("tokenizer.json", "has no tokenizer"), ("", "no whole safetensors")],
+    [("model.safetensors", "has no weights"), ("tokenizer.json", "has no tokenizer"), ("", "cut short")],
 )
 def test_what_is_missing_is_told(tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))

@@ -6,7 +6,7 @@ import pytest
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.models.capabilities import Fact, kind_of, read_hints
-from start_llm.models.family import detect_family, families, read_family
+from start_llm.models.family import detect_family, families
 from start_llm.parsing.registry import output_style
 
 
@@ -80,20 +80,6 @@ def test_every_family_can_be_used() -> None:
             assert output_style(tool_parser=ident, reasoning_parser=family.reasoning_parser or "think_tag")
         signs = (*family.names, *family.types)
         assert all(sign == sign.lower() for sign in signs) and (signs or family.name == "generic")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('title="x"\ntool_parser=["mistral"]', "'tool_parser' is no key; the nearest one is 'tool_parsers'"),
-        ('title="x"\ntool_parsers="mistral"', "must be a list"),
-        ('title="x"\ntool_parsers=[]', "tool_parsers is empty"),
-        ('title="x"\ntool_parsers=["mistral"]\nreasoning_parser="hm"', "there is no reasoning parser 'hm'"),
-    ],
-)
-def test_a_bad_family_is_told(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        read_family("new", text)
 
 
 def test_kinds() -> None:

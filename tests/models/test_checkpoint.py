@@ -108,5 +108,5 @@ def test_sharded_weights_are_looked_at_one_by_one(tmp_path: Path) -> None:
     check_source(str(folder), command="x")
     with (folder / "model-00002-of-00002.safetensors").open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors is cut short \(100 B of"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors is cut short \(100 of"):
         check_source(str(folder), command="x")
