@@ -165,9 +165,9 @@ def sampling_range(name: str) -> str:
 
 def _checked(path: Path, key: str, value: Any) -> Any:
     if key in _PLAIN:
-        kinds, least, allowed = _PLAIN[key]
+        kinds, least, said = _PLAIN[key]
         if type(value) not in kinds or not least <= value < _MOST:
-            raise NotSupported(f"{path}: {key}={value!r} must be {allowed}.")
+            raise NotSupported(f"{path}: {key}={value!r} must be {said}.")
         return value
     allowed = {"family": families(), "tool_parser": TOOL_FORMATS, "reasoning_parser": REASONING_STYLES}[key]
     if not isinstance(value, str) or value not in allowed:
