@@ -304,7 +304,7 @@ def replay_ours(
         for part in parts:
             part.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
         about = StoredEnd(session=request.conversation, seconds_per_token=1 / device.prefill)
-        for place in store.pauses(prompt, found.length):
+        for place in store.stops(prompt, found.length):
             model.prefill(found.cache, place)
             store.put(tokens[:place], found.cache, replace(about, system_end=place == prompt.head, answered=False))
         model.prefill(found.cache, len(tokens))

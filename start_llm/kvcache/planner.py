@@ -1,10 +1,10 @@
-"""Decides how much of a prompt can be restored, and where its prefill should pause. Pure: changes and reads nothing.
+"""Decides how much of a prompt can be restored, and where its prefill should stop. Pure: changes and reads nothing.
 
 The idea: KV of a token depends on all tokens before it and on nothing else. So a prompt can take over any prefix that
 equals a stored path, token by token, and the longest one is the best. What limits it is the kind of layer. Layers that
 hold a row for each token can be cut anywhere: the prefix ends where the tokens part, or where rows were evicted. Layers
 that hold one state of the whole history can be restored only where a checkpoint of it was saved: the prefix ends at the
-deepest checkpoint. Hence the second decision: a prefill pauses where a later prompt is likely to part from this one
+deepest checkpoint. Hence the second decision: a prefill stops where a later prompt is likely to part from this one
 (ends of messages, of the system text, places where prompts parted before), and never leaves a gap wider than the grid.
 """
 
@@ -60,7 +60,7 @@ def _behind(match: PrefixMatch) -> tuple[int, ...]:
     return tuple(max(children, key=lambda child: child.used).tokens[:_TELLING].tolist()) if children else ()
 
 
-def pauses(
+def stops(
     prompt: Prompt, match: PrefixMatch, start: int, recent: int, grid: int, head_grid: int | None = None
 ) -> tuple[int, ...]:
     """Offsets beyond `start` at which a checkpoint is wanted (for models whose state cannot be cut).

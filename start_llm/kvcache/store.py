@@ -3,9 +3,9 @@
 What a request does here, in order:
 
     lookup    how much of its tokens is stored          does not change the store
-    pauses    where its prefill should stop for `put`   does not change the store
+    stops     where its prefill should stop for `put`   does not change the store
     restore   caches that hold the stored KV            marks segments as used, reads files, may evict
-    put       at each pause, after the prefill, and     adds segments and checkpoints, may evict
+    put       at each stop, after the prefill, and     adds segments and checkpoints, may evict
               after the generation
     take_back when the request has ended                the caches' buffers are the tree's, may evict
 
@@ -108,8 +108,8 @@ class KVStore:
         tree, token_bytes = self.resident.tree, self.resident.sizes.token_bytes
         return tree.read_consistently(lambda: snapshot(tree, self._sessions.ends(), self._clock(), token_bytes))
 
-    def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
-        """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
+    def stops(self, prompt: Prompt, start: int) -> tuple[int, ...]:
+        """Ascending offsets beyond `start` at which prefill should stop for `put`; none if all layers can be cut."""
         if self._kit.cuttable:
             return ()
         match = self.resident.tree.walk(as_tokens(prompt.tokens))
@@ -117,7 +117,7 @@ class KVStore:
         # As many as take no more than the KV of the tools+system block itself.
         dense = int(self.resident.sizes.estimate(0) / max(self.resident.sizes.token_bytes, 1))
         head_grid = min(max(dense, _LEAST_GRID), config.checkpoint_grid)
-        found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid, head_grid)
+        found = planner.stops(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid, head_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
 
     def restore(self, tokens: TokenSequence, plan: RestorePlan, *, lend: bool = False) -> Restored:

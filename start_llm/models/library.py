@@ -51,7 +51,7 @@ class Pulls:
         self._lock = threading.Lock()
         self._now: Fetch | None = None
         self._stop = threading.Event()
-        self._told = 0.0
+        self._reported_at = 0.0
 
     def state(self) -> dict[str, Any] | None:
         """The running fetch or the last one."""
@@ -104,8 +104,8 @@ class Pulls:
         if self._stop.is_set():
             raise _Stopped
         now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
-            self._told = now
+        if now - self._reported_at >= TELL_SECONDS:
+            self._reported_at = now
             self._set(part=round(part, 4))
 
     def _set(self, **changes: Any) -> None:

@@ -137,8 +137,8 @@ def read_text_model(folder: Path, *, trust_code: bool = False) -> tuple[Any, dic
     if library_of(config) == "mlx-vlm":
         mend_mlx_vlm()
         return import_module("mlx_vlm.utils").load_model(folder, lazy=True).language_model, config
-    model, told = load_model(folder, lazy=True, trust_remote_code=trust_code)
-    return model, told
+    model, config = load_model(folder, lazy=True, trust_remote_code=trust_code)
+    return model, config
 
 
 def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any, VisionProcessor]:

@@ -154,7 +154,7 @@ class FakeStore:
     def moved(self, cache: list[Any], reader: Any) -> None:
         pass
 
-    def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
+    def stops(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return () if self.cuttable else tuple(b for b in prompt.boundaries if b > start)
 
     def put(self, tokens: Any, cache: list[Any], about: StoredEnd) -> None:

@@ -166,7 +166,7 @@ def play(life: Life) -> None:
 
 METHODS = {
     KVStore: (
-        *("lookup", "peek", "pauses", "restore", "put", "take_back"),
+        *("lookup", "peek", "stops", "restore", "put", "take_back"),
         *("idle", "has_room", "set_budget", "stats"),
     ),
     ResidentKV: ("fill", "tidy"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from start_llm.core.prompt import Prompt
-from start_llm.kvcache.planner import pauses, plan
+from start_llm.kvcache.planner import plan, stops
 from start_llm.kvcache.types import FilePart
 from tests.kvcache.segments import fake_tree, grow
 
@@ -46,14 +46,14 @@ def test_ghosts_are_seen_and_what_is_on_disk_counts() -> None:
 def test_no_pause_beyond_the_last_token_or_before_the_start() -> None:
     prompt = Prompt(tuple(RUN), boundaries=(10, 40, 99), head=10, generation=100)
     empty = fake_tree().walk(array(RUN))
-    assert pauses(prompt, empty, 10, recent=8, grid=1000) == (40, 99)
-    assert pauses(prompt, empty, 99, recent=8, grid=1000) == ()
-    assert pauses(Prompt((1,)), fake_tree().walk(array([1])), 0, recent=8, grid=10) == ()
+    assert stops(prompt, empty, 10, recent=8, grid=1000) == (40, 99)
+    assert stops(prompt, empty, 99, recent=8, grid=1000) == ()
+    assert stops(Prompt((1,)), fake_tree().walk(array([1])), 0, recent=8, grid=10) == ()
 
 
 def test_no_recent_boundaries_leaves_head_and_grid() -> None:
     prompt = Prompt(tuple(RUN), boundaries=(10, 40, 70), head=10, generation=90)
-    assert pauses(prompt, fake_tree().walk(array(RUN)), 0, recent=0, grid=50) == (10, 40, 90)
+    assert stops(prompt, fake_tree().walk(array(RUN)), 0, recent=0, grid=50) == (10, 40, 90)
 
 
 def test_partings_are_worth_a_pause_if_they_save_something() -> None:
@@ -63,10 +63,10 @@ def test_partings_are_worth_a_pause_if_they_save_something() -> None:
     prompt = Prompt(tuple(RUN), generation=95)
     match = tree.walk(array(RUN))
     assert match.length == 50
-    assert pauses(prompt, match, 0, recent=8, grid=1000) == (50, 95)
-    assert pauses(prompt, match, 40, recent=8, grid=1000) == (95,)
+    assert stops(prompt, match, 0, recent=8, grid=1000) == (50, 95)
+    assert stops(prompt, match, 40, recent=8, grid=1000) == (95,)
     match.path[-1].checkpoint_file = "c"
-    assert pauses(prompt, match, 0, recent=8, grid=1000) == (95,)
+    assert stops(prompt, match, 0, recent=8, grid=1000) == (95,)
 
 
 def test_two_branches_are_enough_to_make_a_parting() -> None:
@@ -76,20 +76,20 @@ def test_two_branches_are_enough_to_make_a_parting() -> None:
     match = tree.walk(array(RUN))
     assert [len(segment.children) for segment in match.path] == [2, 0]
     prompt = Prompt(tuple(RUN), generation=95)
-    assert pauses(prompt, match, 0, recent=8, grid=1000) == (50, 95)
+    assert stops(prompt, match, 0, recent=8, grid=1000) == (50, 95)
 
 
 def test_gaps_are_no_wider_than_the_grid() -> None:
     boundaries = (3, 50, 51, 180, 400)
     prompt = Prompt(tuple(range(1000)), boundaries=boundaries, generation=1000)
-    stops = pauses(prompt, fake_tree().walk(array([1])), 7, recent=1, grid=100)
-    assert all(b - a <= 100 for a, b in zip((7, *stops), (*stops, 999), strict=True))
-    assert {51, 400} <= set(stops) and list(stops) == sorted(set(stops))
+    found = stops(prompt, fake_tree().walk(array([1])), 7, recent=1, grid=100)
+    assert all(b - a <= 100 for a, b in zip((7, *found), (*found, 999), strict=True))
+    assert {51, 400} <= set(found) and list(found) == sorted(set(found))
 
 
 def test_a_system_text_has_a_grid_of_its_own() -> None:
     prompt = Prompt(tuple(RUN), boundaries=(40, 70), head=40, generation=95)
     empty = fake_tree().walk(array([1]))
-    assert pauses(prompt, empty, 0, recent=8, grid=1000, head_grid=15) == (15, 30, 40, 70, 95)
-    assert pauses(prompt, empty, 35, recent=8, grid=1000, head_grid=15) == (40, 70, 95)
-    assert pauses(prompt, empty, 40, recent=8, grid=20, head_grid=15) == (60, 70, 90, 95)
+    assert stops(prompt, empty, 0, recent=8, grid=1000, head_grid=15) == (15, 30, 40, 70, 95)
+    assert stops(prompt, empty, 35, recent=8, grid=1000, head_grid=15) == (40, 70, 95)
+    assert stops(prompt, empty, 40, recent=8, grid=20, head_grid=15) == (60, 70, 90, 95)

@@ -140,20 +140,20 @@ def test_pauses_stand_at_boundaries_and_partings() -> None:
     store = store_of(hybrid=True, checkpoints_recent=2, checkpoint_grid=1000)
     tokens = run(0, 100)
     prompt = Prompt(tuple(tokens), boundaries=(10, 30, 50, 80), head=20, transient=90, generation=95)
-    assert store.pauses(prompt, 0) == (20, 50, 80, 90, 95)
-    assert store.pauses(prompt, 50) == (80, 90, 95)
-    assert store_of().pauses(prompt, 0) == ()
+    assert store.stops(prompt, 0) == (20, 50, 80, 90, 95)
+    assert store.stops(prompt, 50) == (80, 90, 95)
+    assert store_of().stops(prompt, 0) == ()
     put(store, run(0, 40) + run(900, 10), hybrid=True)
-    assert store.pauses(prompt, 0) == (20, 40, 50, 80, 90, 95)  # 40: where this prompt leaves the stored path
+    assert store.stops(prompt, 0) == (20, 40, 50, 80, 90, 95)  # 40: where this prompt leaves the stored path
     put(store, run(0, 40), hybrid=True)
     put(store, tokens, hybrid=True)
-    assert 40 not in store.pauses(prompt, 0)  # has its checkpoint now
+    assert 40 not in store.stops(prompt, 0)  # has its checkpoint now
 
 
 def test_grid_gaps_are_filled_at_message_boundaries() -> None:
     store = store_of(hybrid=True, checkpoints_recent=1, checkpoint_grid=100)
     prompt = Prompt(tuple(run(0, 500)), boundaries=(60, 90, 150, 420), head=20, generation=495)
-    assert store.pauses(prompt, 0) == (20, 90, 150, 250, 350, 420, 495)
+    assert store.stops(prompt, 0) == (20, 90, 150, 250, 350, 420, 495)
 
 
 def test_side_requests_and_sub_agents_do_not_push_a_session_out() -> None:
@@ -328,7 +328,7 @@ def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
         plan = store.lookup(tokens)
         assert n == 0 or plan.length == 500
         start = store.restore(tokens, plan).length
-        for stop in store.pauses(prompt, start):
+        for stop in store.stops(prompt, start):
             put(store, list(tokens[:stop]), hybrid=True, session=str(n), system_end=stop == prompt.head)
         put(store, list(tokens), hybrid=True, session=str(n))
 
@@ -339,7 +339,7 @@ def test_another_agent_of_the_same_client_computes_its_difference() -> None:
     store = store_of(hybrid=True)
     put(store, random_tokens(2, seed=1), hybrid=True)  # what a token takes is known
     prompt = Prompt(tuple(head + random_tokens(200, seed=2)), boundaries=(4000,), head=4000, generation=4195)
-    for stop in store.pauses(prompt, 0):
+    for stop in store.stops(prompt, 0):
         put(store, list(prompt.tokens[:stop]), hybrid=True, session="main", system_end=stop == 4000, answered=False)
     put(store, list(prompt.tokens), hybrid=True, session="main")
     other = tuple(head[:parting] + random_tokens(500, seed=3))

@@ -121,13 +121,13 @@ class OllamaModels:
         digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
         pulls = self.library.pulls
         try:
-            told: shapes.OllamaPulledShape = {"status": "pulling manifest"}
-            yield told
+            line: shapes.OllamaPulledShape = {"status": "pulling manifest"}
+            yield line
             while (now := pulls.state()) and now["name"] == source and now["state"] == "running":
                 if size := now["bytes"]:
                     here = round(now["part"] * size)
-                    told = {"status": f"pulling {source}", "digest": digest, "total": size, "completed": here}
-                yield told  # in any case: that a client has gone shows when it is written to
+                    line = {"status": f"pulling {source}", "digest": digest, "total": size, "completed": here}
+                yield line  # in any case: that a client has gone shows when it is written to
                 time.sleep(LOOK_SECONDS)
             begun = False
             if now and now["name"] == source and now["state"] == "done":

@@ -217,6 +217,13 @@ class RowDrafts:
     acceptance: Acceptance = field(default_factory=Acceptance)  # how often proposals were right in this conversation
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # is added to, with and without drafts
 
+    def learn(self, proposal: Proposal, drafted: int, right: int) -> None:
+        """So many tokens of a proposal were computed, and so many of them were right."""
+        self.counts.drafted += drafted
+        self.counts.accept(proposal, right)
+        for i in range(min(right + 1, drafted)):
+            self.acceptance.observe(proposal.match + i, i < right)
+
 
 def _hash(run: Sequence[int]) -> int:
     """Of a run of two or three tokens; its low bits are left free for a place."""

@@ -73,13 +73,9 @@ class RowProposals:
 
     def learn(self, proposal: Proposal, right: int) -> None:
         """So many of its tokens were right."""
-        drafts, draft = self._state.drafts, proposal.tokens
-        drafts.counts.drafted += len(draft)
-        drafts.counts.accept(proposal, right)
-        for i in range(min(right + 1, len(draft))):
-            drafts.acceptance.observe(proposal.match + i, i < right)
+        self._state.drafts.learn(proposal, len(proposal.tokens), right)
         if self.text is not None:
-            self.text.append(draft[:right])
+            self.text.append(proposal.tokens[:right])
 
     def _possible(self, token: int, draft: list[int]) -> list[int]:
         """The draft behind `token`, to where the answer may end, a state is to be kept, or the grammar forbids it."""

@@ -37,12 +37,8 @@ class _Row:
         self.proposal = self.drafter.propose(most) or _NOTHING
 
     def learn(self, drafted: int, right: int) -> None:
-        counts = self.drafts.counts
-        counts.forwards += 1
-        counts.drafted += drafted
-        counts.accept(self.proposal, right)
-        for i in range(min(right + 1, drafted)):
-            self.drafts.acceptance.observe(self.proposal.match + i, i < right)
+        self.drafts.counts.forwards += 1
+        self.drafts.learn(self.proposal, drafted, right)
         if self.drafter is not None:
             self.drafter.append(self.proposal.tokens[:right])
 

@@ -153,8 +153,8 @@ class GuardedStore:
         if not self._guard.call(False, noted, method="moved"):
             self.take_back(cache, valid=False)
 
-    def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
-        return self._guard.call((), self._store.pauses, prompt, start) if self._reuse else ()
+    def stops(self, prompt: Prompt, start: int) -> tuple[int, ...]:
+        return self._guard.call((), self._store.stops, prompt, start) if self._reuse else ()
 
     def put(self, tokens: TokenSequence, cache: Cache, about: StoredEnd) -> None:
         if self._reuse:

@@ -56,6 +56,7 @@ class Decoding:
     """A row of the runner, which has its KV."""
 
     uid: int
+    states: list[tuple[int, Cache]]  # of its answer, see `RowState`
 
 
 @dataclass(slots=True)
@@ -72,10 +73,8 @@ class Job:
     submitted: float  # seconds of the scheduler's clock, as all times here
     state: Waiting | Prefilling | Decoding | Ended = field(default_factory=Waiting)
     lent: Cache | None = None  # the caches that the store takes back when the job runs no more
-    states: list[tuple[int, Cache]] = field(default_factory=list)  # of its answer, see `RowState`
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)  # about the first admission
-    planned: bool = False  # `Admitted` has been sent
     computed: int = 0  # prompt tokens that went through the model before the first token of the answer
     admitted: float = 0.0
     watched: float | None = None  # clock reading from which the watchdog counts, ``None`` while it does not
@@ -132,7 +131,6 @@ class Job:
         if self.generated:
             self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
         self.state = Waiting()
-        self.states = []  # they are stored, or of tokens that were not reported and may be drawn otherwise
         if self.pending is None:
             self.drawing = None
 

@@ -40,7 +40,7 @@ class Prefill:
         self.seconds_per_token = 0.0
 
     def chunk(self, job: Job, step: int) -> int:
-        """Prefills up to `step` tokens, no further than the next pause; stores at a pause. Returns the tokens done."""
+        """Prefills up to `step` tokens, no further than the next stop; stores there. Returns the tokens done."""
         at = job.prefill
         assert at.cache is not None
         before = at.position
@@ -66,7 +66,7 @@ class Prefill:
         """The job goes on from what is stored."""
         restored = self._store.restore(job.tokens, plan)
         job.lent = restored.cache
-        stops = [stop for stop in self._store.pauses(job.work.prompt, restored.length) if stop < job.prefix]
+        stops = [stop for stop in self._store.stops(job.work.prompt, restored.length) if stop < job.prefix]
         job.state = Prefilling(restored.cache, restored.length, stops)
         return restored
 
@@ -238,7 +238,7 @@ class Prompts:
     def _follow(self, job: Job, stored: int) -> bool:
         """Makes `job` wait if another one is computing more of its prompt than the `stored` tokens.
 
-        The first one will pause where the two part.
+        The first one will stop where the two part.
         """
         first: Job | None = None
         reach = stored + self._least_shared
@@ -300,12 +300,12 @@ class Prompts:
 
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
         restored = self._prefill.restore(job, plan)
-        if not job.planned and is_question(job.work, _left(job)):
+        self.trim_misses += plan.reason == "no_checkpoint"
+        if job.report.prompt:
+            return  # it goes on after an interruption
+        if is_question(job.work, _left(job)):
             job.urgent = True
             self.urgent.came()
-        self.trim_misses += plan.reason == "no_checkpoint"
-        if job.planned:
-            return  # it goes on after an interruption
         if restored.length < plan.length:  # a file was damaged or gone, or the store failed; the log says which
             plan = replace(plan, matched=restored.length, reason=STORE_ERROR)
         job.report = replace(
@@ -318,7 +318,6 @@ class Prompts:
             seconds_queued=job.admitted - job.submitted,
         )
         job.send(Started(job.report))
-        job.planned = True
 
 
 def _left(job: Job) -> int:

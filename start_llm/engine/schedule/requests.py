@@ -56,8 +56,7 @@ class Rows:
         row = RowState(
             cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh, drawing.drafts, on_move
         )
-        row.states = job.states
-        job.state = Decoding(self._runner.insert(row))
+        job.state = Decoding(self._runner.insert(row), row.states)
         self._jobs[job.state.uid] = job
 
     def step(self) -> list[tuple[Job, DecodeRow]]:
@@ -225,7 +224,8 @@ class Requests:
         if kv is not None:
             cache, tokens = kv
             calls = self._rows.calls(job) if answered else None
-            about = StoredEnd(states=job.states, answered=answered, calls=calls)
+            states = job.state.states if isinstance(job.state, Decoding) else ()
+            about = StoredEnd(states=states, answered=answered, calls=calls)
             self._prefill.store(job, as_tokens(tokens), cache, about)
 
     def _forget(self, job: Job, *, valid: bool = True) -> None:

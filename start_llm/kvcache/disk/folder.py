@@ -250,8 +250,8 @@ class DiskFolder:
         usage = shutil.disk_usage(self._root)
         reserve = min(_RESERVE, usage.total // 50)
         if usage.free - nbytes < reserve:
-            told = f"only {usage.free >> 20} MiB of the disk are free, {reserve >> 20} are left to others"
-            raise OSError(errno.ENOSPC, told, str(self._root))
+            problem = f"only {usage.free >> 20} MiB of the disk are free, {reserve >> 20} are left to others"
+            raise OSError(errno.ENOSPC, problem, str(self._root))
 
 
 def _models_beside(ours: Path) -> list[tuple[Path, int]]:

@@ -9,8 +9,6 @@ import pytest
 
 from start_llm.core.events import Failed, Sampled
 from start_llm.engine.decode.row import DecodeRow
-from start_llm.engine.schedule.jobs import Decoding, Job
-from start_llm.kvcache.blocks import as_tokens
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
 
@@ -246,12 +244,3 @@ def test_a_row_that_cannot_be_taken_out_by_an_error_of_the_device_gives_its_kv_u
     scheduler.requests.cancel("a")
     scheduler.step()
     assert not scheduler.busy and store.taken[-1] is False and store.taken.count(True) == 0
-
-
-def test_a_row_that_is_put_back_keeps_no_states_of_tokens_that_it_draws_again() -> None:
-    work, _ = submit("a", PROMPTS[0])
-    job = Job(work, as_tokens(work.prompt.tokens), submitted=0.0, state=Decoding(-1))
-    job.generated += [5, 6]
-    job.states.append((len(PROMPTS[0]) + 3, []))  # of a token that was said in the step that failed
-    job.pause(0.0)
-    assert job.states == []
