@@ -17,6 +17,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.host.mac import MacFacts
+from start_llm.host.ports import free_port
 from start_llm.models.device import GIB, Accelerator, Device
 from start_llm.proxy.access import READY_BODY
 from tests.launch.stub import serving
@@ -108,10 +109,8 @@ def test_apple_silicon_gets_a_recommendation(settings: Settings, monkeypatch: py
 
 
 def test_a_taken_port_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = taken.getsockname()[1]
+    number = free_port()
+    with socket.create_server(("127.0.0.1", number)):
         finding = doctor.check_port("server port", "MLX_PORT", "127.0.0.1", number)
     assert finding.verdict == "note"
     assert str(number) in finding.text

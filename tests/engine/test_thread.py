@@ -253,8 +253,8 @@ def test_after_twice_the_time_the_engine_is_lost(start: Any) -> None:
     lost: list[tuple[ExitCode, str]] = []
     runner = Hanging()
     engine, _ = start(runner, watchdog=0.5, on_lost=lambda code, why: lost.append((code, why)))
-    engine.submit(submit("a", range(1, 50))[0])
     began = time.monotonic()
+    engine.submit(submit("a", range(1, 50))[0])
     until(lambda: bool(lost))
     assert 0.9 < time.monotonic() - began < 30
     assert lost[0][0] == ExitCode.WEDGED and "has not moved" in lost[0][1]

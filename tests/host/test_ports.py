@@ -19,8 +19,8 @@ from tests.launch.stub import serving
 
 
 def test_a_taken_port_is_known_with_its_holder() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         found = listener(port)
         assert not is_free("127.0.0.1", port) and found is not None and found.pid == os.getpid()
         assert f"process {os.getpid()} (" in who_listens(port)

@@ -195,6 +195,8 @@ def test_all_is_visible_behind_the_last_byte(
 
 # --- a delay in each of these places ------------------------------------------------------------
 
+Function = Callable[..., Any]
+
 
 def slower(function: Callable[..., Any]) -> Callable[..., Any]:
     """It takes a moment longer."""
@@ -206,39 +208,39 @@ def slower(function: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
-def later(function: Callable[..., Any]) -> Callable[..., Any]:
-    """It happens a moment later, on another thread."""
+def later(function: Function, go_on: threading.Event) -> Function:
+    """It happens once `go_on` is set, on another thread."""
 
     def begin(*given: Any, **named: Any) -> None:
-        threading.Timer(LATE_SECONDS, function, given, named).start()
+        threading.Thread(target=lambda: go_on.wait(WAIT) and function(*given, **named)).start()
 
     return begin
 
 
-def behind_the_last_word(function: Callable[..., Any]) -> Callable[..., Any]:
+def behind_the_last_word(function: Function, go_on: threading.Event) -> Function:
     """The model thread tells that a request has ended before it stores the KV."""
 
     def begin(requests: Requests, job: Any, reason: Any, kv: Any) -> None:
         job.end(reason)
-        time.sleep(LATE_SECONDS)
+        go_on.wait(WAIT)
         function(requests, job, reason, kv)
 
     return begin
 
 
-def unwatched_later(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A request's watch ends a moment later."""
+def unwatched_later(function: Function, go_on: threading.Event) -> Function:
+    """A request's watch ends once `go_on` is set."""
 
     @contextmanager
     def watching(*given: Any) -> Iterator[Any]:
         watch = function(*given)
         yield watch.__enter__()
-        threading.Timer(LATE_SECONDS, watch.__exit__, (None, None, None)).start()
+        later(watch.__exit__, go_on)(None, None, None)
 
     return watching
 
 
-PLACES: dict[str, tuple[Any, str, Callable[[Any], Any], Callable[[Answered], bool]]] = {
+PLACES: dict[str, tuple[Any, str, Callable[[Function, threading.Event], Function], Callable[[Answered], bool]]] = {
     "KV": (Requests, "finish", behind_the_last_word, its_kv_is_stored),
     "turn": (Recorder, "finish", later, the_turn_is_recorded),
     "lease": (WaitingStream, "close", later, the_model_is_given_back),
@@ -255,13 +257,15 @@ PLACES: dict[str, tuple[Any, str, Callable[[Any], Any], Callable[[Answered], boo
 @pytest.mark.parametrize("place", PLACES)
 def test_what_takes_longer_is_waited_for_and_what_comes_later_is_found(server: Live, place: str) -> None:
     owner, name, postponed, check = PLACES[place]
-    function = getattr(owner, name)
+    function, go_on = getattr(owner, name), threading.Event()
     with patch.object(owner, name, slower(function)):
         for stream in (True, False):
             assert late(server, "responses", 2, stream=stream, same=False) == set()
-    with patch.object(owner, name, postponed(function)), clients(same=True) as (client, _):
+    with patch.object(owner, name, postponed(function, go_on)), clients(same=True) as (client, _):
         answered = Answered(server, "responses", ask(server, client, "responses", -1, stream=True), client)
-        assert not check(answered)
+        there = check(answered)
+        go_on.set()
+        assert not there
     until(lambda: the_model_is_given_back(answered))
 
 

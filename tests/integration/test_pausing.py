@@ -13,6 +13,7 @@ import pytest
 
 from start_llm.core.work import Submit
 from tests.integration.live import Live, live
+from tests.waiting import until
 
 CLIENTS = 4
 WORDS = 160  # tokens of an answer, and a few more
@@ -24,13 +25,13 @@ def ask(number: int) -> list[dict[str, Any]]:
 
 
 def stream(server: Live, number: int, out: dict[int, Any]) -> None:
-    """The whole answer, and the signs of life in it."""
+    """The whole answer, and the signs of life behind its first words."""
     body = {"model": "default", "messages": ask(number), "stream": True, "temperature": 0.7, "seed": number}
     text, pings = "", 0
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=100) as response:
         status = response.status_code
         for line in response.iter_lines():
-            pings += line.startswith(":")
+            pings += line.startswith(":") and bool(text)
             if line.startswith("data: {"):
                 event = json.loads(line[6:])
                 assert "choices" in event, event
@@ -53,10 +54,16 @@ def test_four_answers_where_two_fit(
         row = server.app.engine.call(lambda scheduler: scheduler.store.budget.estimate(WORDS + 160))
     monkeypatch.setattr("start_llm.engine.schedule.memory.kv_bytes", lambda usable, weights: int(2.5 * row))
     together: dict[int, Any] = {}
+    fault = tmp_path / "fault"
+    monkeypatch.setenv("ORACLE_FAULT", str(fault))
+    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.005")  # on a quick machine a pause takes as long
     with live(oracle_path(kind), tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:
+        fault.write_text("hang")  # until all have come
         clients = [threading.Thread(target=stream, args=(server, n, together)) for n in range(CLIENTS)]
         for client in clients:
             client.start()
+        until(lambda: len(server.prompts) == CLIENTS)
+        fault.unlink()
         for client in clients:
             client.join()
         assert server.app.engine.call(lambda scheduler: scheduler.figures()["requests_paused"]) >= 1

@@ -49,7 +49,7 @@ def said(folder: Path) -> str:
 
 @pytest.mark.thorough
 def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
-    fault, watchdog = tmp_path / "fault", 4.0
+    fault, watchdog = tmp_path / "fault", 6.0
     settings = {"ORACLE_FAULT": str(fault), "GENERATION_WATCHDOG_SECONDS": str(watchdog), "SSE_PING_SECONDS": "1"}
     with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
         assert ask(url).status_code == 200
@@ -83,7 +83,6 @@ def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
     with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
         fault.write_text("hang")
         assert ask(url).status_code == 504
-        time.sleep(2)
         assert child.poll() is None
         fault.unlink()
         until(lambda: httpx.get(f"{url}/health").status_code == 200)
@@ -92,7 +91,7 @@ def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
         fault.write_text("hang")
         assert ask(url).status_code == 504
         child.send_signal(signal.SIGTERM)
-        assert ended(child, 20) == 0
+        assert ended(child, 60) == 0
     said(tmp_path)
 
 

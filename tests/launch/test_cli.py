@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.host.home import home
+from start_llm.host.ports import free_port
 from start_llm.launch import cli
 from start_llm.launch.cli import client_environment
 from start_llm.service import control
@@ -174,8 +174,7 @@ def test_a_missing_client_says_how_to_install_it(
 
 
 def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     assert main(["pi", "--print"], settings(tmp_path, mlx_port=port, model_path="org/big")) == 0
     said = capsys.readouterr().out
     assert f"http://127.0.0.1:{port}/v1" in said and "export PI_SKIP_VERSION_CHECK=1" in said

@@ -299,7 +299,7 @@ def test_a_response_is_gone_on_from_where_it_is_stored(
 ) -> None:
     made = ask(web, "responses").json()
     first.running, stubs[0].running = 50, 0
-    time.sleep(1.5)
+    wait_for_looks(stubs)
     more = {"previous_response_id": made["id"]}
     assert node_of(ask(web, "responses", **more)) == first.name, b64decode(made["id"].removeprefix("resp_") + "==")
     first.mode = "loading"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
+from start_llm.host.ports import free_port
 from start_llm.proxy.child import MODULE
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
@@ -61,9 +61,7 @@ def gone(pid: int) -> bool:
 @pytest.fixture
 def listener() -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
     """A stranger: (port, pid, process); its command line claims to be a proxy on whatever port it is given."""
-    probe = socket.create_server(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
-    probe.close()
+    port = free_port("127.0.0.1")
     code = LISTENER.replace('"127.0.0.1", 0', f'"127.0.0.1", {port}')
     command = [sys.executable, "-c", code, MODULE, "--port", str(port)]
     process = subprocess.Popen(

@@ -8,6 +8,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -288,14 +289,16 @@ def test_answers_that_are_not_read_hold_no_worker(serve: Serve, service: FakeSer
 def test_an_answer_that_is_never_read_is_given_up(
     serve: Serve, service: FakeService, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "STALL_SECONDS", 2.0)  # long enough to be seen
+    monkeypatch.setattr(front, "STALL_SECONDS", 0.1)
     monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
+    dropped, drop = threading.Event(), connections.Connections.drop
+    monkeypatch.setattr(connections.Connections, "drop", lambda *given: (drop(*given), dropped.set()))
     service.script = lambda request: answer(TextDelta("y" * 20_000_000))
     server = serve()
     raw = connect(server).post(PATH, CHAT)
     assert service.streams.get(timeout=60).closed.wait(60)
-    for waiting in (1, 0):  # it is handed to the front, which gives it up
-        until(lambda waiting=waiting: server._front.figures()["http_waiting"] == waiting)
+    assert dropped.wait(60), "it is handed to the front, which gives it up"
+    until(lambda: server._front.figures()["http_waiting"] == 0)
     with pytest.raises(AssertionError, match="cut"):
         raw.response()
 
