@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +20,8 @@ from rich.console import Console
 
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.blas import known
-from tests.kinds import OPTIONS, Kinds
+from tests.kinds import OPTIONS, RUN, Kinds
+from tests.waiting import PATIENCE_SECONDS
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
 LONGEST |= {"test_session", "test_small_model"}  # of the agents
@@ -28,6 +30,7 @@ COLLECTED = pytest.StashKey[frozenset[str]]()
 """The modules that were imported when all tests were collected."""
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
 hypothesis_settings.register_profile("start_llm", deadline=None, derandomize=True)
+hypothesis_settings.register_profile("start_llm-short", deadline=None, derandomize=True, max_examples=33)
 hypothesis_settings.register_profile("start_llm-slow", deadline=None)
 
 
@@ -38,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A model that is asked something while it is loaded would be in the way of tests that count what a model does.
     os.environ.setdefault("MODEL_PROBE", "off")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises PyTorch
-    hypothesis_settings.load_profile("start_llm-slow" if config.getoption("--slow") else "start_llm")
+    whole = "start_llm-slow" if config.getoption("--slow") else "start_llm"
+    hypothesis_settings.load_profile(whole if RUN.whole else "start_llm-short")
     if not config.getoption("--slow"):
         # Constants of all modules that are imported at that time: other examples with each order of the tests.
         providers._get_local_constants = lambda: providers._local_constants
@@ -139,6 +143,21 @@ def _models_are_trusted() -> Generator[None]:
 def _nothing_found(*_: object) -> Generator[float, None, None]:
     """In place of the check that each new model goes through: tests count what a model computes."""
     yield from ()
+
+
+@pytest.fixture
+def indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has its index of drafts at its first token. By itself the index comes when its thread has had its turn."""
+    from start_llm.engine.decode.drafting import Drafts
+
+    begin = Drafts.begin
+
+    def waiting(drafts: Any, work: Any, generated: Any) -> Any:
+        row = begin(drafts, work, generated)
+        drafts._builder.submit(lambda: None).result(PATIENCE_SECONDS)  # it builds one index after the other
+        return row
+
+    monkeypatch.setattr(Drafts, "begin", waiting)
 
 
 @pytest.fixture(scope="session")

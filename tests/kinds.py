@@ -17,6 +17,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ _LOOKS = frozenset(
     {"cc", "fc-list", "file", "gcc", "g++", "ld", "ldconfig", "lsb_release", "objdump", "system_profiler", "uname"}
 )
 """Programs by which libraries look at the machine, once a process: whichever test is the first to use them."""
+
+
+RUN = SimpleNamespace(whole=True)
+"""Whether all that CI runs was asked for; known before any test file is read."""
+
+
+def rounds(full: int, short: int = 0) -> int:
+    """How often something drawn is tried: `full` times with ``--all``, else `short` times, by itself a third."""
+    return full if RUN.whole else short or full // 3
 
 
 def kind_of(marks: set[str], fixtures: set[str]) -> str:
@@ -57,7 +67,9 @@ class Kinds:
     """The plugin: deselects, finds tests that start what their kind does not tell, and says at the end what is left."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._asked = kinds_asked_for({name for name in OPTIONS if config.getoption(f"--{name}")})
+        options = {name for name in OPTIONS if config.getoption(f"--{name}")}
+        self._asked = kinds_asked_for(options)
+        RUN.whole = bool(options & {"all", "slow"})
         self._left: Counter[str] = Counter()
         self._started: set[str] = set()
         self._watching = False

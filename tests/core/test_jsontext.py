@@ -15,6 +15,7 @@ from start_llm.core import jsontext
 from start_llm.core.errors import BadRequest, TooLarge
 from start_llm.core.jsontext import check_structure, parse_inner, parse_json, too_much_to_read
 from start_llm.core.limits import DEPTH, Limit
+from tests.kinds import rounds
 
 VALUES = st.recursive(
     st.none()
@@ -48,7 +49,7 @@ def keys(value: Any) -> int:
     return sum(map(keys, value)) if isinstance(value, list) else 0
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=rounds(80))
 @given(value=VALUES, chunk=st.integers(1, 40), ascii_only=st.booleans())
 def test_counts_are_those_of_the_value(value: Any, chunk: int, ascii_only: bool) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only).encode()

@@ -27,6 +27,7 @@ from tests.fuzz.judge import MOST_SECONDS, check
 from tests.fuzz.requests import BODIES, OFTEN, PATHS, SELDOM, SOMETIMES, Request, request
 from tests.fuzz.tape import Tape, simplest
 from tests.fuzz.world import World, world
+from tests.kinds import rounds
 from tests.oracle import build_oracle
 
 FEW, MANY, IN_ONE_TEST = 2_000, 100_000, 5_000
@@ -90,8 +91,9 @@ def _fails(served: World, most_seconds: float, how: type[Exception], data: bytes
 
 
 def test_random_requests(served: World) -> None:
-    seen = fuzz(served, FEW, 4 * MOST_SECONDS, "few")
-    assert seen[200] > FEW // 5 and seen[400] > FEW // 5
+    few = rounds(FEW)
+    seen = fuzz(served, few, 4 * MOST_SECONDS, "few")
+    assert seen[200] > few // 5 and seen[400] > few // 5
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.engine.decode.gate import MOST_WIDE, PassCosts
 from tests.integration.live import Live, live
 from tests.integration.pooled import link_oracles
 from tests.memory_folder import memory_folder
@@ -50,6 +51,12 @@ def servers(
             return running[kind, template]
 
         yield server
+
+
+@pytest.fixture
+def cheap_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts pay, whatever passes took on a busy machine."""
+    monkeypatch.setattr(PassCosts, "by_width", lambda *_: [0.01 + 0.0001 * width for width in range(MOST_WIDE + 1)])
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.core.work import Submit
 from start_llm.engine.decode import drafting
-from start_llm.engine.decode.draft import Proposal, RowDrafts, SuffixIndex
-from tests.integration.live import WAIT, Live
+from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from tests.integration.live import Live
 from tests.oracle import make_tokenizer
 
 OPENING = "The door opens with these words, in this order: "
@@ -31,7 +30,7 @@ class Seen:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+def seen(indexed: None, cheap_passes: None, monkeypatch: pytest.MonkeyPatch) -> Seen:
     found, decode = Seen(), make_tokenizer().decode
 
     class Watched(SuffixIndex):
@@ -45,16 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
                 found.proposed.append(decode(proposal.tokens))
             return proposal
 
-    begin = drafting.Drafts.begin
-
-    def waiting(self: drafting.Drafts, work: Submit, generated: Sequence[int]) -> RowDrafts:
-        """Has the index at the first token, however busy the machine is."""
-        row = begin(self, work, generated)
-        self._builder.submit(lambda: None).result(WAIT)  # it builds one index after the other
-        return row
-
     monkeypatch.setattr(drafting, "SuffixIndex", Watched)
-    monkeypatch.setattr(drafting.Drafts, "begin", waiting)
     return found
 
 

@@ -12,6 +12,8 @@ from start_llm.engine import runtime
 from tests.integration.live import Live, live
 from tests.oracle import expected_truth, script
 
+pytestmark = pytest.mark.usefixtures("indexed", "cheap_passes")
+
 LINES = "\n".join(f"    value_{i} = read('field {i}', {i * i})" for i in range(14))
 FILE = f"def load(read):\n{LINES}\n    return locals()\n"
 NAMED = {

@@ -23,7 +23,7 @@ from tests.oracle.build import CONTEXT
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "e2e" / "recordings"
-WITH_MESSAGES = ["claude", "codex", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("qwen", "cn"))]
+WITH_MESSAGES = ["claude", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("codex", "qwen", "cn"))]
 FLATTENED = ["opencode", pytest.param("kilo", marks=pytest.mark.thorough)]
 SIZES = [
     ("plain", 16_000),

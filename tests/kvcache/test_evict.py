@@ -29,6 +29,7 @@ from start_llm.kvcache.store import KVStore
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Checkpoint, StoreConfig, StoredEnd, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
+from tests.kinds import rounds
 from tests.kvcache.segments import fake_tree, grow
 
 WEAK, STRONG = Strength(Claim.IN_PROGRESS, 0.1, 5.0), Strength(Claim.IN_PROGRESS, 0.2, 5.0)
@@ -194,7 +195,7 @@ def states_kept(width: int) -> list[int]:
     return [s.end for s in store.resident.tree if s.checkpoint is not None]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=rounds(15), deadline=None)
 @given(st.integers(4, 900), st.integers(2000, 8000))
 def test_kv_goes_down_to_the_deepest_state_that_there_is_room_for(width: int, budget_tokens: int) -> None:
     """Whichever states would have stayed anyway."""

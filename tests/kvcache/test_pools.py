@@ -21,6 +21,7 @@ from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd
+from tests.kinds import rounds
 
 RATES = (4, 6)
 WINDOW = 5
@@ -187,7 +188,7 @@ def play(seeds: range) -> None:
 
 
 def test_no_order_of_requests_reads_wrong_pools() -> None:
-    play(range(12))
+    play(range(rounds(12)))
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd
+from tests.kinds import rounds
 from tests.kvcache.tiny import WINDOW, known_cache, random_tokens, read_known
 
 TOKEN_BYTES = 8  # of a known_cache: one float32 key and value a token
@@ -375,7 +376,7 @@ small = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 operations = st.lists(st.tuples(st.sampled_from(["put", "extend", "find", "wait"]), small), max_size=25)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=rounds(80), deadline=None)
 @given(operations, st.booleans(), st.sampled_from([15, 40, 10_000]))
 def test_against_a_list_of_sequences(steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int) -> None:
     clock = Clock()

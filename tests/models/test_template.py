@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from start_llm.models.embedded import chat_template
+from tests.kinds import rounds
 
 TEMPLATE = chat_template()
 TOOL = {
@@ -119,7 +120,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=rounds(50), deadline=None)
 @given(MESSAGES, st.data())
 def test_a_longer_conversation_starts_with_the_shorter_one(messages: list[dict[str, Any]], data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, len(messages) - 1))

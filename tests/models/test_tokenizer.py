@@ -51,7 +51,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_large(tmp_path_factory.mktemp("large") / "large", 1000)
 
 
-@pytest.fixture(params=["oracle", "large", "smol", *DECODERS, *TEMPLATES, *NAMED])
+@pytest.fixture(
+    params=["oracle", "large", pytest.param("smol", marks=pytest.mark.thorough), *DECODERS, *TEMPLATES, *NAMED]
+)
 def folder(request: pytest.FixtureRequest, tmp_path: Path, smol_path: Path) -> Path:
     kind = request.param
     if kind == "smol":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from start_llm.parsing.jsonstream import MOST_DEPTH, Dialect, JsonStream, mended
 from start_llm.parsing.schema import Schema
 from start_llm.parsing.source import Source
+from tests.kinds import rounds
 
 TEXT = st.lists(st.sampled_from([*"ab\"\\\n\t{}[],:'<>/`é🙂u ", "</tool_call>", '"}', '", "']), max_size=8).map("".join)
 VALUES = st.recursive(
@@ -33,7 +34,7 @@ def stream(text: str, cuts: list[int], schema: dict[str, Any] | None = None, dia
     return "".join(out)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 @given(VALUES, st.data(), st.booleans(), st.sampled_from([None, 1, "\t"]))
 def test_valid_json_passes_unchanged(value: Any, data: st.DataObject, ascii_only: bool, indent: Any) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
@@ -42,7 +43,7 @@ def test_valid_json_passes_unchanged(value: Any, data: st.DataObject, ascii_only
     assert stream(text, list(range(len(text)))) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 @given(VALUES, st.data())
 def test_what_is_cut_still_parses(value: Any, data: st.DataObject) -> None:
     text = json.dumps({"a": value, "b": [value]})
@@ -50,7 +51,7 @@ def test_what_is_cut_still_parses(value: Any, data: st.DataObject) -> None:
     assert isinstance(json.loads(stream(cut, [])), dict)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(st.lists(st.sampled_from([*"{}[](),:\"'\\\n ", "a", "1", "-", ".", "true", "None", '"k": ']), max_size=20))
 def test_anything_in_braces_becomes_an_object(pieces: list[str]) -> None:
     text = "{" + "".join(pieces)

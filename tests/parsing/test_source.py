@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from start_llm.parsing.source import LiteralScanner, Source
+from tests.kinds import rounds
 
 LITERALS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -24,7 +25,7 @@ def naive(text: str, literals: list[str]) -> list[str]:
     return [*found, rest]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(st.text("abcd", max_size=30), LITERALS, st.data())
 def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataObject) -> None:
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=5))})

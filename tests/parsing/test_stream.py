@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.events import TextDelta, ToolCallDelta, ToolCallStarted
 from start_llm.parsing.stream import OutputParser
+from tests.kinds import rounds
 from tests.parsing.helpers import TOOLS, calls, run, style
 
 PIECES = st.sampled_from(
@@ -39,7 +40,7 @@ CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 TEXTS = st.lists(PIECES, max_size=25).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(TEXTS, st.data(), st.booleans(), st.booleans(), st.sampled_from([(), ("STOP",), ("\n\n", "STO")]))
 def test_any_chunking_gives_the_same(
     text: str, data: st.DataObject, inside: bool, whole: bool, stop: tuple[str, ...]
@@ -51,7 +52,7 @@ def test_any_chunking_gives_the_same(
         assert streamed[1:] == at_once[1:]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 @given(TEXTS, st.booleans())
 def test_only_a_stray_end_tag_tells_a_whole_answer_from_a_stream(text: str, inside: bool) -> None:
     form = style()
@@ -226,7 +227,7 @@ TURNS = ("<|im_end|>", "<|im_start|>assistant\n", "<|im_start|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", *TURNS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(
     st.lists(st.sampled_from([*MARKUP, "\n", " ", "one", "two {", "}", "`x`", "<b>", "3 < 4", "```\n"]), max_size=20)
 )

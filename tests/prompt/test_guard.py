@@ -28,6 +28,7 @@ from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.traits import Traits
 from tests.api.test_traces import recorded, translate
+from tests.kinds import rounds
 from tests.prompt.client import Client, pipeline, request, system_text
 from tests.prompt.models import MORE_TEMPLATES, TEMPLATES, model
 
@@ -148,7 +149,7 @@ PIECES = st.sampled_from(
 )
 
 
-@hypothesis_settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=rounds(300), deadline=None, derandomize=True)
 @given(st.lists(PIECES, max_size=12).map("".join))
 def test_any_text_has_no_control_token_and_decodes_to_itself(text: str) -> None:
     template, tokenizer = model("chatml")

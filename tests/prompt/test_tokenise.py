@@ -11,6 +11,7 @@ from start_llm.prompt.guard import CUT
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
 from start_llm.prompt.tokenise import Coder
+from tests.kinds import rounds
 from tests.prompt.client import pipeline, request, say
 from tests.prompt.models import CHATML, TEMPLATES, model
 
@@ -26,7 +27,7 @@ def coder(family: str = "chatml") -> Coder:
 CODER = coder()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=rounds(200), deadline=None, derandomize=True)
 @given(TEXT, TEXT)
 def test_the_tokens_of_both_parts_are_those_of_the_whole(a, b):
     whole, anchors = CODER.encode(a + "<|im_start|>" + b)
@@ -36,7 +37,7 @@ def test_the_tokens_of_both_parts_are_those_of_the_whole(a, b):
         assert decode(whole[:token]) == (a + "<|im_start|>" + b)[:char]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=rounds(60), deadline=None, derandomize=True)
 @given(
     st.lists(TEXT, min_size=1, max_size=4), st.lists(TEXT, min_size=1, max_size=4), st.sampled_from(sorted(TEMPLATES))
 )

@@ -22,7 +22,10 @@ def count(text: str) -> int:
     return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
-@pytest.mark.parametrize("name", ["append", pytest.param("tools_object", marks=pytest.mark.slow), "reminder"])
+@pytest.mark.parametrize(
+    "name",
+    ["append", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tools_object", "reminder"))],
+)
 def test_a_server_without_a_cache_computes_everything(name: str, server: Server) -> None:
     result = run_scenario(name, server, count, "test")
     assert result.wrong == []

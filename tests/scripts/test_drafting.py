@@ -105,6 +105,7 @@ def both(folder: Path, path: Path, style: CallStyle, kind: Kind, most: int | Non
     return found.per_forward, replay(session, Gated(costs, carry), carry=carry).per_forward, found.said
 
 
+@pytest.mark.usefixtures("indexed")
 @pytest.mark.parametrize(("style", "kind"), [("xml", "plain"), ("json", "hybrid")])
 def test_the_server_does_what_the_simulator_says(tmp_path: Path, session: Path, style: CallStyle, kind: Kind) -> None:
     served, simulated, said = both(tmp_path, session, style, kind)
@@ -147,6 +148,7 @@ def test_the_device_does_not_wait_for_launches_where_pairs_of_tokens_are_known_b
     assert found < without / 0.95
 
 
+@pytest.mark.usefixtures("indexed")
 @pytest.mark.thorough
 def test_what_is_copied_is_drafted_by_a_gate_that_measures(tmp_path: Path) -> None:
     line = "def value(read, field, index): return read(field, index * index)\n"

@@ -150,6 +150,7 @@ def test_what_it_can_do_is_told(seeing: Seeing) -> None:
     assert card["capabilities"]["vision"] is True and card["capabilities"]["images"] == "shown"
 
 
+@pytest.mark.thorough
 def test_the_corpus(seeing: Seeing) -> None:
     """Every bad or odd image has its status, and the server answers the next request."""
     server = seeing("qwen3_vl")

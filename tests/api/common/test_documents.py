@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,29 +92,33 @@ def test_a_file_is_read_once_and_the_child_serves_the_next_one(monkeypatch: pyte
     assert "other" in pdf_text(sent(pdf(words("other"))), None, "p") and decoder.pid == pid
 
 
-BOMB = pdf(b"BT /F 12 Tf " + b"(xxxxxxxx) Tj " * 20_000_000 + b"ET", packed=True)
 LOOP = b"%PDF-1.4\n1 0 obj << /Type /Catalog /Pages 2 0 R >> endobj\n"
 LOOP += b"2 0 obj << /Type /Pages /Kids [2 0 R] /Count 1 >> endobj\n"
 LOOP += b"trailer << /Root 1 0 R /Size 3 >>\nstartxref\n0\n%%EOF\n"
 
 
+def bomb() -> bytes:
+    """Made in its test: it takes seconds, and each worker collects this file."""
+    return pdf(b"BT /F 12 Tf " + b"(xxxxxxxx) Tj " * 20_000_000 + b"ET", packed=True)
+
+
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("made", "why"),
     [
-        (b"not a PDF at all", "does not begin as one"),
-        (b"%PDF-1.4", "damaged"),
-        (pdf(b""), "no text in it"),
-        (pdf(*[b""] * 501), "501 pages"),
-        (pdf(words("x"))[:200], "."),
-        (LOOP, "."),
-        (BOMB, "."),
-        (b"%PDF-" + bytes(MOST_BYTES), "are read at most"),
+        (lambda: b"not a PDF at all", "does not begin as one"),
+        (lambda: b"%PDF-1.4", "damaged"),
+        (lambda: pdf(b""), "no text in it"),
+        (lambda: pdf(*[b""] * 501), "501 pages"),
+        (lambda: pdf(words("x"))[:200], "."),
+        (lambda: LOOP, "."),
+        (bomb, "."),
+        (lambda: b"%PDF-" + bytes(MOST_BYTES), "are read at most"),
     ],
     ids=["no PDF", "nothing", "no text", "pages", "cut", "loop", "bomb", "bytes"],
 )
-def test_a_hostile_file_ends_with_a_sentence_and_the_next_one_is_read(data: bytes, why: str) -> None:
+def test_a_hostile_file_ends_with_a_sentence_and_the_next_one_is_read(made: Callable[[], bytes], why: str) -> None:
     with pytest.raises(BadRequest, match=why) as caught:
-        pdf_text(sent(data), "x.pdf", "messages[0].content[1]")
+        pdf_text(sent(made()), "x.pdf", "messages[0].content[1]")
     assert caught.value.message.startswith("messages[0].content[1]: this PDF cannot be shown: ")
     assert "pages as images" in caught.value.message and caught.value.param == "messages[0].content[1]"
     assert "fine" in pdf_text(sent(pdf(words("fine"))), "x.pdf", "p")

@@ -16,6 +16,7 @@ from start_llm.api.server import ApiServer
 from start_llm.core.errors import StartLLMError
 from tests.api.conftest import Raw
 from tests.api.fakes import FakeService
+from tests.kinds import rounds
 
 Connect = Callable[[ApiServer], Raw]
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}).encode()
@@ -218,7 +219,7 @@ REQUESTS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=rounds(400), deadline=None)
 @given(REQUESTS, st.data())
 def test_what_is_read_is_what_h11_reads(raw: bytes, data: st.DataObject) -> None:
     try:
@@ -233,7 +234,7 @@ def test_what_is_read_is_what_h11_reads(raw: bytes, data: st.DataObject) -> None
         assert (name.encode(), value.encode("latin-1").lower()) in others
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(200), deadline=None)
 @given(st.binary(max_size=200), st.data())
 def test_any_cut_of_a_sound_request_reads_the_same(body: bytes, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 50), max_size=5))
@@ -247,7 +248,7 @@ def test_any_cut_of_a_sound_request_reads_the_same(body: bytes, data: st.DataObj
     assert (head.method, head.length, read, rest) == ("POST", None, body, b"rest")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300), deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(noise: bytes) -> None:
     for raw in (noise, POST + HOST + noise, CHUNKED + noise):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from start_llm.engine.decode.gate import MOST_WIDE, WIDTHS, PassCosts
+from tests.kinds import rounds
 
 Truth = Callable[[int, int], float]
 CONTEXTS = (0, 64, 4096, 31_611, 41_218, 100_000, 200_000)
@@ -165,7 +166,7 @@ passes = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(st.lists(passes, max_size=60))
 def test_whatever_a_clock_says_wide_passes_cost_more_and_no_more_than_their_tokens(
     seen: list[tuple[int, int, float]],

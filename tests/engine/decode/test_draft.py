@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.prompt import image_ids
 from start_llm.engine.decode.draft import LEAST_MATCH, LONGEST_MATCH, SuffixIndex
+from tests.kinds import rounds
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -32,7 +33,7 @@ def longest_match(texts: list[list[int]]) -> tuple[int, set[int]]:
 
 
 @given(st.lists(TOKENS, max_size=3), TOKENS, TOKENS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 def test_the_longest_match_is_proposed_however_the_row_came_about(
     others: list[list[int]], prompt: list[int], said: list[int]
 ) -> None:

@@ -82,7 +82,7 @@ def assert_same(one: Said, model: HeadedModel, tolerance: float = 2e-4) -> None:
             np.testing.assert_allclose(np.array(x), np.array(y), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("label", ["greedy", "seeded"])
+@pytest.mark.parametrize("label", [pytest.param("greedy", marks=pytest.mark.thorough), "seeded"])
 def test_a_vision_model_says_the_same_with_copies_and_with_a_head(label: str) -> None:
     plain = VisionModel(vision_zoo.make("qwen3_5"))
     expected = reference(plain, SAMPLINGS[label], 24)

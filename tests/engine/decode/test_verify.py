@@ -36,6 +36,7 @@ from start_llm.engine.decode.verify import SingleRow
 from start_llm.kvcache.kinds import leaves
 from tests.engine.fakes import new_row
 from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
+from tests.kinds import rounds
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
 SAMPLINGS = {
@@ -312,7 +313,7 @@ def check_run(name: str, label: str, seed: int, steps: int, count: int, ends: in
 
 
 @ANYWHERE
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=rounds(120), deadline=None)
 @pytest.mark.thorough
 def test_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
     check_run(**run)
@@ -320,7 +321,7 @@ def test_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
 
 @pytest.mark.slow
 @ANYWHERE
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300), deadline=None)
 def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
     check_run(**run)
 

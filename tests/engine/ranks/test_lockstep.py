@@ -34,6 +34,7 @@ from start_llm.kvcache import evict, resident, sessions
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import FixedMemory
+from tests.kinds import rounds
 from tests.oracle import Oracle, build_oracle
 
 KEY = b"k" * 32
@@ -140,7 +141,7 @@ def test_a_follower_does_the_same(
     ranks = FollowerGroup(1, ends[1], ["", ""], 600)
     ranks._thread = threading.get_ident()
     leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
-    play(leader, 30)
+    play(leader, rounds(30))
     log.write("stop")
     passes = _passes(oracle)
     for module in (evict, resident, sessions):  # objects lie elsewhere in another process, in another order

@@ -281,10 +281,15 @@ SMALL = (("TYPICAL_ANSWER", 4), ("LEAST_ANSWER", 4), ("GROWTH", 4))
 
 
 @pytest.mark.parametrize(
-    ("name", "way", "drafted"), [("llama", "seeded", False), ("llama", "greedy", True), ("qwen3_next", "seeded", True)]
+    ("name", "way", "drafted"),
+    [
+        pytest.param("llama", "seeded", False, marks=pytest.mark.thorough),
+        ("llama", "greedy", True),
+        ("qwen3_next", "seeded", True),
+    ],
 )
 def test_a_row_that_decodes_alone_is_paused(
-    name: str, way: str, drafted: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, drafted: bool, indexed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is younger than a long prompt that is still on its way, and has begun to decode before that."""
     for setting, tokens in SMALL:

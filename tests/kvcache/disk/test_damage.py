@@ -10,6 +10,7 @@ import pytest
 
 from start_llm.kvcache.store import KVStore
 from tests.files.damage import damage_somewhere
+from tests.kinds import rounds
 from tests.kvcache.disk.test_paging import store_on
 from tests.kvcache.test_store import put, restored, run
 from tests.kvcache.tiny import read_known
@@ -68,7 +69,9 @@ def survives(whole: Path, folder: Path, chance: random.Random, hybrid: bool) -> 
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-@pytest.mark.parametrize("count", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "count", [rounds(8, 3), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
 def test_random_damages(tmp_path: Path, hybrid: bool, count: int) -> None:
     prepared(tmp_path / "whole", hybrid)
     chance = random.Random(7)

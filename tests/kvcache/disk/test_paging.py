@@ -13,6 +13,7 @@ from start_llm.kvcache.disk import paging
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.kinds import rounds
 from tests.kvcache import tiny
 from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run, store_of
 from tests.memory_folder import memory_folder
@@ -276,7 +277,7 @@ small = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 operations = st.lists(st.tuples(st.sampled_from(["put", "extend", "find", "restart"]), small), max_size=15)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=rounds(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations, st.booleans(), st.sampled_from([20, 10_000]))
 def test_nothing_is_lost_or_mixed_up(steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int) -> None:
     with memory_folder() as folder:
