@@ -15,7 +15,7 @@ from start_llm.core.work import Submit
 URGENT_TOKENS = 2048  # of a prompt that are to be computed
 URGENT_ANSWER = 1024  # tokens of an answer, where a client says by that number that it wants little
 URGENT_SHARE = 0.4  # of the time of prompts and questions together
-_AT_ONCE = 4.0  # seconds that questions may take before that counts
+_AT_ONCE = 7.0  # seconds that questions may take before that counts: three that come together
 _EXPECTED = 600.0  # seconds after a question in which another one may come
 
 

@@ -60,6 +60,19 @@ def test_a_question_is_answered_before_the_long_prompt_goes_on(scheduler: Schedu
     assert set(runner.order[:-1]) == {FIRST + 1}, "at most the chunk beside its first token is the long one's"
 
 
+def test_three_questions_that_come_together_wait_for_one_another_only(
+    scheduler: Scheduler, runner: OrderedRunner
+) -> None:
+    """The long prompt does not have its share first."""
+    runner.token = 0.0017
+    asked = [question(number) for number in range(3)]
+    for work, _ in asked:
+        scheduler.add(work)
+    while not all(sink.tokens for _, sink in asked):
+        scheduler.step()
+    assert min(runner.order[:-1]) >= FIRST
+
+
 @pytest.mark.parametrize(
     ("tokens", "max_tokens", "one_shot", "goes_first"),
     [
