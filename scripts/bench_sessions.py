@@ -188,7 +188,7 @@ class Device:
 
 @dataclass
 class Score:
-    """What one policy did. Tokens; `written`: bytes of a real model's KV."""
+    """What one policy did. Tokens; `written`: bytes of a real model's KV; `arrays`: the most that KV was in."""
 
     policy: str
     prompt: int = 0
@@ -197,6 +197,7 @@ class Score:
     from_memory: int = 0
     from_disk: int = 0
     written: int = 0
+    arrays: int = 0
     waits: list[float] = field(default_factory=list)
     excess: Counter[str] = field(default_factory=Counter)
 
@@ -233,20 +234,20 @@ class Score:
 class TinyModel:
     """Its KV takes a few bytes a token. What is in it does not matter."""
 
-    def __init__(self, state_tokens: int) -> None:
-        """`state_tokens`: the recurrent state takes as much as the KV of so many tokens; 0: there is none."""
-        self._state = state_tokens * TOKEN_BYTES // 2
+    def __init__(self, state_tokens: int, arrays: int = 1) -> None:
+        """`state_tokens`: a state, of so many `arrays`, takes as much as the KV of so many tokens; 0: there is none."""
+        self._state, self._arrays = state_tokens * TOKEN_BYTES // 2 // arrays, arrays
         self.kit = LayerKit(self._empty)
 
     def _empty(self) -> list[Any]:
-        return [KVCache(), *([ArraysCache(1)] if self._state else [])]
+        return [KVCache(), *([ArraysCache(self._arrays)] if self._state else [])]
 
     def prefill(self, cache: list[Any], length: int) -> None:
         """Continues caches up to so many tokens."""
         keys = mx.zeros((1, 1, length - cache[0].offset, 1), mx.float16)
         cache[0].update_and_fetch(keys, keys)
-        if self._state:
-            cache[1][0] = mx.zeros((1, self._state), mx.float16)
+        for number in range(self._arrays if self._state else 0):
+            cache[1][number] = mx.zeros((1, self._state), mx.float16)
 
 
 class CountingTier(DiskTier):
@@ -267,16 +268,16 @@ def replay_ours(
     state_tokens: int,
     folder: Path | None,
     restart: bool = False,
+    arrays: tuple[int, int] = (1, 0),
 ) -> list[Score]:
     """The real store, as the engine calls it: look up, lend, pause for checkpoints, store at the end, take back.
 
     With `restart` the store is closed half-way and opened anew; the second score is that of the turns that each
-    conversation of before continues with.
+    conversation of before continues with. `arrays`: of a state, and the most in memory.
     """
-    name = "start_llm + disk" if folder is not None else "start_llm"
-    score, resumed = Score(name), Score("next turns after a restart")
-    model, now, written = TinyModel(state_tokens), 0.0, 0
-    config = StoreConfig((budget or 1 << 40) * TOKEN_BYTES)
+    score, resumed = Score("start_llm" + " + disk" * (folder is not None)), Score("next turns after a restart")
+    model, now, written = TinyModel(state_tokens, arrays[0]), 0.0, 0
+    config = StoreConfig((budget or 1 << 40) * TOKEN_BYTES, most_arrays=arrays[1])
 
     def opened() -> tuple[KVStore, CountingTier | None]:
         disk = CountingTier(folder, "bench", 1 << 50) if folder is not None else None
@@ -310,6 +311,7 @@ def replay_ours(
         model.prefill(found.cache, len(tokens))
         store.put(prompt.tokens, found.cache, replace(about, calls=request.calls))
         store.take_back(found.cache)
+        score.arrays = max(score.arrays, store.resident.arrays)
         if disk is not None:
             store.disk.flush()
         mx.clear_cache()
@@ -459,9 +461,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 3, 8], help="sessions at once")
-    parser.add_argument(
-        "--budgets", type=int, nargs="+", default=[262144, 524288, 1048576, 0], help="tokens; 0: no limit"
-    )
+    parser.add_argument("--budgets", type=int, nargs="+", default=[262144, 524288, 1048576, 0], help="tokens; 0: all")
     parser.add_argument("--hybrid", action="store_true", help="a model with recurrent state")
     parser.add_argument("--state-tokens", type=int, default=1024, help="its size, in tokens of KV")
     parser.add_argument("--restart", action="store_true", help="with disk: start the server again half-way")
