@@ -21,6 +21,7 @@ from start_llm.launch.chat import Answer, ask
 from start_llm.launch.conversation import Message
 from start_llm.models.device import inspect_device
 from start_llm.models.loader import accelerator
+from start_llm.models.probe_table import PROBES
 
 WORDS = (
     "the server reads a file and tells which line of it holds the name that was asked for in the last turn red green "
@@ -90,7 +91,7 @@ def own_server(settings: Settings, folder: Path, **changes: object) -> Iterator[
     """
     cache = folder / "cache"
     cache.mkdir(exist_ok=True)
-    for name in ("models", "models.sqlite3"):
+    for name in ("models", PROBES):
         if (settings.cache_dir / name).exists() and not (cache / name).exists():
             (cache / name).symlink_to((settings.cache_dir / name).absolute())
     own = {"mlx_port": 0, "proxy": "off", "start_llm_cache_dir": cache, "kv_disk_dir": "off", "audit_days": 0.0}

@@ -34,7 +34,7 @@ from start_llm.models.catalog import (
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.overrides import EDITED, FOLDER, SAMPLING, write_overrides
-from start_llm.models.probe_table import FILE, probe_key, read_probe
+from start_llm.models.probe_table import PROBES, probe_key, read_probe
 from start_llm.models.recommended import full_name, published_head
 
 GB = 1e9
@@ -50,8 +50,8 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         near = _similar(settings, asked)
         print(f"{asked} is not on this disk; `{program()} models` lists what is.{near}", file=sys.stderr)
         return 1
-    results = home() / settings.cache_dir / FILE  # what the model's last load found out, if it was ever loaded here
-    probe = read_probe(results, probe_key(fingerprint(folder))) if results.exists() else None
+    # What the model's last load found out, if it was ever loaded here.
+    probe = read_probe(home() / settings.cache_dir / PROBES, probe_key(fingerprint(folder)))
     try:
         known, makers = read_capabilities(settings, home() / FOLDER, source, folder)
     except (NotSupported, OSError, ValueError) as error:

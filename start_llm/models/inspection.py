@@ -28,7 +28,7 @@ from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.checkpoint import CheckpointError, check_source, library_of, read_config
 from start_llm.models.fingerprint import stamps_of, tokenizer_key
-from start_llm.models.probe_table import FILE, decode, keep_probe, probe_key, read_probe
+from start_llm.models.probe_table import PROBES, decode, keep_probe, probe_key, read_probe
 
 MOST_BYTES = 4 << 30
 """Of memory that the child may have; without weights a model takes a tenth of that."""
@@ -54,12 +54,12 @@ def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult |
         return None
     vision = settings.vision != "off" and settings.kv_bits is None
     read = f"inspected {vision} {tokenizer_key(folder)} {sorted(stamps_of(folder))}"  # all that the child reads
-    table, key = settings.cache_dir / FILE, probe_key(read)
+    table, key = settings.cache_dir / PROBES, probe_key(read)
     known = read_probe(table, key)
     if known is None:
         known = _inspect(source, folder, vision, MOST_SECONDS)
         if known is not None:
-            keep_probe(table, key, source, known)
+            keep_probe(table, key, known)
     return known
 
 

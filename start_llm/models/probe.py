@@ -13,7 +13,7 @@ from start_llm.models.background import Say, in_background
 from start_llm.models.capabilities import DecodingCheck, ProbeResult
 from start_llm.models.loader import LoadedModel
 from start_llm.models.overrides import LEAST_CONTEXT
-from start_llm.models.probe_table import FILE, keep_probe, probe_key, read_probe
+from start_llm.models.probe_table import PROBES, keep_probe, probe_key, read_probe
 from start_llm.models.tool_probe import ExpectedStyle, Generate, ToolCallProbe, probe_tool_calls
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
@@ -34,7 +34,7 @@ def probe_model(
     `generate`: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off). `say` gets a line about a model
     that was asked for the first time.
     """
-    path, key = settings.cache_dir / FILE, probe_key(loaded.files)
+    path, key = settings.cache_dir / PROBES, probe_key(loaded.files)
     known = yield from in_background(lambda: read_probe(path, key))
     result = known
     if result is None or (generate is not None and result.trial.outcome == "open"):
@@ -49,7 +49,7 @@ def probe_model(
         result = replace(result, decoding=(yield from check()))
     if result != known:
         found = result
-        yield from in_background(lambda: keep_probe(path, key, loaded.name, found))
+        yield from in_background(lambda: keep_probe(path, key, found))
     probed = replace(loaded, capabilities=loaded.capabilities.with_probe(result))
     for topic, line in probed.capabilities.report():
         if topic == "thinking":

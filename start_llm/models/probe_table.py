@@ -1,38 +1,35 @@
-"""Keeps what was found out about checkpoints, in one SQLite file. Knows no MLX, and finds nothing out; any thread.
+"""Keeps what was found out about checkpoints, a file for each. Knows no MLX, and finds nothing out; any thread.
 
-A row stands for a checkpoint's files, the libraries that load and render it, and the version of this way of finding
-out. A damaged file or row is dropped, and the model is probed again.
+A file's name stands for the checkpoint's files, the libraries that load and render it, and the version of this way of
+finding out. What cannot be read is found out again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+import logging
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
+from start_llm.files.atomic import write_atomic
 from start_llm.models.capabilities import ProbeResult
 
-FILE = "models.sqlite3"
+PROBES = "probes"
+"""The folder of these files in START_LLM_CACHE_DIR."""
 PROBE_VERSION = 5
 """Raise it when finding out changes: every model is then probed again."""
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers", "jinja2")
-_SCHEMA = """
-CREATE TABLE models (
-    key TEXT PRIMARY KEY, name TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL, sum TEXT NOT NULL)
-"""
-_MOST_ROWS = 400
+_MOST_FILES = 400
 _RECORD = TypeAdapter(ProbeResult)
+
+log = logging.getLogger(__name__)
 
 
 def probe_key(files: str) -> str:
-    """The row of a checkpoint. `files`: `fingerprint.fingerprint` of its folder."""
+    """The name of a checkpoint's file. `files`: `fingerprint.fingerprint` of its folder."""
     digest = hashlib.sha256(f"{PROBE_VERSION} {files}".encode())
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -40,38 +37,26 @@ def probe_key(files: str) -> str:
     return digest.hexdigest()
 
 
-def read_probe(path: Path, key: str) -> ProbeResult | None:
-    """What an earlier load found out. ``None``: nothing, or the file cannot be read now. Any thread."""
-
-    def read(connection: sqlite3.Connection) -> ProbeResult | None:
-        row = connection.execute("SELECT record, sum FROM models WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        record, checksum = row
-        if not isinstance(record, str) or _checksum(key, record) != checksum:
-            raise Damaged("a row is not what was written")
-        return decode(record)
-
-    return _run(path, read)
+def read_probe(folder: Path, key: str) -> ProbeResult | None:
+    """What an earlier load found out. ``None``: nothing, or the file cannot be read."""
+    try:
+        return decode((folder / f"{key}.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("what a model can do is found out again, %s/%s.json cannot be read: %s", folder, key, error)
+        return None
 
 
-def keep_probe(path: Path, key: str, name: str, result: ProbeResult) -> None:
-    """A file that cannot be written now is logged once. Any thread."""
-    record = encode(result)
-    values = (key, name, time.time(), record, _checksum(key, record))
-
-    def write(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT OR REPLACE INTO models (key, name, at, record, sum) VALUES (?, ?, ?, ?, ?)", values)
-        newest = "SELECT key FROM models ORDER BY at DESC LIMIT ?"
-        connection.execute(f"DELETE FROM models WHERE key NOT IN ({newest})", (_MOST_ROWS,))
-
-    _run(path, write)
-
-
-def _run[T](path: Path, work: Callable[[sqlite3.Connection], T]) -> T | None:
-    with closing(CacheDatabase(path, _SCHEMA, 1, what="what models can do")) as database, suppress(FileUnavailable):
-        return database.run(work)
-    return None
+def keep_probe(folder: Path, key: str, result: ProbeResult) -> None:
+    """Where it cannot be written, that is logged."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(folder / f"{key}.json", encode(result))
+        for old in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_FILES]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("what a model can do cannot be kept in %s: %s", folder, error)
 
 
 def encode(result: ProbeResult) -> str:
@@ -79,12 +64,5 @@ def encode(result: ProbeResult) -> str:
 
 
 def decode(record: str) -> ProbeResult:
-    """Raises Damaged."""
-    try:
-        return _RECORD.validate_json(record)
-    except ValidationError as error:
-        raise Damaged("a row cannot be read") from error
-
-
-def _checksum(key: str, record: str) -> str:
-    return hashlib.sha256(f"{key} {record}".encode()).hexdigest()
+    """Raises ValueError."""
+    return _RECORD.validate_json(record)

@@ -22,7 +22,7 @@ from start_llm.models.inspection import _inspect as inspect_in_child
 from start_llm.models.inspection import _start as start_child
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import load_model
-from start_llm.models.probe_table import FILE
+from start_llm.models.probe_table import PROBES
 from tests.models.forked import Forked
 from tests.models.lora import build_base
 
@@ -80,7 +80,7 @@ def test_a_sound_folder_is_inspected_once_and_what_is_found_is_used(
 ) -> None:
     monkeypatch.setattr(inspection, "_start", start_child)
     first, second = load(folder), load(folder)
-    assert children == [str(folder)] and (folder.parent / "cache" / FILE).exists()
+    assert children == [str(folder)] and list((folder.parent / "cache" / PROBES).glob("*.json"))
     assert first.capabilities.traits is not None and first.capabilities.traits.tools
     assert second.capabilities.facts == first.capabilities.facts
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
