@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from start_llm.kvcache.layers import LayerKit
@@ -47,24 +48,22 @@ class LentRows:
         if path and path[-1].end > length:
             path = [*path[:-1], self._resident.tree.split(path[-1], length - path[-1].start)]
         moved = self._movable(path)
-        row = _whole_row(moved) if len(moved) == len(path) else None
-        done = False
-        try:
+        rows = {segment.rows.row if isinstance(segment.rows, Run) else None for segment in moved}
+        row = rows.pop() if len(moved) == len(path) and len(rows) == 1 else None  # all of the path lies in it
+        with ExitStack() as failed:
+            failed.callback(self._resident.drop_subtrees, moved)
             if row is not None:
                 cache, copied = self._kit.adopt(*row.lend(), checkpoint, length)
                 row.lent_to = cache
             else:
-                rows = [segment.rows for segment in path if segment.rows is not None]
-                cache, copied = self._kit.build(rows, checkpoint, length, spare, _freeing(moved))
+                runs = [segment.rows for segment in path if segment.rows is not None]
+                cache, copied = self._kit.build(runs, checkpoint, length, spare, _freeing(moved))
                 row = RowKV(self._kit, cache)
                 row.measure()
             for segment in moved:
                 self._resident.hold(segment, Run(row, segment.start, segment.length))
             self._rows[id(cache)] = row
-            done = True
-        finally:
-            if not done:
-                self._resident.drop_subtrees(moved)
+            failed.pop_all()
         return cache, copied
 
     def fill_from(self, segment: Segment, cache: Sequence[Any]) -> None:
@@ -93,16 +92,14 @@ class LentRows:
         row = self._rows.pop(id(cache), None)
         if row is None:
             return
-        segments, done = self._resident.runs_of(row), False
-        try:
+        segments = self._resident.runs_of(row)
+        with ExitStack() as lost:
+            lost.callback(row.clear)
+            lost.callback(self._resident.drop_subtrees, segments)
             if valid and segments and row.reader is None:
                 row.rest(max(segment.end for segment in segments))
                 self._resident.count_at_rest(row)
-                done = True
-        finally:
-            if not done:
-                self._resident.drop_subtrees(segments)
-                row.clear()
+                lost.pop_all()
         self._resident.tidy()
 
     def _movable(self, path: Sequence[Segment]) -> list[Segment]:
@@ -119,12 +116,6 @@ class LentRows:
                 others = [segment for segment in self._resident.runs_of(row) if segment not in path]
                 self._resident.copy_out(others, lambda layer: None)
         return [s for s in path if not isinstance(s.rows, Run) or s.rows.row.tokens == tokens[s.rows.row]]
-
-
-def _whole_row(path: Sequence[Segment]) -> RowKV | None:
-    """The row that all of these are runs of."""
-    rows = {segment.rows.row if isinstance(segment.rows, Run) else None for segment in path}
-    return rows.pop() if len(rows) == 1 else None
 
 
 def _freeing(segments: Sequence[Segment]) -> Callable[[int], None]:

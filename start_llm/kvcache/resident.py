@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
@@ -157,13 +158,11 @@ class ResidentKV:
     def tidy(self) -> None:
         """Frees what segments that have gone leave in rows at rest: those that stay get buffers of their own."""
         for row in list(self._oversized):
-            segments, done = self.runs_of(row), False
-            try:
+            segments = self.runs_of(row)
+            with ExitStack() as failed:
+                failed.callback(self.drop_subtrees, segments)
                 self.copy_out(segments, row.free_layer)
-                done = True
-            finally:
-                if not done:
-                    self.drop_subtrees(segments)
+                failed.pop_all()
 
     def drop_subtrees(self, segments: Sequence[Segment]) -> None:
         """The KV of these segments is lost: they and all below them become ghosts."""

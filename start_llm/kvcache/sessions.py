@@ -145,23 +145,14 @@ class Sessions:
     def protection(self, now: float, budget_bytes: int) -> dict[int, Strength]:
         """For the deepest segment of each protected end that holds KV (by `id`): how strongly, greater is stronger.
 
-        The weakest is the conversation that is least likely to come back soon (`pauses`); of two that are equally
-        likely, the longest unused. Behind an answer that calls tools a client comes back by itself, behind a final
-        answer a person does: so each kind of pause is judged by pauses of its kind. One that waits for conversations
-        that it began will come back for sure: up to `_RESERVED_SHARE` of the budget is reserved for such ones, the
-        eldest first, so that a dozen sub-agents do not push out the one that called them. (By `bench_sessions.py`
-        reserving room for all in progress costs more than it saves.)
-
-        A conversation that began anew from an earlier place, as agents do when they sum up a long history, seldom goes
-        back to where it was: such an end is weaker than the newest end of any other. One that was seen to go back may
-        be several that share a name: then each end counts by its own silence.
+        The reasons stand in docs/kvcache.md. A conversation that was seen to go back to an earlier end may be several
+        that share a name: then each end counts by its own silence.
         """
         strengths: dict[int, Strength] = {}
         silences = {
             final: sorted(now - session.used for _, session in self._known.items() if (session.calls is False) is final)
             for final in (False, True)
         }
-
         reserved = self._reserved(now, int(budget_bytes * _RESERVED_SHARE))
         for session in self._live(now):
             for end in session.ends:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 from zlib import crc32
 
@@ -37,14 +38,7 @@ from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
-from start_llm.kvcache.types import (
-    Checkpoint,
-    Restored,
-    RestorePlan,
-    StoreConfig,
-    StoredEnd,
-    Unstorable,
-)
+from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, StoredEnd, Unstorable
 
 __all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
 
@@ -142,14 +136,11 @@ class KVStore:
             self._restored(copied)
             return Restored(cache, length, copied)
         cache, copied = self.lent_rows.lend(path, checkpoint, length, spare)
-        done = False
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.lent_rows.take_back, cache)  # the caller never gets these caches
             self._kit.make_room(cache, spare)
             self._restored(copied)
-            done = True
-        finally:
-            if not done:  # the caller never gets these caches
-                self.lent_rows.take_back(cache)
+            failed.pop_all()
         return Restored(cache, length, copied)
 
     def _restored(self, copied: int) -> None:
@@ -214,13 +205,15 @@ class KVStore:
         resident = self.resident
         want_state = about.checkpoint and not self._kit.cuttable
         match = resident.tree.walk(tokens)
-        if not want_state and _is_inside(tokens, match):
+        if not want_state and match.length == len(tokens) and match.parted and match.path[-1].rows is not None:
             # A prefix of what is there, and nothing to attach at its end: no reason to divide a segment.
             resident.use(match.path, self._clock())
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
-        _check_joins(self._kit, tokens, match, cache)
+        filled = [segment.rows for segment in match.path if segment.rows is not None]
+        if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
+            self._kit.check_joins(filled[-1], cache)
         path = resident.tree.extend(tokens)
         resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
@@ -318,18 +311,6 @@ class KVStore:
         """Writes what is still to be written and lets go of everything."""
         self.disk.close()
         self.clear()
-
-
-def _is_inside(tokens: Tokens, match: PrefixMatch) -> bool:
-    """Whether `tokens` end inside a segment that has its rows."""
-    return match.length == len(tokens) and match.parted and match.path[-1].rows is not None
-
-
-def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:
-    """Unstorable: rows of `cache` that are missing cannot stand behind those that are there."""
-    filled = [segment.rows for segment in match.path if segment.rows is not None]
-    if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
-        kit.check_joins(filled[-1], cache)
 
 
 def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> Checkpoint | None:
