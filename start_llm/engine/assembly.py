@@ -27,6 +27,7 @@ from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import LanguageAlone, VisionModel
+from start_llm.files.lru import Lru
 from start_llm.host.home import command
 from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVListener
@@ -43,13 +44,20 @@ from start_llm.models.room import Weights
 from start_llm.models.stepwise import bytes_of
 from start_llm.models.tokenizer import read_tokenizer
 
+_TOKENIZERS_KEPT = 2  # beside those in use
+
 
 class Vocabularies:
-    """Tokenizers and what grammars need of them, once for all loaded models with the same files. Any thread."""
+    """Tokenizers and what grammars need of them, once for all loaded models with the same files. Any thread.
+
+    The last ones stay though their models were unloaded: to read one with 250,000 tokens takes seconds, most of them
+    with Python's lock held.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[str, Grammars] = WeakValueDictionary()
+        self._last: Lru[str, Grammars] = Lru(_TOKENIZERS_KEPT)
 
     def of(self, folder: Path, wrapper: Any = None) -> Grammars:
         """`wrapper`: the tokenizer, if it was read from this folder already. Raises what `read_tokenizer` raises."""
@@ -61,6 +69,7 @@ class Vocabularies:
             found = Grammars(wrapper, wrapper.eos_token_ids)
         with self._lock:
             self._held[key] = found
+        self._last.put(key, found)
         return found
 
 

@@ -39,14 +39,17 @@ def test_the_same_files_are_read_once(tmp_path: Path, reads: list[Path]) -> None
     assert changed is not first and changed.wrapper.chat_template == "{{ messages }}"
 
 
-def test_those_are_kept_that_are_in_use(tmp_path: Path, reads: list[Path]) -> None:
-    one, other, kept = make_large(tmp_path / "one", 500), make_large(tmp_path / "other", 501), Vocabularies()
-    used = kept.of(one)
-    kept.of(other)
-    gc.collect()
-    assert kept.of(one) is used, "a model holds it"
-    kept.of(other)
-    assert reads == [one, other, other], "nobody holds it"
+def test_those_are_kept_that_are_in_use_and_the_last_two(tmp_path: Path, reads: list[Path]) -> None:
+    used, *others = [make_large(tmp_path / str(count), count) for count in (500, 501, 502, 503)]
+    kept = Vocabularies()
+    held = kept.of(used)
+    for folder in (*others, *others[1:]):
+        kept.of(folder)
+        gc.collect()
+    assert reads == [used, *others], "a model that comes back within two others is not read again"
+    kept.of(others[0])
+    assert reads == [used, *others, others[0]], "nobody holds it"
+    assert kept.of(used) is held, "a model holds it"
 
 
 def test_a_tokenizer_that_was_read_already_is_taken(tmp_path: Path, reads: list[Path]) -> None:
