@@ -37,8 +37,7 @@ LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
 """Half the sum of the differences of all probabilities, 0 to 1: what is allowed at least, and at most."""
 _NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01 in half precision
 
-_LEAST_CHUNK, _MOST_CHUNK = 16, 256  # tokens of a prompt in one pass
-STEP_SECONDS = 0.05  # about how long a chunk of the prompt takes: other models wait for it
+_CHUNK, _MOST_CHUNK = 32, 256  # tokens in one pass: of a question, for which other models wait; of other texts
 
 
 def asker(settings: Settings, loaded: LoadedModel) -> Generate | None:
@@ -78,18 +77,13 @@ def greedy(
     began = clock()
     cache = make_prompt_cache(model)
     waiting = list(tokens)
-    size = _LEAST_CHUNK
     while len(waiting) > 1:
-        chunk = waiting[: min(size, len(waiting) - 1)]
-        start = clock()
+        chunk = waiting[: min(_CHUNK, len(waiting) - 1)]
         model(mx.array(chunk)[None], cache=cache)
         eval_cache(cache)
-        now = clock()
         del waiting[: len(chunk)]
-        if (now - began) * len(tokens) > seconds * (len(tokens) - len(waiting)):
+        if (clock() - began) * len(tokens) > seconds * (len(tokens) - len(waiting)):
             raise TooSlow
-        quick = int(len(chunk) * STEP_SECONDS / max(now - start, 1e-6))
-        size = min(_MOST_CHUNK, 4 * size, max(_LEAST_CHUNK, quick))
         yield None
     for _ in range(most):
         logits = model(mx.array(waiting)[None], cache=cache)

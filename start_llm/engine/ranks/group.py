@@ -19,6 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NoReturn
 
@@ -26,7 +27,6 @@ import mlx.core as mx
 
 from start_llm.core.errors import NotSupported
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.files.lru import Lru
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
 """Of a model's configuration: what each rank has an equal part of."""
@@ -52,7 +52,7 @@ class RankGroup(Ranks, ABC):
         self.least_usable = 0
         self._thread = 0
         self._group: Any = None
-        self._samplers: Lru[Any, Callable[[Any], Any]] = Lru(MOST_SAMPLERS)
+        self._shared_sampler = lru_cache(MOST_SAMPLERS)(lambda sampler: _LeadersSampler(sampler, self._group))
 
     @abstractmethod
     def agree(self, value: Any) -> Any: ...
@@ -120,11 +120,7 @@ class RankGroup(Ranks, ABC):
     def sampler(self, sampler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if hasattr(sampler, "inner"):  # of one row
             return _LeadersSampler(sampler, self._group)
-        shared = self._samplers.get(sampler)
-        if shared is None:
-            shared = _LeadersSampler(sampler, self._group)
-            self._samplers.put(sampler, shared)
-        return shared
+        return self._shared_sampler(sampler)
 
     def _meet(self) -> None:
         """All ranks have come to here."""

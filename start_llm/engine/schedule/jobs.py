@@ -80,8 +80,8 @@ class Job:
     watched: float | None = None  # clock reading from which the watchdog counts, ``None`` while it does not
     counted: float = 0.0  # seconds that the watchdog has counted before that
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # what decoding it took
-    failures: int = 0  # steps of several rows that failed while this was one of them
-    alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
+    failures: int = 0  # steps that failed outside of any request's own work while this one ran
+    alone: bool = False  # it decodes by itself, because it may be what made a step of several rows fail
     urgent: bool = False  # a small question: see `urgent`
     idle: bool = False  # work for an idle gap: it has no client and yields to everyone
     cancelled: bool = False

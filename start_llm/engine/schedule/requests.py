@@ -13,7 +13,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.sampling import TextDrawing
-from start_llm.engine.schedule.jobs import Decoding, EndReason, Job, Prefilling
+from start_llm.engine.schedule.jobs import Decoding, EndReason, Job, Prefilling, Waiting
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import Prefill, Prompts, trusted
 from start_llm.kvcache.blocks import as_tokens
@@ -131,6 +131,14 @@ class Requests:
         job = self._by_id.get(work_id)
         if job is not None:
             job.cancelled = True
+
+    def may_start(self, job: Job) -> bool:
+        """Whether a waiting job may be admitted: those of a step that failed one after the other."""
+        return not job.alone or not any(other.alone for other in self if not isinstance(other.state, Waiting))
+
+    def may_decode(self, job: Job) -> bool:
+        """Whether a job whose prompt is done may decode: one of a step that failed alone, the others after those."""
+        return not len(self._rows) if job.alone else not any(other.alone for other in self)
 
     @contextmanager
     def failing(self, job: Job) -> Iterator[None]:

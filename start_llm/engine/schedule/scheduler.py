@@ -7,9 +7,10 @@ time, so some steps have no chunk. Prefill is done row by row, so that it can pa
 rows decode together. A request can go back to waiting at any time (*preempt*): what it has generated becomes part of
 its prompt, its KV lies in the store, and it goes on with the token that was next.
 
-What goes wrong with one request ends that request. The collaborators: `requests` (all of them, and how they end),
-`prompts` (those in prefill), `rows` (those that decode), `trials` (a step of several rows failed), `preemption` (memory
-is short), `idle_prefill` (work for the idle gap).
+What goes wrong with one request ends that request. A decode step computes all rows together, so an error in it names
+none: the rows of that step are then decoded one after the other, and the one that fails alone ends. The collaborators:
+`requests` (all of them, and how they end), `prompts` (those in prefill), `rows` (those that decode), `preemption`
+(memory is short), `idle_prefill` (work for the idle gap).
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from start_llm.engine.schedule.preemption import Preemption
 from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, trusted
 from start_llm.engine.schedule.requests import Draw, Requests, Rows
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
-from start_llm.engine.schedule.trials import Trials
 from start_llm.engine.schedule.urgent import is_question
 from start_llm.models.device import PREFILL_BYTES
 
@@ -85,7 +85,6 @@ class Scheduler:
         self._prompts = Prompts(store, self._prefill, limits.join, self.idle_prefill, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
-        self._trials = Trials(self.requests, self._rows)
         self._preemption = Preemption(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
@@ -186,7 +185,7 @@ class Scheduler:
             job = waiting[0]
             if self._prompts.urgent.goes_first:
                 job = next((one for one in waiting if is_question(one.work, one.prefix)), job)
-            if not self._trials.may_start(job):
+            if not self.requests.may_start(job):
                 return
             with self.requests.failing(job):
                 if not self._preemption.admit(job):
@@ -206,8 +205,10 @@ class Scheduler:
             if len(jobs) == 1:
                 self.requests.fail(jobs[0], error)
                 return
-            log.warning("a step of %d rows failed; each is tried alone", len(jobs), exc_info=True)
-            self._trials.begin(jobs, valid=trusted(error))
+            log.warning("a step of %d rows failed; each is decoded alone now", len(jobs), exc_info=True)
+            for job in reversed(jobs):
+                job.alone = True
+                self.requests.put_back(job, valid=trusted(error))
             return
         if rows:
             seconds = self._clock() - began
@@ -228,7 +229,6 @@ class Scheduler:
         if row.finish != "stop":
             job.send(Sampled(row.token, logprob))
         if row.finish is None:
-            self._trials.decoded(job)
             return
         kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
         self.requests.finish(job, row.finish, kv)
@@ -241,7 +241,7 @@ class Scheduler:
             for job in self._prompts.released():
                 with self.requests.failing(job):
                     self._prompts.take_over(job)
-            next_job = self._prompts.next(self._trials.may_decode)
+            next_job = self._prompts.next(self.requests.may_decode)
             if next_job is None:
                 break
             done = 0
@@ -250,7 +250,7 @@ class Scheduler:
             left = min(left, self._prefill.steps.next(at.position, shared=shared, expecting=expecting))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
-                if at.position >= next_job.prefix and self._trials.may_decode(next_job):
+                if at.position >= next_job.prefix and self.requests.may_decode(next_job):
                     self._start_decoding(next_job)
                     if next_job.urgent and not any(job.urgent for job in self._prompts):
                         left = 0  # its first token comes before a chunk of a long prompt

@@ -65,7 +65,7 @@ def test_rows_with_the_same_sampler_are_still_drawn_in_one_call() -> None:
     assert ranks.sampler(unseeded) is ranks.sampler(unseeded) is not ranks.sampler(greedy_sampler)
     for _ in range(MOST_SAMPLERS + 9):
         ranks.sampler(lambda logprobs: logprobs)
-    assert len(ranks._samplers) <= MOST_SAMPLERS
+    assert ranks._shared_sampler.cache_info().currsize <= MOST_SAMPLERS
 
 
 def test_the_next_machine_of_the_ring_must_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
