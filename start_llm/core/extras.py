@@ -30,7 +30,7 @@ EXTRAS = {
     "litellm": Extra("proxy", "The LiteLLM proxy is", ("litellm[proxy]==1.106.2", "openai==2.54.0")),
     "mlx_vlm": Extra(
         "vision",
-        "Reading images, text models that only mlx-vlm has and drafting by a model's head are",
+        "Reading images, text models that only mlx-vlm has, KV_BITS and drafting by a model's head are",
         ("mlx-vlm==0.7.10",),
     ),
     "mlx_audio": Extra("audio", "Speech is", ("mlx-audio==0.6.2",)),

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from start_llm.core.extras import check_installed
 from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
@@ -18,7 +19,6 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.schedule.guarded import GuardedStore
@@ -123,11 +123,15 @@ def end_streams() -> None:
 
 def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None, ranks: Ranks) -> ModelRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
-    quantisation = None
+    quantisation, together = None, True
     if settings.kv_bits is not None:
+        check_installed("mlx_vlm")
+        from start_llm.engine.decode.quantised import Quantisation  # noqa: PLC0415 - takes 2 s, few need it
+
         quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, QUANTISED_FROM)
-        quantisation.check(loaded.model)
-    own = [not loaded.capabilities.decoding.batches, sorted(landmarks_of(loaded)), sorted(call_openers_of(loaded))]
+        together = quantisation.check(loaded.model)
+    together = together and not loaded.capabilities.decoding.batches
+    own = [together, sorted(landmarks_of(loaded)), sorted(call_openers_of(loaded))]
     batches, landmarks, call_openers = ranks.agree(own)
     return ModelRunner(
         loaded.model,

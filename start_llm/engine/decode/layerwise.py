@@ -20,13 +20,18 @@ _BATCHES = {"BatchPoolingCache", "BatchQSAKVCache", "MiniMaxM3BatchKVCache"}
 """Batches of mlx-vlm whose rows have columns."""
 
 
-class Layerwise(BatchKVCache):  # type: ignore[misc]
-    """A plain layer of a batch: `keys`, `values` [rows, heads, tokens, width].
+class Layerwise:
+    """A layer of a batch: `keys`, `values` [rows, heads, tokens, width], or tuples of such arrays (quantised).
 
     The rows end at `_idx` and begin behind their `left_padding`; `offset` is how many tokens each has.
     """
 
     kind = ROWS
+    keys: Any
+    values: Any
+    offset: mx.array
+    left_padding: mx.array
+    _idx: int
 
     def hold(self, layer: Any) -> None:
         """Takes over the arrays of one row's layer, as they are."""
@@ -37,7 +42,7 @@ class Layerwise(BatchKVCache):  # type: ignore[misc]
     def extend(self, other: Any) -> None:
         """Adds the rows of another batch, which is empty then."""
         if self.keys is None or other.keys is None:
-            super().extend(other)
+            super().extend(other)  # type: ignore[misc]
             return
         count, end = self.offset.shape[0], max(self._idx, other._idx)
         first, its_first = end - self._idx, end - other._idx
@@ -63,7 +68,7 @@ class Layerwise(BatchKVCache):  # type: ignore[misc]
         if keep == list(range(len(padding))) and not cut:
             return
         if self.keys is None:
-            super().filter(keep)
+            super().filter(keep)  # type: ignore[misc]
             return
         end = self._idx - cut
         arrays, leaving = self._taken(), [ROWS.arrays(row) for row in self._extracted()]
@@ -83,20 +88,24 @@ class Layerwise(BatchKVCache):  # type: ignore[misc]
     def extract(self, index: int) -> Any:
         """One row's layer, not evaluated. The only row of a batch has the arrays themselves."""
         if self._padding() == [0] and self.keys is not None:
-            row = KVCache()
+            row = self._row()
             row.keys, row.values, row.offset = self.keys, self.values, self._idx
             return row
-        row = super().extract(index)
+        row = super().extract(index)  # type: ignore[misc]
         self._extracted().append(row)
         return row
 
     def read(self, index: int) -> Any:
         """The layer of a row that stays: views of the batch, no copies."""
-        row, first = KVCache(), self._padding()[index]
+        row, first = self._row(), self._padding()[index]
         if self.keys is not None:
             ROWS.put(row, [a[index : index + 1, :, first : self._idx, :] for a in ROWS.arrays(self)])
             row.offset = self._idx - first
         return row
+
+    def _row(self) -> Any:
+        """An empty layer of one row."""
+        return KVCache()
 
     def _padding(self) -> list[int]:
         return cast(list[int], self.left_padding.tolist())
@@ -113,9 +122,17 @@ class Layerwise(BatchKVCache):  # type: ignore[misc]
         return found
 
 
+class _Batch(Layerwise, BatchKVCache):  # type: ignore[misc]
+    """Of plain layers."""
+
+
 def merge_rows(layers: Sequence[Any]) -> Layerwise:
     """The rows' plain layers in one batch. The layers are emptied."""
-    batches = [Layerwise([0]) for _ in layers]
+    return merged([_Batch([0]) for _ in layers], layers)
+
+
+def merged[Batch: Layerwise](batches: Sequence[Batch], layers: Sequence[Any]) -> Batch:
+    """The rows' layers in the first of these empty batches. The layers are emptied."""
     for batch, layer in zip(batches, layers, strict=True):
         batch.hold(layer)
     first, *others = batches

@@ -2,7 +2,8 @@
 
 A row that is alone is decoded by `SingleRow`, on the very cache that it came with, and verifies drafts. Several rows
 are decoded in a batch; two to four of them verify drafts there, too (`together`). If a second row comes, both go into
-the batch; if the last but one leaves, the row that stays comes back. With quantised KV each row is decoded by itself.
+the batch; if the last but one leaves, the row that stays comes back. With quantised KV there are two batches: of rows
+that are still plain, and of those that are quantised. A row changes over between two of its tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, cast
+from typing import TYPE_CHECKING, Any, Concatenate, cast
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
@@ -20,19 +21,22 @@ from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.together import verify_together
 from start_llm.engine.decode.verify import PAUSE, SingleRow
 from start_llm.engine.ranks.interface import Ranks
+
+if TYPE_CHECKING:  # takes seconds to import, and few need it
+    from start_llm.engine.decode.quantised import Quantisation
 
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
 
 @dataclass(slots=True)
 class _InBatch:
-    """A row of the batch: its uid there, and the tokens in its KV."""
+    """Where a row of a batch is: its uid there, and the tokens in its KV."""
 
+    batch: BatchRunner
     uid: int
     length: int
 
@@ -62,7 +66,7 @@ class ModelRunner:
     Args:
         gate: decides about drafts, and learns what passes cost; ``None``: there are no drafts.
         quantisation: of a row's KV, as it grows.
-        batches: several rows are decoded together, unless their KV is quantised; else each by itself, in turn.
+        batches: several rows are decoded together; else each by itself, one after the other.
         landmarks: see `SingleRow`. A row in a batch keeps no states.
         call_openers: the tokens that begin a call; none: it cannot be told by tokens.
         ranks: that compute the model together; an error of one ends all of them. ``None``: this process alone.
@@ -83,11 +87,11 @@ class ModelRunner:
     ) -> None:
         self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
-        self._together = batches and quantisation is None
-        self._landmarks, self._ranks = frozenset(landmarks), ranks or Ranks()
+        self._together, self._landmarks, self._ranks = batches, frozenset(landmarks), ranks or Ranks()
         self._call_openers = frozenset(call_openers)
         self._clock = time.perf_counter if gate is None else gate.clock
-        self._batch = BatchRunner(model, eos=self._eos, max_rows=max_rows)
+        kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
+        self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
         self._rows: dict[int, _Row] = {}
         self._uid = self._steps = 0
         self._batch_step = 0.0  # when the last one without drafts was over
@@ -95,7 +99,7 @@ class ModelRunner:
     @_of_all_ranks
     def sample(self) -> tuple[int, Cache]:
         """A row of a few tokens, and how many, in the form that long rows are held in: what does a token take?"""
-        tokens, cache = self._batch.sample()
+        tokens, cache = self._batches[0].sample()
         if self._quantisation is not None:
             self._quantisation.apply(cache, start=0)
             eval_cache(cache)
@@ -108,7 +112,7 @@ class ModelRunner:
         Returns the most bytes that were allocated meanwhile, less what was allocated before. `images`: those among the
         tokens, each of them whole; their starts count from the first token.
         """
-        taken = self._batch.prefill(cache, tokens, images)
+        taken = self._batches[0].prefill(cache, tokens, images)
         if self._quantisation is not None and self._quantisation.apply(cache):
             eval_cache(cache)
             mx.clear_cache()
@@ -137,7 +141,7 @@ class ModelRunner:
             mx.clear_cache()
         if len(self._rows) > 1 and self._together:
             waiting = [row for row in self._rows.values() if not isinstance(row.place, _InBatch)]
-            results = [result for row in waiting for result in self._join(row)] + self._decode_batch()
+            results = [result for row in waiting for result in self._join(row)] + self._decode_batches()
         else:
             results = [result for row in self._rows.values() for result in self._alone(row)]
         for result in results:
@@ -155,7 +159,7 @@ class ModelRunner:
         row = self._rows.get(uid)
         if row is None:
             return None
-        state = self._batch.suspend(row.place.uid) if isinstance(row.place, _InBatch) else _left(row)
+        state = row.place.batch.suspend(row.place.uid) if isinstance(row.place, _InBatch) else _left(row)
         if state is None or state.fresh or self._ends(state):
             return None
         del self._rows[uid]
@@ -168,24 +172,26 @@ class ModelRunner:
         if row is None:
             return None
         if isinstance(row.place, _InBatch):
-            return self._batch.remove(row.place.uid)
+            return row.place.batch.remove(row.place.uid)
         state = _left(row)
         return state.cache, state.tokens
 
     def clear(self) -> None:
         """Drops all rows, in whatever state a failed step has left them."""
         self._rows.clear()
-        self._batch.clear()
+        for batch in self._batches:
+            batch.clear()
 
     def close(self) -> None:
         self._rows.clear()
-        self._batch.close()
+        for batch in self._batches:
+            batch.close()
 
     def _alone(self, row: _Row) -> list[DecodeRow]:
         if isinstance(row.place, _InBatch):
-            state = self._batch.suspend(row.place.uid)
+            state = row.place.batch.suspend(row.place.uid)
             if state is None:  # it has not begun there, or ends with its next token
-                return self._decode_batch()
+                return self._decode_batches()
             row.place = state
         with mx.stream(generation_stream):
             if isinstance(row.place, RowState):
@@ -209,32 +215,58 @@ class ModelRunner:
         state = _left(row)
         if not state.fresh and self._ends(state):
             return self._alone(row)
-        length = len(state.tokens) + state.fresh
-        row.place = _InBatch(self._batch.insert(state), length)
+        row.place = self._in_batch(state)
         return []
 
-    def _decode_batch(self) -> list[DecodeRow]:
-        places = [(row, row.place) for row in self._rows.values() if isinstance(row.place, _InBatch)]
-        there = {place.uid: (row, place) for row, place in places}
-        drafted = None
-        if self._gate is not None:
-            drafted = verify_together(self._gate, self._batch, {uid: row.drafts for uid, (row, _) in there.items()})
-        results = drafted or self._timed([place for _, place in places])
-        for result in results:
-            row, place = there[result.uid]
-            row.drafts.counts.forwards += drafted is None
-            place.length += 1
-            result.uid = row.uid
+    def _in_batch(self, state: RowState) -> _InBatch:
+        batch, quantisation = self._batches[0], self._quantisation
+        if quantisation is not None:
+            if not state.fresh:  # else a pass comes first, as it does alone
+                quantisation.apply(state.cache)
+            if quantisation.holds(state.cache):
+                batch, state.cache = self._batches[1], quantisation.batchable(state.cache)
+        length = len(state.tokens) + state.fresh
+        return _InBatch(batch, batch.insert(state), length)
+
+    def _decode_batches(self) -> list[DecodeRow]:
+        results = []
+        for batch in self._batches:
+            places = [(row, row.place) for row in self._rows.values() if isinstance(row.place, _InBatch)]
+            there = {place.uid: (row, place) for row, place in places if place.batch is batch}
+            drafted = self._verify_together(batch, there)
+            for result in drafted or (self._timed(batch, there) if there else ()):
+                row, place = there[result.uid]
+                row.drafts.counts.forwards += drafted is None
+                place.length += 1
+                result.uid = row.uid
+                results.append(result)
+        if self._quantisation is not None:
+            self._change_over(self._quantisation.start)
         return results
 
-    def _timed(self, places: Sequence[_InBatch]) -> list[DecodeRow]:
-        """A step of the batch. It waits for the pass that the step before it began, so it takes as long as a pass."""
+    def _timed(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow]:
+        """A step of a batch. It waits for the pass that the step before it began, so it takes as long as a pass."""
         began, since = self._clock(), self._batch_step
-        results = self._batch.decode()
+        results = batch.decode()
         now = self._batch_step = self._clock()
         if self._gate is not None and began - since < PAUSE:
-            self._gate.costs.observe(len(places), sum(place.length for place in places), now - since)
+            held = sum(place.length for _, place in there.values())
+            self._gate.costs.observe(len(there), held, now - since)
         return results
+
+    def _verify_together(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow] | None:
+        if self._gate is None or self._quantisation is not None:
+            return None
+        return verify_together(self._gate, batch, {uid: row.drafts for uid, (row, _) in there.items()})
+
+    def _change_over(self, start: int) -> None:
+        """Moves the rows that have grown to `start` tokens into the batch of those that are quantised."""
+        for row in self._rows.values():
+            place = row.place
+            if isinstance(place, _InBatch) and place.batch is self._batches[0] and place.length >= start:
+                state = place.batch.suspend(place.uid)
+                if state is not None:
+                    row.place = self._in_batch(state)
 
     def _ends(self, state: RowState) -> bool:
         """Whether a row that has begun ends with its next token."""

@@ -8,6 +8,7 @@ them, and tells how much of a proposal was right.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -15,8 +16,10 @@ from start_llm.engine.decode.constraint import GrammarProcessor
 from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import MOST_DRAFTED, MOST_HEADED, MOST_WIDE, DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel
-from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.row import RowState
+
+if TYPE_CHECKING:  # takes seconds to import, and few need it
+    from start_llm.engine.decode.quantised import Quantisation
 
 
 class RowProposals:

@@ -1,19 +1,26 @@
-"""Quantised KV, in the caches of a row. Model thread only."""
+"""Quantised KV, in the caches of a row and of a batch. Model thread only.
+
+A module of its own because mlx-vlm, which brings the batch of quantised KV, takes seconds to import.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_vlm.models.cache import BatchQuantizedKVCache
 
 from start_llm.core.errors import NotSupported
+from start_llm.engine.decode.layerwise import Layerwise, merged
 from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.kinds import kind_of, leaves
 
-# mlx-vlm's, of Qwen3.8-Flash-Next: keys and values are quantised, the keys of its index are not.
-_INDEXED = "QSAKVCache"
+_INDEXED = (
+    "QSAKVCache"  # mlx-vlm's, of Qwen3.8-Flash-Next: keys and values are quantised, the keys of its index are not
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +49,18 @@ class Quantisation:
         """Whether the row is quantised."""
         return any(kind_of(layer).form(layer).bits for layer in leaves(cache))
 
-    def check(self, model: Any) -> None:
-        """Computes with quantised KV once. Raises NotSupported if it does not work or nothing is quantised."""
+    def batchable(self, cache: Cache) -> Cache:
+        """The same layers; `BatchGenerator` will merge those that are quantised."""
+        for layer in cache:
+            if type(layer) is QuantizedKVCache:
+                layer.merge = _merge_rows  # it asks the first row's layer
+        return cache
+
+    def check(self, model: Any) -> bool:
+        """Computes with quantised KV once. Whether rows can be decoded together then: of quantised layers with
+        an index there is no batch. Raises NotSupported if it does not work or nothing is quantised."""
         cache = make_prompt_cache(model)
+        together = all(type(layer).__name__ != _INDEXED for layer in cache)
         try:
             model(mx.array([[0, 0]]), cache=cache)
             self.apply(cache, start=0)
@@ -56,3 +72,24 @@ class Quantisation:
         if not self.holds(cache):
             kinds = ", ".join(sorted({type(layer).__name__ for layer in cache}))
             raise NotSupported(f"KV_BITS={self.bits}: this model's {kinds} layers cannot be quantised.")
+        return together
+
+
+def _merge_rows(layers: Sequence[QuantizedKVCache]) -> _Batch:
+    first = layers[0]
+    return merged([_Batch([0], group_size=first.group_size, bits=first.bits) for _ in layers], layers)
+
+
+class _Batch(Layerwise, BatchQuantizedKVCache):  # type: ignore[misc]
+    """mlx-vlm's batch, made from and taken apart into mlx-lm's rows."""
+
+    def extract(self, index: int) -> QuantizedKVCache:
+        row = super().extract(index)
+        if type(row) is QuantizedKVCache:
+            return row
+        made = self._row()
+        made.keys, made.values, made.offset = row.keys, row.values, row.offset
+        return made
+
+    def _row(self) -> QuantizedKVCache:
+        return QuantizedKVCache(group_size=self.group_size, bits=self.bits)

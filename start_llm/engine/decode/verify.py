@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mlx.core as mx
 import numpy as np
@@ -37,10 +37,12 @@ from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.proposals import RowProposals
-from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
 from start_llm.kvcache.layers import make_room
+
+if TYPE_CHECKING:  # takes seconds to import, and few need it
+    from start_llm.engine.decode.quantised import Quantisation
 
 PAUSE = 0.005  # seconds; a longer one between two passes may mean that somebody else used the device
 _NEAR = 16  # tokens: of two landmarks that end alike and stand so near to each other one is enough

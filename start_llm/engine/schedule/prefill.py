@@ -144,7 +144,7 @@ class IdlePrefill:
         if job is None:
             return
         try:
-            if not self.began and not self._restore(job):
+            if job.prefill.cache is None and not self._restore(job):
                 self._job = None
                 return
             usual = self._prefill.steps.next(job.prefill.position, shared=True)  # nobody should notice it
@@ -153,15 +153,17 @@ class IdlePrefill:
                 self.end()
         except Exception as error:
             log.warning("prefill in an idle gap failed", exc_info=True)
-            self.forget(valid=trusted(error))
+            self._job = None
+            self._prefill.take_back(job, valid=trusted(error))
 
     def end(self) -> None:
         """Stops and keeps what there is."""
-        job = self._job
+        job, self._job = self._job, None
         if job is not None and not job.is_new:
             self._prefill.keep(job)
             self._done.append((job.tokens, job.report.reused, job.prefill.position, job.work.owner))
-        self.forget(valid=True)
+        if job is not None:
+            self._prefill.take_back(job)
 
     def give_way(self) -> None:
         """Gives back what it has taken over, and begins again once there is an idle gap. To be called when another
@@ -177,9 +179,13 @@ class IdlePrefill:
 
     def share(self, job: Job, reused: int) -> int:
         """How many of the `reused` tokens of a prompt had been computed here for the same owner."""
-        own = [(tokens, start, end) for tokens, start, end, owner in self._done if owner == job.work.owner]
-        shares = [min(common_prefix(job.tokens, tokens), reused, end) - start for tokens, start, end in own]
-        return max(0, *shares, 0)
+        best = 0
+        for prefilled, start, end, owner in self._done:
+            if owner != job.work.owner:
+                continue
+            shared = min(common_prefix(job.tokens, prefilled), reused, end)
+            best = max(best, shared - start)
+        return best
 
     def _restore(self, job: Job) -> bool:
         """False: nothing is to be done, or there is no room for it."""

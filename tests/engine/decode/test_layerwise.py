@@ -7,9 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx_lm.models.cache import KVCache
 
 from start_llm.engine.decode import layerwise
+from start_llm.engine.decode.quantised import Quantisation
 from start_llm.kvcache.kinds import ROWS
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
@@ -28,9 +30,15 @@ def filled(length: int, first: int) -> list[Any]:
     return layers
 
 
-def test_a_fork_reads_a_row_of_a_batch_layer_by_layer_and_copies_what_it_takes() -> None:
+@pytest.mark.parametrize("bits", [0, 8])
+def test_a_fork_reads_a_row_of_a_batch_layer_by_layer_and_copies_what_it_takes(bits: int) -> None:
     """Each run once a layer: a conversation of many runs is not read again for each of them."""
     rows = [filled(length, 10_000 * number) for number, length in enumerate(LENGTHS)]
+    quantisation = Quantisation(bits, WIDTH, 0)
+    if bits:
+        for row in rows:
+            quantisation.apply(row)
+            quantisation.batchable(row)
     rows = [list(layerwise.batchable(row)) for row in rows]
     batch = [rows[0][i].merge([row[i] for row in rows]) for i in range(LAYERS)]
     mx.eval([ROWS.arrays(layer) for layer in batch])
@@ -49,5 +57,6 @@ def test_a_fork_reads_a_row_of_a_batch_layer_by_layer_and_copies_what_it_takes()
     assert asked == {None: len(runs), **dict.fromkeys(range(LAYERS), len(runs))}
     assert mx.get_peak_memory() - before <= copied * 2
     for number, layer in enumerate(cache):
+        keys = mx.dequantize(*layer.keys, group_size=WIDTH, bits=bits) if bits else layer.keys
         expected = np.arange(20_000, 20_000 + LENGTHS[2]) + number * 1000.0
-        np.testing.assert_allclose(np.array(layer.keys)[0, 1, : LENGTHS[2], 5], expected)
+        np.testing.assert_allclose(np.array(keys)[0, 1, : LENGTHS[2], 5], expected)

@@ -1,4 +1,4 @@
-"""Quantised KV: what mlx-lm's own loop generates with it, beside other rows too; rows that become quantised."""
+"""Quantised KV: what mlx-lm's own loop generates with it, in batches too, and rows that change over in between."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_expectation_is_what_mlx_lms_own_loop_generates(start: int) -> None:
     ],
 )
 @pytest.mark.thorough
-def test_rows_beside_each_other_generate_what_each_does_alone(name: str, start: int, bits: int) -> None:
+def test_rows_together_generate_what_each_does_alone(name: str, start: int, bits: int) -> None:
     runner = make(name, start, bits=bits)
     uids = [begin(runner, name, prompt, 12) for prompt in PROMPTS]
     rows = run(runner, uids)
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: i
 def test_rows_of_an_index_are_quantised_and_drafts_are_taken_back() -> None:
     """Qwen3.8-Flash-Next's, with its sparse attention on: near the plain row, and the same with and without a draft."""
     made, how = sparse.model("qwen4_exp"), Quantisation(8, GROUP_SIZE, 30)
-    how.check(made)
+    assert not how.check(made), "there is no batch of them"
     text, found = sparse.text(80), []
     for start, wrong in ((30, 0), (30, 3), (1000, 0)):
         how, cache, answer = Quantisation(8, GROUP_SIZE, start), made.make_cache(), list[mx.array]()

@@ -210,7 +210,7 @@ def test_an_error_in_a_pass_ends_all(
 
     runner = ModelRunner(oracle.model, eos=[3], max_rows=3, ranks=Log(ends[0]))
     monkeypatch.setattr(runner, "_rows", Broken())
-    monkeypatch.setattr(runner, "_batch", Broken())
+    monkeypatch.setattr(runner, "_batches", Broken())
     given = {"prefill": (oracle.model.make_cache(), [2, 9]), "suspend": (1,), "remove": (1,)}.get(name, ())
     with pytest.raises(OutOfStep, match="MemoryError: no room"):
         getattr(runner, name)(*given)
