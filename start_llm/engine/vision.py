@@ -22,6 +22,10 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
+from start_llm.files.lru import Lru
+
+FEATURES_BYTES = 256 << 20
+"""What the vision tower made of images is kept in so much memory, those that were used last."""
 
 
 class StateLayer(ArraysCache):  # type: ignore[misc]
@@ -114,17 +118,22 @@ class Features:
     deep: tuple[mx.array, ...]  # per early layer [tokens, width], added there (deepstack); empty for most models
     grid: tuple[int, int] | None  # rows and columns of its tokens, ``None`` where positions just go on
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes + sum(layer.nbytes for layer in self.deep))
+
 
 class VisionModel(LanguageAlone):
     """A model of mlx-vlm that sees. `encoded`: images that went through the vision tower."""
 
-    def __init__(self, vlm: Any) -> None:
+    def __init__(self, vlm: Any, features_bytes: int = FEATURES_BYTES) -> None:
         """Raises NotSupported for a family whose positions are of a kind unknown here."""
         super().__init__(vlm.language_model)
         self._vlm, config = vlm, vlm.config
         self._pad = int(_first(config, "image_token_id", "image_token_index"))
         self._opens = getattr(config, "vision_start_token_id", None)  # the token before an image; None: there is none
         self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
+        self._features = Lru[str, Features](features_bytes, lambda _, features: features.nbytes)  # by image
         self.encoded = 0
         if self._places:
             self._check_positions()
@@ -162,10 +171,13 @@ class VisionModel(LanguageAlone):
         return self._run(ids, cache, mx.array(positions)[:, None], mx.array(following)[None], **more)
 
     def _features_of(self, image: ImageSpan) -> Features:
+        if (found := self._features.get(image.key)) is not None:
+            return found
         made = self.encode(image.prepare())
         if made.rows.shape[0] != image.length:
             raise ValueError(f"an image has {made.rows.shape[0]} places, not {image.length} as was planned")
         self.encoded += 1
+        self._features.put(image.key, made)
         return made
 
     def encode(self, prepared: Mapping[str, Any]) -> Features:

@@ -238,6 +238,17 @@ def test_a_cancelled_prefill_keeps_whole_images() -> None:
     assert engine.scheduler.figures()["vlm_retreat"] == 0
 
 
+def test_an_image_is_encoded_once_while_there_is_room_for_what_was_made_of_it() -> None:
+    asked = prompt("qwen3_vl", [text(1, 10), Picture(1), text(2, 10), Picture(2)])
+    roomy, narrow = VisionModel(make("qwen3_vl")), VisionModel(make("qwen3_vl"), features_bytes=1)
+    found = []
+    for encoded in ((2, 2), (2, 4)):
+        for model in (roomy, narrow):
+            found.append(model.see(asked.tokens, model.make_cache(), asked.images))
+        assert (roomy.encoded, narrow.encoded) == encoded
+    assert all(mx.array_equal(found[0], each).item() for each in found)
+
+
 def test_kv_that_ends_inside_an_image_is_given_up(tmp_path: Path) -> None:
     """It cannot come to be; if it is there all the same, nothing of it is used, now or by the next request."""
     engine = Engine("qwen3_vl", DiskTier(tmp_path, "model", 1 << 28))
