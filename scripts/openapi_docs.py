@@ -1,4 +1,5 @@
-"""Writes `start_llm/api/openapi.json`, the server's routes as an OpenAPI 3.1 document.
+"""Writes `start_llm/api/openapi.json`, the server's routes as an OpenAPI 3.1 document, and `docs.html`, the same for
+people.
 
 It is made of the table of routes, the models of bodies and the types that writers return. Every route is in it,
 described here or not.
@@ -8,6 +9,7 @@ usage: python3.12 install_and_run.py run scripts/openapi_docs.py [--check]
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -34,20 +36,18 @@ from start_llm.api.http.routes import Route  # noqa: E402
 from start_llm.api.media.audio import AudioRoutes, SpeechBody, TranscriptionBody  # noqa: E402
 from start_llm.api.media.embeddings import (  # noqa: E402
     CUT_HEADER,
-    METHOD_HEADER,
     EmbeddingsBody,
     Encodings,
     OllamaEmbedBody,
-    RerankBody,
 )
-from start_llm.api.media.shapes import RerankShape, TranscriptShape  # noqa: E402
+from start_llm.api.media.shapes import TranscriptShape  # noqa: E402
 from start_llm.api.ollama import shapes as ollama  # noqa: E402
 from start_llm.api.ollama.chat import GenerateBody, OllamaChatBody  # noqa: E402
 from start_llm.api.ollama.models import NOT_DONE, NameBody, PullBody, ShowBody  # noqa: E402
 from start_llm.api.openai import shapes as openai  # noqa: E402
 from start_llm.api.openai.chat import ChatBody, CompletionBody  # noqa: E402
 from start_llm.api.openai.responses import ResponsesBody, StoredResponses  # noqa: E402
-from start_llm.api.openapi import FILE  # noqa: E402
+from start_llm.api.openapi import FILE, PAGE  # noqa: E402
 from start_llm.api.ops import shapes as ops  # noqa: E402
 from start_llm.api.ops.page import Page  # noqa: E402
 from start_llm.api.ops.status import Status  # noqa: E402
@@ -93,7 +93,6 @@ def _asks(summary: str, body: type[BaseModel], shape: Any, event: Any = None, **
 
 _COUNTED = "Counts the tokens of the prompt that this body would make; runs nothing"
 _CUT = {CUT_HEADER: "How many texts were cut, if any were"}
-_RANKED = _CUT | {METHOD_HEADER: "How documents are compared with the query"}
 _WHY = "What was reused and computed, and why"
 OPERATIONS: dict[str, Operation] = {
     "GET /v1/models": Operation("Lists the models, loaded or not", shape=ops.ModelsShape),
@@ -117,7 +116,6 @@ OPERATIONS: dict[str, Operation] = {
         "The input that led to a stored response", shape=openai.InputItemsShape
     ),
     "POST /v1/embeddings": _asks("Vectors of texts", EmbeddingsBody, parts.EmbeddingsShape, headers=_CUT),
-    "POST /v1/rerank": _asks("Documents in the order of a query", RerankBody, RerankShape, headers=_RANKED),
     "POST /v1/audio/speech": _asks("A text as speech", SpeechBody, None, media=("audio/*",)),
     "POST /v1/audio/transcriptions": _asks(
         "What is said in a recording", TranscriptionBody, TranscriptShape, media=("application/json", "text/plain")
@@ -389,17 +387,53 @@ def text(value: Any, depth: int) -> str:
     return "{\n" + inside + "\n}"
 
 
+def page(whole: dict[str, Any]) -> str:
+    """The document as a page without scripts and styles, which the strictest policy lets through."""
+    return "\n".join(_lines(whole)) + "\n"
+
+
+def _lines(whole: dict[str, Any]) -> Iterator[str]:
+    title = f"{whole['info']['title']} {whole['info']['version']}"
+    yield f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}: API</title><h1>{title}</h1>"
+    yield "<p>The same for programs: <a href=/openapi.json>openapi.json</a>. <a href=#bodies>Bodies and answers</a>"
+    for path, methods in whole["paths"].items():
+        for method, operation in methods.items():
+            if method == "parameters":
+                continue
+            yield f"<h2 id={operation['operationId']}>{method.upper()} {html.escape(path)}</h2>"
+            yield f"<p>{html.escape(operation['summary'])}"
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                if name := media["schema"].get("$ref", "").rpartition("/")[2]:
+                    yield f"<p>Body: <a href=#{name}>{name}</a>"
+            for media in operation["responses"]["200"]["content"].values():
+                if name := media["schema"].get("$ref", "").rpartition("/")[2]:
+                    yield f"<p>Answer: <a href=#{name}>{name}</a>"
+            statuses = ", ".join(operation["responses"])
+            yield f"<p>Answers: {', '.join(operation['responses']['200']['content'])}. Statuses: {statuses}."
+    yield "<h1 id=bodies>Bodies and answers</h1>"
+    for name, schema in whole["components"]["schemas"].items():
+        yield f"<h2 id={name}>{name}</h2><ul>"
+        for part, what in schema.get("properties", {}).items():
+            needed = ", required" if part in schema.get("required", ()) else ""
+            yield f"<li><b>{html.escape(part)}</b>{needed}: <code>{html.escape(json.dumps(what))}</code>"
+        yield "</ul>"
+
+
+def files() -> dict[Path, str]:
+    """What is written, by path."""
+    folder, whole = ROOT / "start_llm" / "api", document()
+    return {folder / FILE: text(whole, 3) + "\n", folder / PAGE: page(whole)}
+
+
 def main() -> int:
-    path = ROOT / "start_llm" / "api" / FILE
-    wanted = text(document(), 3) + "\n"
-    if path.exists() and path.read_text("utf-8") == wanted:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print(f"{path.relative_to(ROOT)} does not match the API: run scripts/openapi_docs.py")
-        return 1
-    path.write_text(wanted, "utf-8")
-    print(f"wrote {path.relative_to(ROOT)}")
-    return 0
+    old = {path: wanted for path, wanted in files().items() if not path.exists() or path.read_text("utf-8") != wanted}
+    for path, wanted in old.items():
+        if "--check" in sys.argv[1:]:
+            print(f"{path.relative_to(ROOT)} does not match the API: run scripts/openapi_docs.py")
+        else:
+            path.write_text(wanted, "utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return int(bool(old) and "--check" in sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -215,7 +215,6 @@ def build_routes(
             Route("/api/ps", {"GET": ollama.running}, lane="quick"),
             Route("/api/version", {"GET": ollama.version}, lane="quick"),
             Route("/v1/embeddings", {"POST": encodings.embeddings}),
-            Route("/v1/rerank", {"POST": encodings.rerank}),
             Route("/v1/audio/speech", {"POST": sounds.speech}),
             Route("/v1/audio/transcriptions", {"POST": sounds.transcriptions}, form=True),
             Route("/v1/cache/explain", {"POST": dialects.explain}),

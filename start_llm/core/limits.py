@@ -50,8 +50,8 @@ VARIABLES = Limit("variables in `chat_template_kwargs`", 100)
 
 # Texts that an encoder reads.
 EMBEDDED = Limit("texts in one request for embeddings", 2_048)
-EMBEDDED_TOKENS = Limit("tokens of all texts in one request for embeddings or ranking", 300_000)
-DOCUMENTS = Limit("documents in one request for ranking", 1_000)
+EMBEDDED_TOKENS = Limit("tokens of all texts in one request for embeddings", 300_000)
+
 
 # Recordings, and the forms that they come in.
 FORM_PARTS = Limit("parts of a form (`multipart/form-data`)", 64)

@@ -10,9 +10,7 @@ from typing import Any, Literal
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Picture, Tool
 
-Dialect = Literal[
-    "chat", "completions", "messages", "responses", "ollama", "embeddings", "rerank", "transcription", "speech"
-]
+Dialect = Literal["chat", "completions", "messages", "responses", "ollama", "embeddings", "transcription", "speech"]
 
 
 @dataclass(frozen=True, slots=True)

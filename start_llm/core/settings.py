@@ -103,7 +103,7 @@ class Settings(BaseModel):
     """Table of names: pattern=model, separated by commas; the first pattern that fits counts, e.g.
     claude-haiku-*=small,*-mini=small. @side=small is for side requests. See docs/models.md."""
     embedding_model: Annotated[str | None, kinds.OffOr] = None
-    """Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings."""
+    """Repository or folder of an encoder for /v1/embeddings; needs the extra embeddings."""
     transcription_model: Annotated[str | None, kinds.OffOr] = None
     """Repository or folder of the Whisper model that whisper-1 and the like mean in /v1/audio/transcriptions; needs the
     extra audio."""

@@ -31,7 +31,7 @@ from start_llm.models.pull import find_folder
 
 CHARACTERS = 64  # a text that has more of them for each token that it may have is not counted
 # Names that clients are hard-wired to.
-_FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
+_FOREIGN_NAMES = re.compile(r"text-embedding-[\w.-]*$")
 
 
 class EncoderService:

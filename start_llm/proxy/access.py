@@ -25,7 +25,7 @@ _READY = re.compile(r"/health/(readiness|liveliness|liveness)")
 _ROUTES = {
     "POST": re.compile(
         r"(/v1)?/(chat/completions|completions|messages|messages/count_tokens|responses|responses/input_tokens"
-        r"|embeddings|rerank|audio/transcriptions|audio/speech)"
+        r"|embeddings|audio/transcriptions|audio/speech)"
     ),
     "GET": re.compile(
         r"(/v1)?/(models|models/.+|responses/[^/]+|responses/[^/]+/input_items)|(/v[12])?/model/info|/model_group/info"

@@ -46,7 +46,7 @@ MOST_ANSWER_BYTES = 64 * 2**20
 MOST_LINE_BYTES = 16 * 2**20
 """Of a stream, between two line breaks: so much of it is in memory."""
 _STREAMED = re.compile(rb'"stream": ?true')  # of a request; in a text the quotes are escaped
-_CALLS = ("completion", "text_completion", "responses", "embedding", "rerank")
+_CALLS = ("completion", "text_completion", "responses", "embedding")
 
 
 def run(folder: Path, arguments: list[str]) -> None:

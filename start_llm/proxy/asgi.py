@@ -26,7 +26,7 @@ _OF_THE_BODY = (b"content-length", b"transfer-encoding")
 _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 _CONVERSATION = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
 FORWARDED = (
-    "messages/count_tokens", "responses/input_tokens", "completions", "embeddings", "rerank", "audio/transcriptions",
+    "messages/count_tokens", "responses/input_tokens", "completions", "embeddings", "audio/transcriptions",
     "audio/speech",
 )  # fmt: skip
 """Paths behind ``/v1/`` that go past LiteLLM: it leaves out or refuses much of what these may ask for."""

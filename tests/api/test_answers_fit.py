@@ -223,7 +223,6 @@ def completion(chance: random.Random) -> tuple[str, dict[str, Any]]:
     fields = {
         "stream": True,
         "n": 2,
-        "echo": True,
         "logprobs": 2,
         "stream_options": {"include_usage": True},
         "stop": "E",
@@ -287,11 +286,9 @@ def ollama_generate(chance: random.Random) -> tuple[str, dict[str, Any]]:
 
 def vectors(chance: random.Random) -> tuple[str, dict[str, Any]]:
     texts = chance.choice(["north", ["north", "east"], [], 5])
-    ranked = {"query": "north", "documents": ["south", "east"]} | some(chance, {"return_documents": False, "top_n": 1})
     return chance.choice(
         [
             ("/v1/embeddings", some(chance, {"encoding_format": "base64"}) | {"input": texts}),
-            ("/v1/rerank", ranked),
             ("/api/embed", {"model": "tiny-encoder", "input": texts}),
             ("/api/show", {"model": chance.choice(["tiny", "none"])}),
             ("/v1/cache/explain", {"messages": [{"role": "user", "content": chance.choice(["Hi", 5])}]}),

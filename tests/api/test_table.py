@@ -40,7 +40,7 @@ TABLE = {
     "GET /v1/responses/{}": "stored", "GET /v1/responses/{}/input_items": "stored", "DELETE /v1/responses/{}": "stored",
     "POST /api/chat": "open", "POST /api/generate": "open", "POST /api/embed": "open", "POST /api/show": "open",
     "GET /api/tags": "open", "GET /api/ps": "open", "GET /api/version": "open",
-    "POST /v1/embeddings": "open", "POST /v1/rerank": "open", "POST /v1/audio/speech": "open",
+    "POST /v1/embeddings": "open", "POST /v1/audio/speech": "open",
     "POST /v1/audio/transcriptions": "open", "POST /v1/cache/explain": "open",
     "GET /v1/cache/requests": "places", "GET /v1/cache/requests/{}": "report",
 }  # fmt: skip

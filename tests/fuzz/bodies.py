@@ -370,7 +370,7 @@ responses = Record(
 
 # --- texts to vectors ---
 
-encoder = one("embedding", "text-embedding-3-small", "default", "tiny-encoder", "rerank-v3", "gpt-5", "")
+encoder = one("embedding", "text-embedding-3-small", "default", "tiny-encoder", "gpt-5", "")
 ids = some(one(1, 2, 300, 0, -1, 2**31, 10**60, True), 4, 1)
 embeddings = Record(
     {"input": field(plain, text, some(text, 4, 1), ids, some(ids, 2, 1), some(field(text, ids), 3, 1))},
@@ -379,11 +379,6 @@ embeddings = Record(
         "truncate": flag, "user": text,
     },
 )  # fmt: skip
-document = field(plain, text, Record({"text": text}, {"title": text}))
-rerank = Record(
-    {"query": field(plain, text), "documents": some(document, 4, 1)},
-    {"model": encoder, "top_n": field(one(1, 2), number), "return_documents": flag, "truncate": flag},
-)
 
 # --- speech ---
 

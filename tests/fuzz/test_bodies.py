@@ -11,7 +11,7 @@ from start_llm.api.common.parts import IMAGE_TYPES, TEXT_TYPES
 from start_llm.api.common.request import FIELDS as THINKING
 from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.audio import SpeechBody, TranscriptionBody
-from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
+from start_llm.api.media.embeddings import EmbeddingsBody
 from start_llm.api.openai.chat import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from start_llm.api.openai.responses import REFUSED, ResponsesBody
 from start_llm.api.openai.responses_tools import PASSED_OVER, SERVED
@@ -31,7 +31,6 @@ READ: dict[str, tuple[Record, AbstractSet[str]]] = {
     "embeddings": (bodies.embeddings, {*EmbeddingsBody.model_fields}),
     "speech": (bodies.speech, {*SpeechBody.model_fields}),
     "transcription": (bodies.transcription, {*TranscriptionBody.model_fields}),
-    "rerank": (bodies.rerank, {*RerankBody.model_fields}),
     "one of Anthropic's messages": (bodies.said_message, {*MessageIn.model_fields}),
     "output_config": (bodies.output_config, {*OutputConfig.model_fields}),
     "stream_options": (bodies.stream_options, {*StreamOptions.model_fields}),

@@ -308,22 +308,6 @@ def test_openai_embeddings_of_a_text_that_is_too_long(client: openai.OpenAI) -> 
         client.embeddings.create(model="tiny-encoder", input=["a " * 200])
 
 
-@pytest.mark.usefixtures("needs_embeddings")
-@pytest.mark.parametrize("model", ["tiny-encoder", "rerank-2"])
-def test_ranking(target: tuple[str, str], model: str) -> None:
-    body = {"model": model, "query": "the cache", "documents": ["z z z z", "the cache", "9 8 7"], "top_n": 2}
-    headers = {"authorization": f"Bearer {target[1]}"}
-    answer = httpx.post(f"{target[0]}/v1/rerank", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    results = answer.json()["results"]
-    assert (results[0]["index"], len(results)) == (1, 2)
-    assert abs(results[0]["relevance_score"] - 1) < 1e-4
-    whole = httpx.post(
-        f"{target[0]}/v1/rerank", json=body | {"return_documents": True, "top_n": 3}, headers=headers
-    ).json()["results"]
-    assert whole[0]["document"]["text"] == "the cache" and len(whole) == 3
-
-
 def test_openai_transcriptions(client: openai.OpenAI) -> None:
     given: dict[str, Any] = {"file": ("a.wav", wav(tone(1.0))), "language": "de", "prompt": "w7"}
     text = client.audio.transcriptions.create(**given, model="whisper-1").text

@@ -25,7 +25,7 @@ import pytest
 from start_llm.api.anthropic.messages import MessagesBody
 from start_llm.api.common.request import FIELDS
 from start_llm.api.http.access import USER_FIELDS
-from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
+from start_llm.api.media.embeddings import EmbeddingsBody
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.server import ApiServer
@@ -204,7 +204,6 @@ UNREADABLE: list[tuple[str, dict[str, Any], int, str]] = [
     ("responses", {"model": "default", "input": 1}, 400, "input"),
     ("completions", {"model": "default", "prompt": [1, 2, 3]}, 200, "From here"),
     ("completions", {"model": "default", "prompt": "Hi", "prompt_cache_key": "k", "top_k": 4}, 200, "From here"),
-    ("rerank", {"model": "rerank-2", "query": "q", "documents": ["d"], "top_n": "x"}, 400, "top_n"),
     ("messages", {"model": "a\nb", "max_tokens": 5, "messages": HI}, 200, "From here"),
     ("messages", {"model": [[0]], "max_tokens": 5, "messages": HI}, 400, "model"),
 ]
@@ -249,7 +248,7 @@ def test_the_names_are_all_that_litellm_declares_and_nothing_that_a_vendor_or_th
     chat = openai.types.chat.completion_create_params.CompletionCreateParamsStreaming
     responses = openai.types.responses.response_create_params.ResponseCreateParamsStreaming
     claude = anthropic.types.message_create_params.MessageCreateParamsStreaming
-    bodies = (ChatBody, MessagesBody, ResponsesBody, CompletionBody, EmbeddingsBody, RerankBody)
+    bodies = (ChatBody, MessagesBody, ResponsesBody, CompletionBody, EmbeddingsBody)
     ours = {name for body in bodies for name in body.model_fields} | {
         *OWN_FIELDS,
         *SESSION_FIELDS,

@@ -401,7 +401,6 @@ ASKED = [
     ("POST", "/v1/messages/count_tokens", {"model": "served", "messages": [{"role": "user", "content": "hi"}]}),
     ("POST", "/v1/responses/input_tokens", {"model": "served", "input": "hi"}),
     ("POST", "/v1/embeddings", {"model": "served", "input": "hi"}),
-    ("POST", "/v1/rerank", {"model": "served", "query": "hi", "documents": ["hi"]}),
     ("GET", "/v1/models", None),
     ("GET", "/v1/model/info", None),
     ("GET", "/v1/responses/resp_1", None),

@@ -339,12 +339,8 @@ def embed(web: httpx.Client, model: str, text: str) -> httpx.Response:
     return web.post("embeddings", json={"model": model, "input": [text]})
 
 
-def rank(web: httpx.Client, model: str, text: str) -> httpx.Response:
-    return web.post("rerank", json={"model": model, "query": text, "documents": ["north", "east"]})
-
-
 OTHERS = [(hear, "tiny-whisper"), (hear, "nobody-knows-it"), (speak, "tiny-voice"), (speak, "nobody-knows-it")]
-OTHERS += [(embed, "tiny-encoder"), (embed, "nobody-knows-it"), (rank, "rerank-2")]
+OTHERS += [(embed, "tiny-encoder"), (embed, "nobody-knows-it")]
 STATUS = {"queue_full": 429, "out_of_memory": 507, "context_length_exceeded": 400, NOT_LOADABLE: 500}
 
 

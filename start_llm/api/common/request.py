@@ -26,7 +26,7 @@ FIELDS = ("enable_thinking", "thinking", "reasoning_effort", "reasoning")
 WORDS = "a boolean or one of enabled, adaptive, disabled, on, off, minimal, low, medium, high, xhigh, max"
 PREFIXES: Mapping[Dialect, str] = {
     "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_", "ollama": "ollama-",
-    "embeddings": "embd-", "rerank": "rerank-", "transcription": "transcription-", "speech": "speech-",
+    "embeddings": "embd-", "transcription": "transcription-", "speech": "speech-",
 }  # fmt: skip
 """Of the ids of answers."""
 

@@ -1,11 +1,10 @@
-"""``POST /v1/embeddings`` (OpenAI's), ``/v1/rerank`` (Cohere's and Jina's), ``/api/embed`` (Ollama's): an encoder's
-answers."""
+"""``POST /v1/embeddings`` (OpenAI's) and ``/api/embed`` (Ollama's): an encoder's answers."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,17 +17,14 @@ from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.api.media.shapes import RankedShape, RerankShape
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.limits import DOCUMENTS, EMBEDDED
+from start_llm.core.limits import EMBEDDED
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.request import ChatRequest
 from start_llm.embeddings.service import EncoderService
 
 CUT_HEADER = "x-start-llm-cut"
 """How many texts were too long and are known by their beginning only."""
-METHOD_HEADER = "x-start-llm-rerank"
-SIMILARITY = "embedding-similarity"
 
 
 class EmbeddingsBody(BodyModel):
@@ -38,15 +34,6 @@ class EmbeddingsBody(BodyModel):
     dimensions: Annotated[int, Field(ge=1, le=2**31)] | None = None
     truncate: bool | None = None
     user: str | None = None
-
-
-class RerankBody(BodyModel):
-    model: ModelName | None = None
-    query: str
-    documents: list[Any]
-    top_n: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    return_documents: bool | None = None
-    truncate: bool | None = None
 
 
 class OllamaEmbedBody(BodyModel):
@@ -74,7 +61,7 @@ class Encodings:
         request = counted_request("embeddings", encoders.named(body.model or ""), data, inbound, self.owners)
         encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
         as_base64 = body.encoding_format == "base64"
-        return _task(request, encoding, lambda found: _embeddings(request.model, found, as_base64), {})
+        return _task(request, encoding, lambda found: _embeddings(request.model, found, as_base64))
 
     def ollama_embed(self, inbound: Request) -> Task:
         """A text that is too long is cut, as Ollama does, unless the body says no."""
@@ -88,23 +75,7 @@ class Encodings:
         name = encoders.named((body.model or "").removesuffix(":latest"))
         request = counted_request("embeddings", name, data, inbound, self.owners)
         encoding = encoders.encode(texts, "input", truncate=body.truncate is not False, dimensions=body.dimensions)
-        return _task(request, encoding, lambda found: _ollama_embeddings(request, found), {})
-
-    def rerank(self, inbound: Request) -> Task:
-        body, data = parse_body(RerankBody, inbound.body)
-        documents = documents_of(body.documents)
-        if not body.query:
-            raise bad("query", "a text that is not empty", body.query)
-        encoders = self._encoders()
-        request = counted_request("rerank", encoders.named(body.model or ""), data, inbound, self.owners)
-        encoding = encoders.encode(
-            [body.query, *documents], "documents", truncate=body.truncate is not False, dimensions=None
-        )
-        returned = None if body.return_documents is False else documents
-        top = min(body.top_n or len(documents), len(documents))
-        return _task(
-            request, encoding, lambda found: _rerank(request, found, returned, top), {METHOD_HEADER: SIMILARITY}
-        )
+        return _task(request, encoding, lambda found: _ollama_embeddings(request, found))
 
     def _encoders(self) -> EncoderService:
         if self.encoders is None:
@@ -112,12 +83,10 @@ class Encodings:
         return self.encoders
 
 
-def _task(
-    request: ChatRequest, encoding: Computation[Encoded], body: Callable[[Encoded], bytes], headers: dict[str, str]
-) -> Task:
+def _task(request: ChatRequest, encoding: Computation[Encoded], body: Callable[[Encoded], bytes]) -> Task:
     def answer() -> Reply:
         cut = encoding.result.cut
-        return Reply(body(encoding.result), headers=({CUT_HEADER: str(cut)} if cut else {}) | headers)
+        return Reply(body(encoding.result), headers={CUT_HEADER: str(cut)} if cut else {})
 
     return Task(request, encoding, answer, tokens=lambda: encoding.result.tokens)
 
@@ -139,37 +108,3 @@ def _ollama_embeddings(request: ChatRequest, found: Encoded) -> bytes:
     counts = {"total_duration": took, "load_duration": 0, "prompt_eval_count": found.tokens}
     tail = sse.dumps({"model": request.model} | counts)
     return b'{"embeddings":[' + vectors + b"]," + tail[1:]
-
-
-def _rerank(request: ChatRequest, found: Encoded, documents: Sequence[str] | None, top: int) -> bytes:
-    """Documents by the cosine of their vector and the query's, which is the first."""
-    scores = (found.vectors[1:] @ found.vectors[0]).tolist()
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
-    results: list[RankedShape] = [{"index": index, "relevance_score": scores[index]} for index in best]
-    if documents is not None:
-        for result in results:
-            result["document"] = {"text": documents[result["index"]]}
-    tokens = found.tokens
-    body: RerankShape = {
-        "id": request.id,
-        "object": "list",
-        "model": request.model,
-        "results": results,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "meta": {"method": SIMILARITY, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
-    }
-    return sse.dumps(body)
-
-
-def documents_of(values: Sequence[Any]) -> list[str]:
-    """Texts, or objects with a `text`. Raises BadRequest."""
-    if not values:
-        raise bad("documents", "a list with at least one document", values)
-    within(DOCUMENTS, len(values), "documents")
-    found = []
-    for path, value in items_of(values, "documents"):
-        text = value.get("text") if isinstance(value, dict) else value
-        if not isinstance(text, str) or not text:
-            raise bad(path, "a text, or an object with a text, that is not empty", value)
-        found.append(text)
-    return found

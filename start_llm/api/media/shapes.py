@@ -1,4 +1,4 @@
-"""The shapes of vectors, rankings and transcripts. See `common.shapes`."""
+"""The shapes of transcripts. See `common.shapes`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from start_llm.api.common.shapes import shape_of
 from start_llm.core.media import TranscriptSegment
-
-
-class RankedShape(TypedDict):
-    index: int
-    relevance_score: float
-    document: NotRequired[dict[Literal["text"], str]]
-
-
-class RerankShape(TypedDict):
-    id: str
-    object: Literal["list"]
-    model: str
-    results: list[RankedShape]
-    usage: dict[Literal["prompt_tokens", "total_tokens"], int]
-    meta: dict[str, Any]
-
 
 if TYPE_CHECKING:
     HeardSegmentShape = dict[str, Any]

@@ -12,7 +12,7 @@ from start_llm.api.common import fields, parts
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.stream import ChatExchange, CompletionExchange, Prompt
+from start_llm.api.openai.stream import ChatExchange, CompletionExchange
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import CHOICES, PROMPTS
 from start_llm.core.messages import Message, Role, Tool, ToolCall
@@ -248,21 +248,23 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
 # --- completions: raw prompts ---
 
 
+RAW = {
+    "suffix": "text after the answer is not supported; leave it out.",
+    "echo": "the prompt has no logprobs here, so it is not repeated; put it in front of the answer.",
+}
+
+
 class CompletionBody(OlderBody):
     prompt: Any = None
-    suffix: str | None = None
-    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 def read_completion(inbound: Request, settings: Settings, service: Service) -> CompletionExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(CompletionBody, inbound.body)
-    fields.refuse(data, FORMS)
+    fields.refuse(data, FORMS | RAW)
     if response_format_of(data.get("response_format")).kind != "text":
         raise NotSupported("response_format: raw prompts have none; ask /v1/chat/completions.", param="response_format")
-    if body.suffix:
-        raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
     choices = body.choices()
     prompts = tuple(prompt for _, prompt in parts.texts_of(body.prompt, "prompt", PROMPTS))
     request = request_of(
@@ -277,10 +279,4 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
         n=choices,
         logprobs=body.logprobs,
     )
-    # Echoed token ids are read as text here, in the vocabulary of the model that the body names.
-    echo = tuple(_text(prompt, request.model, service) if body.echo else "" for prompt in prompts)
-    return CompletionExchange(request, service, body.includes_usage, int(time.time()), prompts, echo)
-
-
-def _text(prompt: Prompt, model: str, service: Service) -> str:
-    return prompt if isinstance(prompt, str) else "".join(service.token_text(token, model) for token in prompt)
+    return CompletionExchange(request, service, body.includes_usage, int(time.time()), prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -161,13 +162,9 @@ class ChatWriter(ChunkWriter):
 
 @dataclass(frozen=True, slots=True)
 class CompletionExchange(OpenAIExchange):
-    """A completion that is being answered. The requests of its prompts differ in their id and prompt only.
-
-    `echo`: the prompts' texts where the client wants them back, else one ``""`` a prompt.
-    """
+    """A completion that is being answered. The requests of its prompts differ in their id and prompt only."""
 
     prompts: tuple[Prompt, ...]
-    echo: tuple[str, ...]
 
     @property
     def requests(self) -> tuple[ChatRequest, ...]:
@@ -175,19 +172,15 @@ class CompletionExchange(OpenAIExchange):
         more = (replace(self.request, id=f"{self.request.id}-{i}", prompt=p) for i, p in enumerate(others, 1))
         return (replace(self.request, prompt=first), *more)
 
-    def echo_of(self, choice: int) -> str:
-        return self.echo[choice // self.request.n]
-
     def body(self, result: Collected) -> shapes.TextCompletionShape:
         choices = [self._choice(index, choice) for index, choice in enumerate(result.choices)]
         return {**self.completion(choices), "usage": usage_body(result.usage, result.report)}
 
     def _choice(self, index: int, choice: CollectedChoice) -> shapes.TextChoiceShape:
-        echo, logprobs = self.echo_of(index), None
-        if self.request.logprobs is not None:
-            logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
+        asked = self.request.logprobs is not None
+        logprobs = legacy_logprobs(choice.logprobs, self.token_text) if asked else None
         finish = finish_word(choice.finish_reason)
-        return {"index": index, "text": echo + choice.text, "logprobs": logprobs, "finish_reason": finish}
+        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish}
 
     def completion(self, choices: list[shapes.TextChoiceShape]) -> shapes.TextCompletionShape:
         kind: Literal["text_completion"] = "text_completion"
@@ -217,12 +210,7 @@ class CompletionWriter(ChunkWriter):
     def __init__(self, exchange: CompletionExchange) -> None:
         super().__init__(exchange)
         self._exchange = exchange
-        self._choices = range(exchange.request.n * len(exchange.prompts))
-        self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
-
-    def open(self) -> bytes:
-        echoes = [(index, self._exchange.echo_of(index)) for index in self._choices]
-        return b"".join(self._text(index, echo) for index, echo in echoes if echo)
+        self._offsets = Counter[int]()  # characters of each choice so far
 
     def _piece(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.TextDelta):

@@ -1,4 +1,4 @@
-"""``/v1/embeddings`` and ``/v1/rerank``: bodies in, bodies out, around a scripted encoder."""
+"""``/v1/embeddings``: bodies in, bodies out, around a scripted encoder."""
 
 from __future__ import annotations
 
@@ -162,46 +162,11 @@ def test_a_bad_request_for_embeddings_names_its_field(post: Post, body: Any, par
     assert error["type"] == "invalid_request_error"
 
 
-def test_documents_are_ranked(post: Post, encoders: FakeEncoders) -> None:
-    documents = ["south", {"text": "north by east"}, "east"]
-    answer = post("rerank", {"query": "north", "documents": documents, "top_n": 2})
-    body = answer.json()
-    assert [result["index"] for result in body["results"]] == [1, 2]
-    assert body["results"][0]["document"] == {"text": "north by east"}
-    assert abs(body["results"][0]["relevance_score"] - np.cos(0.2)) < 1e-6
-    assert body["usage"]["total_tokens"] == 12
-    assert encoders.asked[0]["truncate"] is True
-    assert answer.headers["x-start-llm-rerank"] == body["meta"]["method"] == "embedding-similarity"
-    assert "x-start-llm-cut" not in answer.headers
-    encoders.cut = 2
-    bare = post("rerank", {"query": "north", "documents": ["south"], "return_documents": False, "top_n": 9})
-    assert list(bare.json()["results"][0]) == ["index", "relevance_score"]
-    assert bare.headers["x-start-llm-cut"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"documents": ["a"]}, "query"),
-        ({"query": "", "documents": ["a"]}, "query"),
-        ({"query": "a"}, "documents"),
-        ({"query": "a", "documents": []}, "documents"),
-        ({"query": "a", "documents": ["a", {"title": "x"}]}, "documents[1]"),
-        ({"query": "a", "documents": ["a"] * 1001}, "documents"),
-        ({"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
-    ],
-)
-def test_a_bad_request_for_ranking_names_its_field(post: Post, body: Any, param: str) -> None:
-    answer = post("rerank", body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
 def test_what_is_not_installed_is_501_with_the_command(post: Post, encoders: FakeEncoders) -> None:
     encoders.missing = True
-    for path, body in (("embeddings", {"input": "a"}), ("rerank", {"query": "a", "documents": ["b"]})):
-        answer = post(path, body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (501, "extra_not_installed")
-        assert "pip install" in answer.json()["error"]["message"]
+    answer = post("embeddings", {"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "extra_not_installed")
+    assert "pip install" in answer.json()["error"]["message"]
 
 
 def test_a_client_that_goes_ends_its_work(server: ApiServer, encoders: FakeEncoders, seen: Seen) -> None:
