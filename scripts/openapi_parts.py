@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict, Union
+from typing import Annotated, Any, Literal, TypedDict, Union, get_type_hints
 
 from pydantic import Field
 
-from start_llm.api.common.shapes import REPORT, UNTOLD, ChosenLogprobShape, shape_of
+from start_llm.api.common.shapes import REPORT, UNTOLD, shape_of
 from start_llm.api.openai import shapes as openai
 from start_llm.core.report import CacheReport
 from start_llm.core.service import Health
@@ -40,40 +40,40 @@ class OllamaVectorsShape(TypedDict):
     prompt_eval_count: int
 
 
-_STAGE = {"response": openai.ResponseShape}
-_ITEM = {"output_index": int, "item": openai.OutputItem}
-_PLACE = {"item_id": str, "output_index": int}
-_TEXT = _PLACE | {"content_index": int}
-_LISTED = {"logprobs": list[ChosenLogprobShape]}
-_PART = _TEXT | {"part": openai.OutputTextShape | openai.ReasoningPartShape}
-_SUMMARY = _PLACE | {"summary_index": int}
-_SUMMARY_PART = _SUMMARY | {"part": openai.ReasoningPartShape}
-_EVENTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("created", "in_progress", "completed", "incomplete", "failed"), _STAGE),
-    **dict.fromkeys(("output_item.added", "output_item.done"), _ITEM),
-    **dict.fromkeys(("content_part.added", "content_part.done"), _PART),
-    **dict.fromkeys(("reasoning_summary_part.added", "reasoning_summary_part.done"), _SUMMARY_PART),
-    "output_text.delta": _TEXT | {"delta": str} | _LISTED,
-    "output_text.done": _TEXT | {"text": str} | _LISTED,
-    "reasoning_text.delta": _TEXT | {"delta": str},
-    "reasoning_text.done": _TEXT | {"text": str},
-    "reasoning_summary_text.delta": _SUMMARY | {"delta": str},
-    "reasoning_summary_text.done": _SUMMARY | {"text": str},
-    "function_call_arguments.delta": _PLACE | {"delta": str},
-    "function_call_arguments.done": _PLACE | {"name": str, "arguments": str},
-    "custom_tool_call_input.delta": _PLACE | {"delta": str},
-    "custom_tool_call_input.done": _PLACE | {"input": str},
+_PLACE = ("item_id", "output_index")
+_TEXT = (*_PLACE, "content_index")
+_SUMMARY = (*_PLACE, "summary_index")
+_EVENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("created", "in_progress", "completed", "incomplete", "failed"), ("response",)),
+    **dict.fromkeys(("output_item.added", "output_item.done"), ("output_index", "item")),
+    **dict.fromkeys(("content_part.added", "content_part.done"), (*_TEXT, "part")),
+    **dict.fromkeys(("reasoning_summary_part.added", "reasoning_summary_part.done"), (*_SUMMARY, "part")),
+    "output_text.delta": (*_TEXT, "delta", "logprobs"),
+    "output_text.done": (*_TEXT, "text", "logprobs"),
+    "reasoning_text.delta": (*_TEXT, "delta"),
+    "reasoning_text.done": (*_TEXT, "text"),
+    "reasoning_summary_text.delta": (*_SUMMARY, "delta"),
+    "reasoning_summary_text.done": (*_SUMMARY, "text"),
+    "function_call_arguments.delta": (*_PLACE, "delta"),
+    "function_call_arguments.done": (*_PLACE, "name", "arguments"),
+    "custom_tool_call_input.delta": (*_PLACE, "delta"),
+    "custom_tool_call_input.done": (*_PLACE, "input"),
 }
 """The fields of each event of a stream, beside its type and number. All types begin with ``response.``."""
 
 
-def _event(kind: str, fields: dict[str, Any]) -> Any:
+_KINDS = get_type_hints(openai.ResponseEventFields, include_extras=True)
+"""What mypy holds the writer to."""
+
+
+def _event(kind: str, names: tuple[str, ...]) -> Any:
+    fields = {name: _KINDS[name] for name in names}
     name = kind.title().replace(".", "").replace("_", "")
     whole = {"type": Literal[f"response.{kind}"], "sequence_number": int} | fields  # type: ignore[valid-type]
     return TypedDict(f"Response{name}Shape", whole)  # type: ignore[misc, operator]
 
 
 ResponseEvent: Any = Annotated[
-    Union[tuple(_event(kind, fields) for kind, fields in _EVENTS.items())],  # noqa: UP007 - made of a table
+    Union[tuple(_event(kind, names) for kind, names in _EVENTS.items())],  # noqa: UP007 - made of a table
     Field(discriminator="type"),
 ]

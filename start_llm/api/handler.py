@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 
 from start_llm.api.common.dialect import Exchange, Task, error_reply
@@ -92,8 +93,8 @@ class RequestHandler:
             if self._request.handler is None:
                 self._options()
                 return
-            reader = self._connection.reader
-            request = replace(self._request, body=reader.body.read(), received=reader.received)
+            reader, has_left = self._connection.reader, partial(is_gone, self._connection.socket)
+            request = replace(self._request, body=reader.body.read(), received=reader.received, has_left=has_left)
             self.write_answer(self._request.handler(request))
         except ClientGone:
             raise

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -19,7 +20,10 @@ from start_llm.core.errors import Unavailable
 
 MOST_SECONDS = 600
 """For one file by the clock, with what the caller does with its samples: a child that hangs is ended, too."""
-_REASONS = {-signal.SIGXCPU: f"it takes over {SECONDS} seconds of a processor"}
+_REASONS = {
+    -signal.SIGXCPU: f"it takes over {SECONDS} seconds of a processor",
+    -signal.SIGKILL: "it takes too long, or too much memory",
+}
 
 
 class NotDecoded(Exception):
@@ -48,10 +52,14 @@ class Decoder:
             while piece := _part(answers):
                 yield piece
 
-    def text(self, data: bytes) -> str:
-        """Of a PDF file, page by page. Raises NotDecoded, Unavailable."""
-        with self._order(TEXT, data) as answers:
-            return _part(answers).decode()
+    def text(self, data: bytes, seconds: float) -> tuple[str, float]:
+        """Of a PDF file, page by page; and the seconds that it took, `seconds` at most. Raises NotDecoded, Unavailable.
+
+        The wait for other files does not count.
+        """
+        with self._order(TEXT, data, seconds) as answers:
+            began = time.monotonic()
+            return _part(answers).decode(), time.monotonic() - began
 
     @property
     def pid(self) -> int | None:
@@ -66,12 +74,13 @@ class Decoder:
             child.communicate()
 
     @contextlib.contextmanager
-    def _order(self, order: bytes, data: bytes) -> Iterator[IO[bytes]]:
-        """Sends an order; what comes back can be read. A child that is left before its answer's end is ended."""
+    def _order(self, order: bytes, data: bytes, seconds: float = MOST_SECONDS) -> Iterator[IO[bytes]]:
+        """Sends an order; what comes back can be read. A child that is left before its answer's end, or that has not
+        answered after `seconds`, is ended."""
         with self._turn:
             child = self._running()
             assert child.stdin and child.stdout
-            late = threading.Timer(MOST_SECONDS, child.kill)
+            late = threading.Timer(max(0.0, seconds), child.kill)
             late.daemon = True
             late.start()
             try:

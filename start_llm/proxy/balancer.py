@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,8 +164,12 @@ class Balancer:
         if answer.error_status < 500 or outcome.error is not None or at_node or asked.is_forwarded:
             return
         outcome.failed = outcome.is_lost = False
+        send = answer.begin(NODE_HEADER, choice.label, lambda: None)
+        await self._until_given_up(asked, choice, self._forward(asked, send))
+
+    async def _forward(self, asked: _Asked, send: Send) -> None:
         response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
-        await response(asked.scope, asked.client, answer.begin(NODE_HEADER, choice.label, lambda: None))
+        await response(asked.scope, asked.client, send)
 
     async def _end(self, asked: _Asked, choice: Choice) -> None:
         """Nobody else is asked: the client gets what came from the node, or the server's word. Raises Unavailable."""
@@ -195,20 +199,24 @@ class Balancer:
         outcome.node = choice.node.name
         with fleet.sending(choice) as begun:
             send = answer.begin(NODE_HEADER, choice.label, begun)
-            asking = asyncio.ensure_future(self._ask_litellm(asked, asked.scope, asked.body, send))
-            try:
-                while not (await asyncio.wait((asking,), timeout=_LOOK_SECONDS))[0]:
-                    if fleet.gives_up(choice.node.name, outcome.tried, begun=answer.has_begun):
-                        break  # it is frozen: nothing more is to be expected of it
-                else:
-                    asking.result()
-            finally:
-                asking.cancel()
+            await self._until_given_up(asked, choice, self._ask_litellm(asked, asked.scope, asked.body, send))
+        return choice
+
+    async def _until_given_up(self, asked: _Asked, choice: Choice, attempt: Coroutine[Any, Any, None]) -> None:
+        """Waits for the end of an attempt. A node that is frozen is given up: nothing more is to be expected of it."""
+        outcome, answer, asking = asked.outcome, asked.answer, asyncio.ensure_future(attempt)
+        try:
+            while not (await asyncio.wait((asking,), timeout=_LOOK_SECONDS))[0]:
+                if self._fleet.gives_up(choice.node.name, outcome.tried, begun=answer.has_begun):
+                    break
+            else:
+                asking.result()
+        finally:
+            asking.cancel()
         if not asking.done():
             answer.end()
             await asyncio.wait((asking,), timeout=_LOOK_SECONDS)  # LiteLLM may say more of it on its way out
             outcome.failed = outcome.is_lost = True
-        return choice
 
     async def _ask_litellm(self, asked: _Asked, scope: Scope, body: bytes, send: Send) -> None:
         scope = dict(scope) | {"state": dict(scope.get("state") or {})}

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from start_llm.proxy.asgi import replay
-from start_llm.proxy.fleet import NODE_HEADER, NodeFleet
+from start_llm.proxy.fleet import NODE_HEADER, SILENT_SECONDS, NodeFleet
 from start_llm.proxy.nodes import ServerNode
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import TEXT
@@ -147,6 +147,17 @@ def test_a_node_that_says_it_has_no_room_is_not_asked_twice() -> None:
     with nodes(2) as stubs:
         answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
         assert answer.body == b'{"from": "the other one"}' and not stubs[0].seen
+
+
+def test_a_node_that_is_frozen_is_given_up_past_litellm_too() -> None:
+    async def litellm(loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
+        loop.fleet.members[stubs[0].name].silent_seconds = SILENT_SECONDS + 1
+        await faulty(loop, scope, receive, send)
+
+    with nodes(2) as stubs:
+        stubs[0].mode = "frozen"
+        answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
+    assert TEXT in answer.body.decode() and answer.headers[NODE_HEADER].startswith(stubs[1].name)
 
 
 def test_what_litellm_fails_on_has_the_servers_own_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -14,8 +15,18 @@ from start_llm.files.lru import Lru
 
 INSTEAD = "send its text, or its pages as images"
 MOST_BYTES = 32 << 20
+SECONDS = 60.0
+"""What the files of one request may take together, so that others wait no longer for theirs."""
 KEPT_CHARS = 8_000_000  # of texts that are kept: a client sends a file again in each turn
 _HEAD = "data:application/pdf;base64,"
+
+
+_left: ContextVar[float] = ContextVar("seconds left for the files of this request", default=SECONDS)
+
+
+def begin_request() -> None:
+    """What this thread reads from here on belongs to another request."""
+    _left.set(SECONDS)
 
 
 @cache
@@ -46,10 +57,13 @@ def pdf_text(data: str, name: Any, path: str) -> str:
     digest = hashlib.sha256(raw).digest()
     text = kept.get(digest)
     if text is None:
+        if _left.get() <= 0:
+            raise _refused(path, f"the files before it took over {SECONDS:.0f} seconds")
         try:
-            text = decoder.text(raw)
+            text, taken = decoder.text(raw, _left.get())
         except NotDecoded as error:
             raise _refused(path, str(error)) from None
+        _left.set(_left.get() - taken)
         kept.put(digest, text)
     shown = " ".join(name.split())[:200] if isinstance(name, str) and name.strip() else "document.pdf"
     return f"[File {shown}]\n{text}\n[End of {shown}]"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from start_llm.api.common.documents import begin_request
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.jsontext import parse_object
 from start_llm.core.limits import LOOK_BACK, MESSAGES, MODEL, NAME, SESSION, TOOLS, WORDS, Limit
@@ -72,6 +73,7 @@ class SamplingBody(BodyModel):
 
 def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
     """The validated body and the plain dictionary it came from. Raises BadRequest."""
+    begin_request()
     data = parse_object(raw)
     for name, kind, limit in _LENGTHS:
         if isinstance(data.get(name), kind):

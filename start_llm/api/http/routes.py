@@ -35,6 +35,7 @@ class Request:
     # of the body; ``None``: no body is read, the connection closes behind the answer if one comes
     most_bytes: int | None = None
     query: str = ""
+    has_left: Callable[[], bool] = lambda: False  # whether the client has closed its connection
 
 
 @dataclass(frozen=True, slots=True)

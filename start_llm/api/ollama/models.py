@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.ollama import shapes
 from start_llm.api.ollama.chat import named
 from start_llm.api.ollama.stream import LINES, line
-from start_llm.core.errors import NotFound, NotSupported, Unavailable
+from start_llm.core.errors import ClientGone, NotFound, NotSupported, Unavailable
 from start_llm.core.service import ModelCard, Service
 from start_llm.models.catalog import folder_of
 from start_llm.models.checkpoint import parameters_on_disk, read_config
@@ -112,12 +112,17 @@ class OllamaModels:
         lines = self._progress(self.library.pulls.begin(source) if begun else source, begun=begun)
         if body.stream is not False:
             return Feed(map(line, lines), LINES)
-        *_, last = lines
+        last: shapes.OllamaPulledShape = {}
+        for told in lines:
+            last = told
+            if inbound.has_left():
+                lines.close()
+                raise ClientGone("The client went away while its model was fetched.")
         if "error" in last:
             raise Unavailable(last["error"])
         return Reply(sse.dumps(last))
 
-    def _progress(self, source: str, *, begun: bool) -> Iterator[shapes.OllamaPulledShape]:
+    def _progress(self, source: str, *, begun: bool) -> Generator[shapes.OllamaPulledShape]:
         digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
         pulls = self.library.pulls
         try:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, logprobs_body
 from start_llm.api.common.shapes import ChosenLogprobShape
@@ -28,17 +28,16 @@ Logprobs = list[ChosenLogprobShape]
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """An item that holds text: events of its text, events of its one part, the part's place."""
+    """An item that holds text: events of its text, and of its one part."""
 
     prefix: str
     text_event: str
     part_event: str
-    index: str
 
 
-MESSAGE = TextKind("msg", "response.output_text", "response.content_part", "content_index")
-REASONING = TextKind("rs", "response.reasoning_text", "response.content_part", "content_index")
-SUMMARY = TextKind("rs", "response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index")
+MESSAGE = TextKind("msg", "response.output_text", "response.content_part")
+REASONING = TextKind("rs", "response.reasoning_text", "response.content_part")
+SUMMARY = TextKind("rs", "response.reasoning_summary_text", "response.reasoning_summary_part")
 """Reasoning, for a client that asked for a summary of it."""
 
 
@@ -265,13 +264,14 @@ class ResponsesWriter(StreamWriter):
 
     # --- events ---
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._number} | fields
+    def _event(self, kind: str, **fields: Unpack[shapes.ResponseEventFields]) -> bytes:
+        data = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return sse.event(kind, data)
 
-    def _item_event(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._id, output_index=len(self._output), **fields)
+    def _item_event(self, kind: str, **fields: Unpack[shapes.ResponseEventFields]) -> bytes:
+        fields["item_id"], fields["output_index"] = self._id, len(self._output)
+        return self._event(kind, **fields)
 
     def _added(self, kind: TextKind | None, item: shapes.OutputItem) -> bytes:
         self._open = kind
@@ -297,7 +297,7 @@ class ResponsesWriter(StreamWriter):
             head += self._part_event("added", "", [])
         self._text.append(text)
         self._logprobs += logprobs
-        return head + self._text_event(f"{kind.text_event}.delta", logprobs, delta=text)
+        return head + self._text_event(f"{kind.text_event}.delta", logprobs=logprobs, delta=text)
 
     def _part_event(self, what: str, text: str, logprobs: Logprobs) -> bytes:
         kind = self._open
@@ -305,19 +305,18 @@ class ResponsesWriter(StreamWriter):
         part = text_part(text, logprobs) if kind is MESSAGE else reasoning_part(kind, text)
         return self._text_event(f"{kind.part_event}.{what}", part=part)
 
-    def _text_event(self, name: str, logprobs: Sequence[ChosenLogprobShape] | None = None, **fields: Any) -> bytes:
-        kind = self._open
-        assert kind is not None
-        if logprobs is not None and kind is MESSAGE:
-            fields["logprobs"] = logprobs
-        return self._item_event(name, **{kind.index: 0}, **fields)
+    def _text_event(self, kind: str, **fields: Unpack[shapes.ResponseEventFields]) -> bytes:
+        if self._open is not MESSAGE:
+            fields.pop("logprobs", None)
+        fields["summary_index" if self._open is SUMMARY else "content_index"] = 0
+        return self._item_event(kind, **fields)
 
     def _end(self) -> bytes:
         """Closes the open reasoning or message item; calls are closed by their own event."""
         kind, text = self._open, "".join(self._text)
         if kind is None:
             return b""
-        head = self._text_event(f"{kind.text_event}.done", self._logprobs, text=text)
+        head = self._text_event(f"{kind.text_event}.done", logprobs=self._logprobs, text=text)
         head += self._part_event("done", text, self._logprobs)
         return head + self._finished(self._exchange.text_item(kind, self._id, text, self._logprobs))
 

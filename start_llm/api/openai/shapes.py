@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import Field
@@ -243,6 +244,24 @@ class ResponseShape(ResponseEchoShape):
     model: str
     output: list[OutputItem]
     usage: ResponseUsageShape | None
+
+
+class ResponseEventFields(TypedDict, total=False):
+    """The fields of all events of a stream, beside type and number. `scripts/openapi_parts.py` says which has which."""
+
+    response: ResponseShape
+    output_index: int
+    item: OutputItem
+    item_id: str
+    content_index: int
+    summary_index: int
+    part: OutputTextShape | ReasoningPartShape
+    delta: str
+    text: str
+    logprobs: Sequence[ChosenLogprobShape]
+    name: str
+    arguments: str
+    input: str
 
 
 class DeletedResponseShape(TypedDict):

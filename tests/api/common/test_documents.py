@@ -13,8 +13,10 @@ import pytest
 from start_llm.api.anthropic.messages import _block_content
 from start_llm.api.common import documents
 from start_llm.api.common.documents import MOST_BYTES, pdf_text
+from start_llm.api.common.fields import BodyModel, parse_body
 from start_llm.api.common.parts import content_of
 from start_llm.audio import decoder_child
+from start_llm.audio.decoder import NotDecoded
 from start_llm.core.errors import BadRequest, NotSupported
 
 pypdf = pytest.importorskip("pypdf")
@@ -122,6 +124,37 @@ def test_a_hostile_file_ends_with_a_sentence_and_the_next_one_is_read(made: Call
     assert caught.value.message.startswith("messages[0].content[1]: this PDF cannot be shown: ")
     assert "pages as images" in caught.value.message and caught.value.param == "messages[0].content[1]"
     assert "fine" in pdf_text(sent(pdf(words("fine"))), "x.pdf", "p")
+
+
+class Slow:
+    """Takes what it is said to take, and no time."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.allowed = [*seconds], list[float]()
+
+    def text(self, data: bytes, seconds: float) -> tuple[str, float]:
+        self.allowed.append(seconds)
+        return "x", self.seconds.pop(0)
+
+
+def test_the_files_of_one_request_have_one_bound_and_the_next_request_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, kept = Slow(50.0, 11.0, 1.0), documents._reader()[1]
+    monkeypatch.setattr(documents, "_reader", lambda: (slow, kept))
+    documents.begin_request()
+    files = [sent(pdf(words(str(number)))) for number in range(4)]
+    for number in range(2):
+        pdf_text(files[number], None, f"content[{number}]")
+    with pytest.raises(BadRequest, match=r"content\[2\]: .* the files before it took over 60 seconds"):
+        pdf_text(files[2], None, "content[2]")
+    assert pdf_text(files[0], None, "content[2]"), "one that is known takes nothing"
+    parse_body(BodyModel, b"{}")
+    assert pdf_text(files[3], None, "content[0]") and slow.allowed == [60.0, 10.0, 60.0]
+
+
+def test_a_file_that_takes_longer_than_is_left_is_ended() -> None:
+    decoder = documents._reader()[0]
+    with pytest.raises(NotDecoded, match="too long"):
+        decoder.text(BOMB, 0.0)
 
 
 def test_halves_of_a_sign_are_joined_and_what_needs_another_library_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from start_llm.api.server import ApiServer
 from start_llm.core.service import ModelCard
 from start_llm.models.catalog import snapshot
 from start_llm.models.checkpoint import parameters_on_disk
+from tests.api.conftest import Raw
 from tests.api.fakes import FakeService
 from tests.cli.places import checkpoint, safetensors
 from tests.models.hub import Hub, running, use
@@ -89,6 +90,17 @@ def test_what_cannot_be_pulled_says_why(server: ApiServer, hub: Hub, monkeypatch
     assert refused.status_code == 503 and "no hub is in reach" in refused.json()["error"]
     refused = httpx.post(f"{server.url}/api/pull", json={"model": "llama3:8b"}, timeout=60)
     assert refused.status_code == 400 and "is a name of Ollama" in refused.json()["error"]
+
+
+def test_a_client_that_waits_for_the_whole_ends_its_fetch_when_it_leaves(
+    server: ApiServer, connect: Callable[[ApiServer], Raw]
+) -> None:
+    pulls = server.page.pulls
+    pulls._fetch = lambda name, progress, **more: spin(progress)
+    waiting = connect(server).post("/api/pull", {"model": "owner/model", "stream": False})
+    until(lambda: (pulls.state() or {}).get("state") == "running")
+    waiting.close()
+    until(lambda: (pulls.state() or {})["state"] == "stopped")
 
 
 def test_a_client_that_leaves_ends_the_fetch_that_it_began_and_no_other(server: ApiServer) -> None:
