@@ -154,7 +154,7 @@ def test_the_files_of_one_request_have_one_bound_and_the_next_request_its_own(mo
 def test_a_file_that_takes_longer_than_is_left_is_ended() -> None:
     decoder = documents._reader()[0]
     with pytest.raises(NotDecoded, match="too long"):
-        decoder.text(BOMB, 0.0)
+        decoder.text(bomb(), 0.0)
 
 
 def test_halves_of_a_sign_are_joined_and_what_needs_another_library_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
