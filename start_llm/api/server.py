@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
 QUICK_THREADS = 2
 FEED_THREADS = 8
+LAST_WORDS_SECONDS = 1.0  # in which a request that is cancelled at the end may still tell its client so
 """Pages that may be open at a time; each has a thread, which mostly sleeps."""
 
 
@@ -191,7 +192,7 @@ class ApiServer:
         self._stopping = True
         if not idle:
             self._watcher.close_all()
-            idle = work.wait_idle(1.0)
+            idle = work.wait_idle(LAST_WORDS_SECONDS)
         for pool in self._pools.values():
             pool.stop()
         with self._lock:

@@ -348,13 +348,13 @@ def test_api_key(serve: Serve, connect: Connect) -> None:
 
 
 def test_slow_heads_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "HEAD_SECONDS", 0.05)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
     server = serve(http_threads=1)
     slow = connect(server).send("GET /hea")
     assert slow.response()[0] == 408
     assert slow.is_closed()
+    monkeypatch.setattr(front, "HEAD_SECONDS", 0.05)  # for one that has sent nothing
     assert connect(server).is_closed()
 
 
@@ -426,7 +426,10 @@ def test_url_is_usable(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_stop_tells_running_requests(serve: Serve, service: FakeService, connect: Connect, stream: bool) -> None:
+def test_a_stop_tells_running_requests(
+    serve: Serve, service: FakeService, connect: Connect, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.api.server.LAST_WORDS_SECONDS", 60.0)
     server = serve()
     stream_and_hold(service)
     raw = connect(server).post(PATH, CHAT | {"stream": stream})

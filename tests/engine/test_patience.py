@@ -10,7 +10,7 @@ from start_llm.engine.patience import Patience
 
 
 def test_results_and_errors_come_back() -> None:
-    patience = Patience("grammar", threads=1, seconds=5)
+    patience = Patience("grammar", threads=1, seconds=60)
     assert patience.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(NotSupported, match="no"):
         patience.run(fail, NotSupported("no"))

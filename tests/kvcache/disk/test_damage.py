@@ -41,7 +41,7 @@ def goes_on(store: KVStore, seed: int, hybrid: bool) -> None:
     new = run(10_000 * seed, 90)
     put(store, new, hybrid)
     store.idle()
-    store.disk.flush(10)
+    store.disk.flush(60)
     assert restored(store, new) == new
 
 
@@ -58,7 +58,7 @@ def survives(whole: Path, folder: Path, chance: random.Random, hybrid: bool) -> 
         store.close()
     store = store_on(folder, hybrid)
     put(store, run(150_000, 60), hybrid)
-    assert store.disk.flush(10), "the tier does not write any more"
+    assert store.disk.flush(60), "the tier does not write any more"
     found = sum(right(store, text) for text in TEXTS)
     store.close()
     again = store_on(folder, hybrid)
