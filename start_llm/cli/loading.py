@@ -6,10 +6,7 @@ import argparse
 import difflib
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +15,6 @@ from start_llm.cli.loaded import Card, server_cards
 from start_llm.core.errors import ExitCode
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
-from start_llm.dashboard.progress import LINE_SECONDS
 from start_llm.host.hints import hint
 from start_llm.host.home import command as program
 from start_llm.host.ports import ask_json, server_state
@@ -28,7 +24,6 @@ from start_llm.service.commands import NOT_RUNNING
 from start_llm.service.place import Place, running_ports
 
 _CHANGE_SECONDS = 3600.0  # the server gives up earlier
-_LOOK_SECONDS = 0.2
 _PATHS = ("/", "~", "./", "../")
 _DOING = {"load": "loading", "unload": "unloading", "pin": "pinning"}
 
@@ -46,10 +41,8 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
     meant = str(expanded(name).resolve()) if name.startswith(_PATHS) else name
     body: dict[str, Any] = {"model": meant} | ({"pinned": not options.off} if what == "pin" else {})
     began = time.monotonic()
-    status, answer = _with_life(
-        f"{_DOING[what]} {name}",
-        lambda: ask_json(f"{place.url}/v1/models/{what}", settings.api_key, _CHANGE_SECONDS, body),
-    )
+    with Console(stderr=True, markup=False).status(f"{_DOING[what]} {name} ..."):  # it may take minutes
+        status, answer = ask_json(f"{place.url}/v1/models/{what}", settings.api_key, _CHANGE_SECONDS, body)
     if status != 200 or not isinstance(answer, dict):
         print(_refusal(settings, name, status, answer), file=sys.stderr)
         return ExitCode.NOT_STARTED
@@ -64,24 +57,6 @@ def _no_server(settings: Settings, what: str, name: str) -> str:
     if what == "unload":
         return f"{here} Nothing is loaded there."
     return f"{here} `{hint(f'start {name}', settings.mlx_port)}` starts one with that model."
-
-
-def _with_life(doing: str, work: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
-    """What `work` returns. It may take minutes: standard error shows meanwhile that it goes on."""
-    done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-    threading.Thread(target=lambda: done.put(work()), name="models", daemon=True).start()
-    console, began, last_line = Console(stderr=True, markup=False), time.monotonic(), 0.0
-    with console.status(f"{doing} ...") as status:
-        while True:
-            try:
-                return done.get(timeout=_LOOK_SECONDS)
-            except Empty:
-                past = time.monotonic() - began
-            if console.is_terminal:
-                status.update(f"{doing} ... {past:.0f} s")
-            elif past - last_line >= LINE_SECONDS:
-                last_line = past
-                console.print(f"{doing} ... {past:.0f} s")
 
 
 def _refusal(settings: Settings, name: str, status: int, answer: Any) -> str:

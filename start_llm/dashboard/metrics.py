@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -19,79 +21,9 @@ from start_llm.dashboard.observer import Observer, Outcome
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 _KINDS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", *DRAFT_COUNTS[1:])
-GAUGES = {
-    "http_waiting": "Connections that no worker has.",
-    "kv_segments": "Segments with KV in memory.",
-    "kv_tokens": "Tokens of these segments.",
-    "kv_leaves": "Conversation ends among them.",
-    "kv_bytes": "KV in memory, checkpoints included, without what running requests have taken over.",
-    "kv_held_bytes": "The same with it. Its spare room counts, but not that of a batch. No states of running requests.",
-    "kv_used_bytes": "What stored tokens take of that.",
-    "kv_budget_bytes": "KV that may be in memory.",
-    "kv_arrays": "Arrays that this KV is in. A device has room for so many, however small they are.",
-    "kv_checkpoints": "Restore points of layers that cannot be cut.",
-    "kv_checkpoint_bytes": "KV of these restore points.",
-    "kv_sessions": "Conversations that the KV store knows.",
-    "kv_disk_files": "KV files on disk.",
-    "kv_disk_bytes": "KV on disk.",
-    "kv_disk_budget_bytes": "KV that may be on disk.",
-    "kv_disk_waiting_bytes": "KV that waits to be written.",
-    "kv_disk_waiting_segments": "Segments that wait to be written.",
-    "kv_disk_waiting_large": "Large segments that wait to be written when nobody asks.",
-    "kv_disk_paused": "1 while the disk cannot be used.",
-    "kv_events_blocks": "Blocks of 64 tokens that routers are told of.",
-    "kv_events_waiting": "Changes of stored KV that are not published yet.",
-    "prompt_records": "Answers that are remembered.",
-    "models_loaded": "Models in memory.",
-    "models_weight_bytes": "Weights in memory; what models share counts once.",
-    "models_memory_bytes": "Memory that weights and KV may take together; 0: nobody knows.",
-    "kv_running_bytes": "KV of running requests.",
-    "memory_pressure": "How short of memory the machine is: 0 not, 1 short, 2 critically.",
-    "proxy_up": "1 while the LiteLLM process lives.",
-}
-COUNTERS = {
-    "http_dropped": "Connections that were closed to make room for others.",
-    "http_accept_pauses": "Times that no connection could be accepted.",
-    "http_front_errors": "Connections that ended by an unexpected error.",
-    "tokens_prefilled": "Prompt tokens computed.",
-    "tokens_prefilled_idle": "Prompt tokens computed in idle gaps.",
-    "tokens_decoded": "Tokens generated.",
-    "tokens_drafted": "Tokens proposed by drafts.",
-    "tokens_accepted": "Proposed tokens that were right.",
-    "tokens_copied": "Those of them that were copied from the conversation's text.",
-    "tokens_headed": "Those of them that a head or a small model proposed.",
-    "tokens_forced": "Those of them that a grammar left no choice about.",
-    "decode_forwards": "Passes of the model that generated tokens.",
-    "hybrid_trim_miss": "Lookups that found no restore point at the end of what is stored.",
-    "failed_steps": "Steps of the model that failed.",
-    "requests_paused": "Requests that gave their memory to others for a while.",
-    "kv_evicted": "Segments evicted from memory.",
-    "kv_errors": "Errors of the KV store; such requests compute everything.",
-    "kv_disk_evicted_files": "KV files deleted to make room.",
-    "kv_disk_written_files": "KV files written.",
-    "kv_disk_written_bytes": "KV written to disk.",
-    "kv_disk_read_files": "KV files read.",
-    "kv_disk_read_bytes": "KV read from disk.",
-    "kv_disk_damaged": "KV files that were damaged.",
-    "kv_disk_failed_writes": "KV files that could not be written.",
-    "kv_disk_pauses": "Times that the disk could not be used.",
-    "kv_events_stored": "Blocks published as stored.",
-    "kv_events_removed": "Blocks published as removed.",
-    "kv_events_dropped": "Changes of stored KV that came faster than they could be published.",
-    "vlm_retreat": "Lookups that ended inside an image; 0 is expected.",
-    "prompt_healed_turns": "Answers that came back without their reasoning.",
-    "prompt_notes": "Requests that an update note was added to.",
-    "prompt_shown_as_sent": "Requests with a history that go on from no answer of this server.",
-    "prompt_guesses_right": "Idle prefills that were used.",
-    "prompt_guesses_wrong": "Idle prefills that were not.",
-    "embedded_texts": "Texts embedded.",
-    "embedded_tokens": "Tokens of these texts.",
-    "transcribed_seconds": "Seconds of recordings transcribed.",
-    "spoken_seconds": "Seconds of speech made.",
-    "proxy_restarts": "Times that the LiteLLM process was started again.",
-    "fallbacks": "Requests sent to FALLBACK_MODEL.",
-    "fallbacks_failed": "Requests that were not answered there either.",
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text("utf-8"))
+GAUGES: dict[str, str] = _TABLES["gauges"]
+COUNTERS: dict[str, str] = _TABLES["counters"]
 
 
 class Metrics(Observer):
@@ -185,7 +117,6 @@ class _Figures(Collector):
                 yield GaugeMetricFamily(full_name, GAUGES[name], value)
             else:
                 yield CounterMetricFamily(full_name, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
-                yield GaugeMetricFamily(full_name, f"Deprecated: {full_name}_total.", value)
 
 
 class _VLLMGauges(Collector):

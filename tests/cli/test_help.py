@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import start_llm
 from start_llm.__main__ import main
 from start_llm.cli.commands import COMMANDS, SHOWN
-from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
 from start_llm.clients import CLIENTS
 from start_llm.host.home import ANEW_VARIABLE, COMMAND_VARIABLE
@@ -130,40 +128,13 @@ def test_what_takes_seconds_says_so_first_and_once(name: str, monkeypatch: pytes
 def test_the_first_run_says_that_it_takes_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    command = [sys.executable, "-m", "start_llm", "completion", "bash"]
+    command = [sys.executable, "-m", "start_llm", "recommend"]
     first, second = (subprocess.run(command, capture_output=True, text=True, check=True).stderr for _ in range(2))
     assert "first run" in first and second == ""
 
 
 def test_launch_print_is_shell_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert read(["launch", "pi", "--print"]).command.first_words(read(["launch", "pi", "--print"]).options) == ""
-
-
-def complete(words: list[str]) -> set[str]:
-    typed = " ".join(words)
-    text = (
-        f"{script('bash')}\nCOMP_WORDS=(start-llm {typed}); COMP_CWORD={len(words)}; _start_llm; echo ${{COMPREPLY[@]}}"
-    )
-    return set(subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.split())
-
-
-@pytest.mark.live
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_bash_completes_commands_agents_and_flags() -> None:
-    assert complete(["se"]) >= {"serve"} and "launch" not in complete(["se"])
-    assert complete(["launch", "c"]) == {name for name in CLIENTS if name.startswith("c")} >= {"claude", "codex"}
-    assert "--port" in complete(["serve", "--p"])
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_command_is_in_every_script(shell: str) -> None:
-    text = script(shell)
-    assert all(name in text for name in SHOWN)
-    if shutil.which(shell):
-        for given, right in ((text, True), (f"{text}\nif true; then (", False)):
-            run = subprocess.run([shell, "-n", "/dev/stdin"], input=given, text=True, capture_output=True, check=False)
-            assert (run.returncode == 0) is right, run.stderr
 
 
 @pytest.mark.live

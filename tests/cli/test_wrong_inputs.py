@@ -32,7 +32,7 @@ TABLE: list[tuple[str, dict[str, str], str]] = [
     ("launch claud", {}, "did you mean claude?"),
     ("launch pi -p hello", {}, "start-llm launch pi -- -p hello"),
     ("launch pi hello", {}, "start-llm launch pi -- hello"),
-    ("completion csh", {}, "allowed: bash, zsh, fish"),
+    ("service reinstall", {}, "allowed: install, uninstall"),
     ("serve --port 70000", {}, "MLX_PORT='70000': it must be at most 65535"),
     ("serve --port x", {}, "MLX_PORT='x': it must be a whole number"),
     ("logs -n x", {}, "-n 'x': it must be a whole number"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from unittest.mock import patch
 import pytest
 
 from start_llm.__main__ import main
-from start_llm.cli import loading
 from start_llm.core.request import Sampling
 from start_llm.host.ports import free_port
 from start_llm.models import loader
@@ -157,18 +155,3 @@ def test_without_a_server(command: Command) -> None:
     assert code == 3 and "No server answers on port" in err and "start oracle-plain --port" in err
     code, _, err = command(None, "unload", "oracle-plain")
     assert code == 3 and err.endswith("Nothing is loaded there.\n")
-
-
-def test_it_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(loading, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(loading, "_LOOK_SECONDS", 0.001)
-    said = threading.Event()
-
-    class Heard(loading.Console):
-        def print(self, *objects: object, **how: object) -> None:
-            super().print(*objects, **how)  # type: ignore[arg-type]
-            said.set()
-
-    monkeypatch.setattr(loading, "Console", Heard)
-    assert loading._with_life("loading small", lambda: (200, said.wait(30))) == (200, True)
-    assert "loading small ... 0 s" in capsys.readouterr().err
