@@ -37,7 +37,7 @@ from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, read_config
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
-from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model
+from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model, load_steps
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.recommended import published_head
 from start_llm.models.room import Weights
@@ -77,6 +77,7 @@ class Assembly:
     """
     Attributes:
         device: what the machine has; set before the first load.
+        bases: weights in memory, for models that differ in their adapters only.
         stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
         vocabularies: of all models. Any thread.
     """
@@ -84,6 +85,7 @@ class Assembly:
     def __init__(self, shared: SharedMemory, ranks: Ranks, say: Say, progress: Progress) -> None:
         self._shared, self._ranks, self._say, self._progress = shared, ranks, say, progress
         self.device: Device
+        self.bases = BasesInMemory()
         self.stored_where = ""
         self.vocabularies = Vocabularies()
         self._wired = False
@@ -102,21 +104,43 @@ class Assembly:
     def steps(
         self,
         settings: Settings,
+        model: str,
+        weights: Weights,
+        pinned: Sequence[Weights],
+        inputs: LoadInputs | None,
+        listener: KVListener | None,
+    ) -> Generator[float, None, TextRuntime]:
+        """Loads the model of `settings`, some weights at a step. Raises StartLLMError if it cannot be served.
+
+        Args:
+            model: its name on the model thread.
+            weights: what it is going to take, as far as that is known.
+            pinned: of models that never go for this one.
+            inputs: what was read of it; ``None``: its files are still to be found.
+            listener: is told what its KV store gives up.
+        """
+        made = ExitStack()
+        self._shared.usable = self._ranks.connect(self._shared.usable)
+        try:
+            self.begin(model, weights, made)
+            inputs = inputs or LoadInputs(bases=self.bases, parts=self._ranks.size, shard=self._ranks.shard)
+            loaded = yield from load_steps(settings, self.device, self._progress, self._say, inputs)
+            return (yield from self._runtime(settings, loaded, model, pinned, listener, made))
+        except BaseException:
+            made.close()
+            raise
+
+    def _runtime(
+        self,
+        settings: Settings,
         loaded: LoadedModel,
         model: str,
         pinned: Sequence[Weights],
         listener: KVListener | None,
         made: ExitStack,
-        bases: BasesInMemory,
     ) -> Generator[float, None, TextRuntime]:
-        """The runtime of a model that `begin` was called for. Raises StartLLMError if it cannot be served.
-
-        Args:
-            model: its name on the model thread.
-            pinned: of models that never go for this one.
-            listener: is told what its KV store gives up.
-        """
-        loaded = self._shaped(settings, loaded, bases)
+        """Of a model whose weights are read."""
+        loaded = self._shaped(settings, loaded)
         self._shared.place(model, loaded.weights)
         loaded = yield from self._with_drafter(settings, loaded)
         self._shared.place(model, loaded.weights)
@@ -161,7 +185,7 @@ class Assembly:
             self._wired = False
             unwire()
 
-    def _shaped(self, settings: Settings, loaded: LoadedModel, bases: BasesInMemory) -> LoadedModel:
+    def _shaped(self, settings: Settings, loaded: LoadedModel) -> LoadedModel:
         """A model of mlx-vlm in the shape of one of mlx-lm; without its vision part, if that cannot be done."""
         if loaded.vision is None:
             alone = library_of(loaded.capabilities.config) == "mlx-vlm"
@@ -171,8 +195,8 @@ class Assembly:
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
-            inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=bases)
-            return self._shaped(blind, load_model(blind, self.device, self._progress, self._say, inputs), bases)
+            inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
+            return self._shaped(blind, load_model(blind, self.device, self._progress, self._say, inputs))
 
     def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
         """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""

@@ -22,7 +22,7 @@ from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say
 from start_llm.models.device import Device, inspect_device
 from start_llm.models.inspection import inspect_once
-from start_llm.models.loader import BasesInMemory, LoadInputs, accelerator, load_steps, read_ahead
+from start_llm.models.loader import LoadInputs, accelerator, read_ahead
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import free_memory
 
@@ -37,14 +37,12 @@ class ModelBuilder:
         self.ranks = ranks or Ranks()
         self._settings = registry.settings
         self._registry = registry
-        self._say = say
-        self._progress = progress
         self._device: Device
         # What the weights and the KV of all models take. How much they may take is known from `begin` on.
         self.shared = SharedMemory(0, registry.settings.cache_memory_bytes, registry.reclaim)
         self._side: dict[str, Any] = {}
-        self.bases = BasesInMemory()  # weights in memory, for models that differ in their adapters only
         self.assembly = Assembly(self.shared, self.ranks, say, progress)
+        self.bases = self.assembly.bases
 
     def begin(self, reserved: int) -> None:
         """Looks at the machine. Before the first load, on any thread. `reserved`: bytes that no model may have."""
@@ -73,24 +71,9 @@ class ModelBuilder:
         inputs: LoadInputs | None = None,
         listener: KVListener | None = None,
     ) -> Generator[float, None, TextRuntime]:
-        """Loads the model of `settings`, some weights at a step. Raises StartLLMError if it cannot be loaded.
-
-        Args:
-            model: its name on the model thread.
-            weights: what it is going to take, as far as that is known.
-            inputs: what `read` has read of it; ``None``: its files are still to be found.
-            listener: is told what its KV store gives up.
-        """
-        pinned, made = self._registry.pinned_weights(model), ExitStack()
-        self.shared.usable = self.ranks.connect(self.shared.usable)
-        try:
-            self.assembly.begin(model, weights, made)
-            inputs = inputs or LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
-            loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
-            return (yield from self.assembly.steps(settings, loaded, model, pinned, listener, made, self.bases))
-        except BaseException:
-            made.close()
-            raise
+        """See `Assembly.steps`. `inputs`: what `read` has read of it."""
+        pinned = self._registry.pinned_weights(model)
+        return (yield from self.assembly.steps(settings, model, weights, pinned, inputs, listener))
 
     def side_steps(
         self, model: str, weights: Weights, steps: Generator[float, None, Any]
