@@ -34,14 +34,21 @@ from start_llm.host.ports import address, ask_json, bind_error, who_listens
 from start_llm.models.capabilities import NO_TEMPLATE
 from start_llm.models.catalog import folder_of, has_template, snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source, weights_on_disk
-from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
+from start_llm.models.device import (
+    GIB,
+    LEAST_FREE,
+    Accelerator,
+    Device,
+    default_cache_bytes,
+    free_disk,
+    inspect_device,
+)
 from start_llm.models.recommended import recommended_model
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 PROBE_SECONDS = 120
 ANSWER_SECONDS = 2
 FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
-LEAST_FREE = 4 * GIB  # of free disk: the embedded model and some stored KV
 MOST_AGAIN = 1.25  # tokens computed per new one that are no cause to say why
 MISSES = {
     "first_turn": "nothing of it was known yet",
@@ -201,8 +208,7 @@ def check_machine(settings: Settings, device: Device, gflops: float) -> Iterator
     text = f"{device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
     yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", f"{device.memory / GIB:.1f} GiB, {text}")
     if device.system == "macOS":
-        wheel = metadata.distribution("mlx").read_text("WHEEL") or ""
-        for well, line in remarks(read_mac(), device.chip, device.usable, _weights(settings), wheel):
+        for well, line in remarks(read_mac(), device.chip, device.usable, _weights(settings)):
             yield Finding("Mac", "ok" if well else "note", line)
     if device.apple_silicon and (best := recommended_model(device.memory)):
         about = f"{best.weights / 1e9:.1f} GB; {best.note}"
@@ -297,10 +303,9 @@ def check_reuse(audit: Path) -> Iterator[Finding]:
 
 def check_disk(folder: Path, setting: str = "START_LLM_CACHE_DIR") -> Finding:
     """Free space and rights where models or KV are stored; `setting` says where that is."""
-    here = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    here, free = free_disk(folder)
     if not os.access(here, os.W_OK):
         return Finding("disk", "bad", f"{here} cannot be written; set {setting}")
-    free = shutil.disk_usage(here).free
     if free <= LEAST_FREE:
         return Finding("disk", "note", f"{free / GIB:.1f} GiB free under {here}: a model, or stored KV, may not fit")
     return Finding("disk", "ok", f"{free / GIB:.0f} GiB free under {here}")

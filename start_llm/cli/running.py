@@ -23,7 +23,7 @@ from start_llm.dashboard.process_log import json_line
 from start_llm.host.blas import begin_again
 from start_llm.host.home import command as program
 from start_llm.host.home import home, made_home
-from start_llm.host.ports import bind_error, free_port, served_model, server_state, who_listens
+from start_llm.host.ports import address, bind_error, free_port, model_cards, server_state, who_listens
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.family import chosen_family
 from start_llm.models.recommended import SHORT_NAMES, full_name
@@ -159,8 +159,8 @@ def check_port(settings: Settings) -> None:
         other = f"{program()} serve --port {free_port()}"
         if server_state(host, port, _ASK_SECONDS) is None:
             raise PreflightError(f"MLX_PORT={port} is in use by {who_listens(port)}; take another: `{other}`.")
-        model = served_model(host, port, settings.api_key, _ASK_SECONDS)
-        what = f"start_llm serves {model} there" if model else "a start_llm server is there"
+        cards = model_cards(address(host, port), settings.api_key, _ASK_SECONDS)
+        what = f"start_llm serves {cards[0].get('id')} there" if cards else "a start_llm server is there"
         raise PreflightError(
             f"MLX_PORT={port} is in use: {what}; join it with `{program()} launch pi`, or take another: `{other}`."
         )

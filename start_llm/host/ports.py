@@ -108,12 +108,6 @@ def server_state(host: str, port: int, seconds: float = 2) -> str | None:
     return state if isinstance(state, str) else None
 
 
-def served_model(host: str, port: int, key: str | None = None, seconds: float = 2) -> str | None:
-    """The main model's name, as a start_llm server there tells it; ``None`` if no server answers."""
-    cards = model_cards(address(host, port), key, seconds)
-    return str(cards[0].get("id")) if cards else None
-
-
 def model_cards(url: str, key: str | None = None, seconds: float = 2) -> list[dict[str, Any]] | None:
     """What a server at `url` tells of its models, the main one first; ``None`` if none answers there."""
     _, body = ask_json(f"{url}/v1/models", key, seconds)

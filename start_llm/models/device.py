@@ -28,6 +28,7 @@ STORED_SHARE = 1 / ROW_PEAK  # of what is left for KV may be stored: a turn take
 LEAST_CACHE_BYTES = 256 * 2**20
 MOST_DISK_BYTES = 20 * 10**9
 DISK_SHARE = 0.1  # of the free disk
+LEAST_FREE = 4 * GIB  # of the disk: the embedded model and some stored KV
 MUCH_WEIGHT = 0.7  # of usable memory: from here on the weights leave little for KV
 MOST_WITH_VISION = 0.7  # of the machine's memory, for the weights of a model that sees
 WIRED_FROM = 32 * GIB  # of weights: below it no report shows a slow-down without wiring, but many show panics with it
@@ -141,9 +142,13 @@ def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: 
 
 def default_disk_bytes(folder: Path) -> int:
     """Bytes of KV that may lie in `folder` (which need not exist yet): 20 GB or 10% of the free disk, the lesser."""
-    while not folder.exists():
-        folder = folder.parent
-    return min(MOST_DISK_BYTES, int(shutil.disk_usage(folder).free * DISK_SHARE))
+    return min(MOST_DISK_BYTES, int(free_disk(folder)[1] * DISK_SHARE))
+
+
+def free_disk(folder: Path) -> tuple[Path, int]:
+    """The part of the path that exists, and the free bytes there."""
+    here = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return here, shutil.disk_usage(here).free
 
 
 def _mac_chip() -> str:

@@ -24,9 +24,10 @@ from start_llm.host.awake import CHILDREN
 from start_llm.host.hints import hint
 from start_llm.host.home import BEGIN, home
 from start_llm.host.home import command as program
+from start_llm.host.mac import read_mac, remarks
 from start_llm.host.ports import ask_json, free_port, model_cards
 from start_llm.host.processes import running
-from start_llm.models.device import GIB
+from start_llm.models.device import GIB, LEAST_FREE, free_disk, inspect_device, likely_accelerator
 from start_llm.service.control import ServiceError, bring_up, family, stop
 from start_llm.service.place import Place, ServerState, running_ports
 from start_llm.service.supervisor import how
@@ -103,7 +104,7 @@ def main_restart(settings: Settings, options: argparse.Namespace) -> int:
 def main_status(settings: Settings, options: argparse.Namespace) -> int:
     """0 if the server answers, 1 if it runs but does not answer yet, 3 if it does not run."""
     place = Place(settings)
-    known = look(place, settings.api_key)
+    known = look(place, settings.api_key) | machine(settings)
     if options.json:
         print(json.dumps(known, indent=1))
     else:
@@ -139,6 +140,21 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         models = _loaded_models(place, key)
         known |= {"models": models, "model": models[0]["id"] if models else ""}
     return known
+
+
+def machine(settings: Settings) -> dict[str, Any]:
+    """What this machine is and has left (`machine`), and what is to be done about it (`notes`). Reads only."""
+    device = inspect_device(likely_accelerator)
+    here, free = free_disk(home() / (settings.disk_dir or settings.cache_dir))
+    told = list(remarks(read_mac(), device.chip)) if device.system == "macOS" else [(True, device.system)]
+    if free <= LEAST_FREE:
+        told.append(
+            (False, f"stored KV may not fit under {here}: delete models (`{program()} rm`), or set KV_DISK_DIR")
+        )
+    about = ", ".join([device.chip, *(line for well, line in told if well)])
+    left = psutil.virtual_memory().available
+    room = f"{left / GIB:.1f} of {device.memory / GIB:.0f} GiB of memory and {free / GIB:.0f} GiB of disk are free"
+    return {"machine": f"{about}; {room}", "notes": [line for well, line in told if not well]}
 
 
 def _phase(state: ServerState | None, *, running: bool) -> str:
@@ -186,6 +202,8 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         ("requests", f"{requests['running']} running, {requests['queued']} waiting{users}"),
         ("now", known["detail"]),
         ("memory", f"{size / GIB:.1f} GiB" if (size := known.get("memory_bytes")) else ""),
+        ("machine", known["machine"]),
+        *(("note", line) for line in known["notes"]),
         ("awake", known.get("awake") and "the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"),
         (
             "restarts",

@@ -11,7 +11,7 @@ from start_llm.host.ports import (
     free_port,
     is_free,
     listener,
-    served_model,
+    model_cards,
     server_state,
     who_listens,
 )
@@ -44,6 +44,7 @@ def test_addresses() -> None:
 
 def test_a_server_tells_what_it_is() -> None:
     with serving() as port:
-        assert server_state("127.0.0.1", port) == "ready" and served_model("127.0.0.1", port) == "served-name"
-    assert server_state("127.0.0.1", port) is None and served_model("127.0.0.1", port) is None
+        card, *_ = model_cards(address("127.0.0.1", port)) or ()
+        assert server_state("127.0.0.1", port) == "ready" and card["id"] == "served-name"
+    assert server_state("127.0.0.1", port) is None and model_cards(address("127.0.0.1", port)) is None
     assert ask_json(address("127.0.0.1", port)) == (0, None)

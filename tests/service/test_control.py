@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from start_llm.core.settings import load_settings
+from start_llm.host.mac import MacFacts
+from start_llm.models.device import GIB, Device
 from start_llm.service import commands, control
 from start_llm.service.place import Place
 
@@ -37,3 +39,25 @@ def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
     assert commands.main_status(settings, argparse.Namespace(json=False)) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["model", "a]0;b  (context 8 tokens)"] in lines and ["now", "loading [2J1mx"] in lines
+
+
+def test_status_tells_of_the_machine_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load_settings(None, start_llm_cache_dir=tmp_path / "not yet", mlx_port=1)
+    monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, {"state": "ready"}))
+    monkeypatch.setattr(commands, "model_cards", lambda *_: [])
+    assert commands.main_status(settings, argparse.Namespace(json=False)) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("machine ")]
+    assert " GiB of memory and " in line and line.endswith(" GiB of disk are free")
+
+    mac = Device("macOS", "Apple M5 Max", 128 * GIB, "metal", 96 * GIB)
+    monkeypatch.setattr(commands, "inspect_device", lambda _: mac)
+    monkeypatch.setattr(commands, "read_mac", lambda: MacFacts("26.1", True, 98304, "macosx_15_0"))
+    monkeypatch.setattr(commands, "free_disk", lambda folder: (folder, GIB))
+    known = commands.machine(settings)
+    assert known["machine"].startswith(
+        "Apple M5 Max, macOS 26.1, the GPU may use 96.0 GiB (iogpu.wired_limit_mb=98304); "
+    )
+    power, kernels, disk = known["notes"]
+    assert "low power mode is on" in power and "neural accelerators" in kernels and "KV_DISK_DIR" in disk
