@@ -28,7 +28,6 @@ from scripts.bench.drafting import CallStyle, Published, Totals, drafted_behind,
 from scripts.bench.virtual import VirtualClock
 from start_llm.app import App
 from start_llm.core.settings import load_settings
-from start_llm.engine.decode.draft import Acceptance
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 from tests.oracle import log as oracle_log
 from tests.oracle.build import CONTEXT, SPECIAL
@@ -121,12 +120,10 @@ def tokenizer_for_oracle(folder: Path) -> Tokenizer:
 class _Lengths(DraftGate):
     """In place of the server's gate: drafts of three tokens, or 31 behind a match of 16, whatever they cost."""
 
-    def choose(
-        self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
-    ) -> tuple[int, int]:
+    def choose(self, options: Sequence[DraftOption], *, carried: int, context: int) -> tuple[int, int]:
         return 0, min(options[0].most, drafted_behind(options[0].match))
 
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+    def hopeful(self, outlook: int, *, context: int) -> bool:
         return True
 
 

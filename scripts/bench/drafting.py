@@ -178,7 +178,7 @@ class Gated:
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
         option = DraftOption(proposal.match, len(proposal.tokens))
-        return self._gate.choose(self._gate.acceptance, [option], carried=carried, context=context)[1]
+        return self._gate.choose([option], carried=carried, context=context)[1]
 
     def saw(self, match: int, right: bool) -> None:
         self._gate.acceptance.observe(match, right)

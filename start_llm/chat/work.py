@@ -66,7 +66,6 @@ class RequestWork:
             views=None if self.model.views is None else partial(self.model.views, self.request.messages),
             session=self.prepared.session,
             owner=self.request.owner,
-            conversation=self.request.conversation,
             one_shot=self.prepared.one_shot and len(prompt.tokens) < _ONE_SHOT_TOKENS,
             model=self.model.model,
         )

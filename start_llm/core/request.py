@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -104,14 +103,6 @@ class ChatRequest:
     received: float = 0.0  # ``time.monotonic()`` at arrival, in seconds
     # the images whose marks stand in `messages`, by identity
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def conversation(self) -> str | None:
-        """Who asks, and what that client calls the conversation; ``None`` where it calls it nothing.
-
-        Two clients may choose the same name, and ask the same question: neither shows that they are one.
-        """
-        return None if self.session is None else json.dumps([self.owner, self.session])
 
 
 def begun_by_client(request: ChatRequest) -> ChatRequest:

@@ -59,8 +59,6 @@ class Submit:
     thinking: ThinkingLimit | None = None
     session: str | None = None  # the conversation this belongs to, as far as it is known; unique for one `owner` only
     owner: str | None = None  # who asks, see `ChatRequest`
-    # both, where it is certain that nobody else's request can have it; see `ChatRequest`
-    conversation: str | None = None
     one_shot: bool = False  # a side request (title, summary): its KV is the first to go
     # more tokens of this conversation that drafts may be taken from; called once, on any thread
     views: Callable[[], Sequence[Any]] | None = field(default=None, compare=False)

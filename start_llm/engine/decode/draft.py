@@ -78,30 +78,23 @@ class DecodeCounts:
 
 
 class Acceptance:
-    """How often the next token was the proposed one, by the length of the match; what is recent weighs more.
+    """How often the next token was the proposed one, by the length of the match; what is recent weighs more."""
 
-    `general`: of all conversations: it is what is expected of one that has not said much yet. It learns, too.
-    """
-
-    def __init__(self, general: Acceptance | None = None) -> None:
-        self._general = general
+    def __init__(self) -> None:
         self._right, self._tried = [0.0] * len(_MATCHES), [0.0] * len(_MATCHES)
         self._belief = [_BELIEF] * len(_MATCHES)  # proposals that what is expected counts for; fades
 
     def chance(self, match: int) -> float:
         """That the token behind a match of this length is right."""
         bucket = _BUCKETS[min(match, _FARTHEST)]
-        expected = _EXPECTED[bucket] if self._general is None else self._general.chance(match)
         belief = self._belief[bucket]
-        return (self._right[bucket] + belief * expected) / (self._tried[bucket] + belief)
+        return (self._right[bucket] + belief * _EXPECTED[bucket]) / (self._tried[bucket] + belief)
 
     def observe(self, match: int, right: bool) -> None:
         bucket = _BUCKETS[min(match, _FARTHEST)]
         self._right[bucket] = self._right[bucket] * _DECAY + right
         self._tried[bucket] = self._tried[bucket] * _DECAY + 1.0
         self._belief[bucket] *= _DECAY
-        if self._general is not None:
-            self._general.observe(match, right)
 
 
 class SuffixIndex:
@@ -214,15 +207,7 @@ class RowDrafts:
     """What a row is given for its drafts. `find_drafter` is asked before each step until it returns one."""
 
     find_drafter: Callable[[], SuffixIndex | None] | None = None  # ``None``: no drafts, nor what a grammar forces
-    acceptance: Acceptance = field(default_factory=Acceptance)  # how often proposals were right in this conversation
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # is added to, with and without drafts
-
-    def learn(self, proposal: Proposal, drafted: int, right: int) -> None:
-        """So many tokens of a proposal were computed, and so many of them were right."""
-        self.counts.drafted += drafted
-        self.counts.accept(proposal, right)
-        for i in range(min(right + 1, drafted)):
-            self.acceptance.observe(proposal.match + i, i < right)
 
 
 def _hash(run: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""What drafts need beside the rows: an index of each, and how often drafts of a conversation were right.
+"""What drafts need beside the rows: an index of each.
 
 Indexes are built by a thread of their own, while the prompt is prefilled or the first tokens are decoded; all else here
 is called on the model thread.
@@ -12,17 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from start_llm.core.work import Submit
-from start_llm.engine.decode.draft import Acceptance, RowDrafts, SuffixIndex
+from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate, PassCosts
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import Cache
 from start_llm.engine.ranks.interface import Ranks
-from start_llm.files.lru import Lru
 
 log = logging.getLogger(__name__)
-
-_CONVERSATIONS = 64
 
 
 class Drafts:
@@ -34,7 +31,6 @@ class Drafts:
     def __init__(self, gate: DraftGate, agree: Callable[[bool], bool] = bool) -> None:
         self.gate, self._agree = gate, agree
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafts")
-        self._acceptances = Lru[str, Acceptance](_CONVERSATIONS)
 
     def begin(self, work: Submit, generated: Sequence[int]) -> RowDrafts:
         """Starts to build the index of a request's row, unless it wants no drafts.
@@ -43,12 +39,8 @@ class Drafts:
         """
         if not work.sampling.drafts:
             return RowDrafts()
-        acceptance = Acceptance(self.gate.acceptance)
-        if work.conversation is not None:  # a session that copies does not pay for one that does not
-            acceptance = self._acceptances.get(work.conversation) or acceptance
-            self._acceptances.put(work.conversation, acceptance)
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views)
-        return RowDrafts(lambda: index.result() if self._agree(index.done()) else None, acceptance)
+        return RowDrafts(lambda: index.result() if self._agree(index.done()) else None)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)

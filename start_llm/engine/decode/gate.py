@@ -1,7 +1,7 @@
 """Whether a draft pays, and how long it should be. Pure: knows numbers, no MLX. Model thread only.
 
 A draft is as long as is expected to gain most: right tokens for the seconds that its pass takes. How often tokens are
-right is counted by conversation (`draft.Acceptance`). What passes take is measured (`PassCosts`): seconds of narrow
+right is counted (`draft.Acceptance`). What passes take is measured (`PassCosts`): seconds of narrow
 ones (one token), and what wide ones take as multiples of these. Of the last times a low one counts: others only make a
 pass slower. After a wide pass that took other than expected a narrow one tells whether the machine has changed. A width
 that was never seen is taken to be cheap, and longer drafts are tried now and then: a try tells the truth.
@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH, Acceptance
+from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH, Acceptance, DecodeCounts, Proposal
 
 Clock = Callable[[], float]  # seconds
 WIDTHS: tuple[int, ...] = (*range(1, 17), 20, 24, 28, 32, 48, 64)  # that are told apart
@@ -106,7 +106,7 @@ class DraftGate:
     """`carries`: after a rejection the accepted tokens have to be computed again, with the next pass.
 
     `head`: seconds that a step of the model's head takes, 0 while nobody knows; ``None``: it has no head. `acceptance`:
-    of all conversations. `clock`: seconds, by which passes are measured.
+    of all rows. `clock`: seconds, by which passes are measured.
     """
 
     def __init__(
@@ -119,19 +119,16 @@ class DraftGate:
         self._tries = 0
         self._head_steps: deque[float] = deque(maxlen=_KEPT)
 
-    def choose(
-        self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
-    ) -> tuple[int, int]:
+    def choose(self, options: Sequence[DraftOption], *, carried: int, context: int) -> tuple[int, int]:
         """Which of the options to take, one at least, and how many tokens of it; 0 if none pays.
 
-        `acceptance`: of the row's conversation. `carried`: tokens that must be computed before them anyway, beside the
-        newest one. `context`: tokens in the KV.
+        `carried`: tokens that must be computed before them anyway, beside the newest one. `context`: tokens in the KV.
         """
         if self.costs.wants_narrow:
             self.costs.wants_narrow = False  # once: its time may not be known, where other models compute, too
             return 0, 0
         seconds = self.costs.by_width(context)
-        gains = [self._best(acceptance, option, carried, seconds) for option in options]
+        gains = [self._best(option, carried, seconds) for option in options]
         index = gains.index(max(gains))
         length = gains[index][1]
         tried = index if length else self._tries % len(options)
@@ -142,24 +139,27 @@ class DraftGate:
         self._seconds_tried += seconds[carried + 1 + longer]
         return tried, longer
 
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+    def hopeful(self, outlook: int, *, context: int) -> bool:
         """Whether a head, or a match of at most this length, could be worth a draft, or a try.
 
         For a draft the loop waits for the newest token before it launches the next pass, and the device meanwhile has
         no work. Without the wait the draft begins one token later.
         """
-        options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
-        if outlook >= LEAST_MATCH and acceptance.chance(outlook - 1) * acceptance.chance(outlook) > _WORTH_WAITING:
+        options, chance = (
+            [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else [],
+            self.acceptance.chance,
+        )
+        if outlook >= LEAST_MATCH and chance(outlook - 1) * chance(outlook) > _WORTH_WAITING:
             options.append(DraftOption(outlook, MOST_DRAFTED))
         if not options or self._seconds_tried < _TRIED_SHARE * self._seconds:
             return bool(options)
         seconds = self.costs.by_width(context)
-        return any(self._best(acceptance, option, 0, seconds)[1] for option in options)
+        return any(self._best(option, 0, seconds)[1] for option in options)
 
-    def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
+    def together(self, options: Sequence[DraftOption], *, context: int) -> int:
         """The width of a pass over a block of each row, by which each row's draft is cut; 1: none pays.
 
-        Both sequences have an entry for each row; a match that is too short is nothing. `context`: tokens of all rows.
+        `options`: one for each row; a match that is too short is nothing. `context`: tokens of all rows.
         """
         rows, seconds = len(options), self.costs.by_width(context)
         said, chances = float(rows), [float(option.match >= LEAST_MATCH) for option in options]
@@ -167,12 +167,19 @@ class DraftGate:
         for width in range(2, MOST_WIDE // rows + 1):
             for row, option in enumerate(options):
                 more = width - 1 <= option.most
-                chances[row] *= acceptances[row].chance(option.match + width - 2) if more else 0.0
+                chances[row] *= self.acceptance.chance(option.match + width - 2) if more else 0.0
             said += sum(chances)
             gain = said / rows * seconds[rows] / seconds[rows * width]
             if gain > best_gain:
                 best, best_gain = width, gain
         return best
+
+    def learn(self, counts: DecodeCounts, proposal: Proposal, drafted: int, right: int) -> None:
+        """So many tokens of a row's proposal were computed, and so many of them were right."""
+        counts.drafted += drafted
+        counts.accept(proposal, right)
+        for i in range(min(right + 1, drafted)):
+            self.acceptance.observe(proposal.match + i, i < right)
 
     def observe(self, width: int, context: int, seconds: float) -> None:
         """A pass of a row that decodes took so long."""
@@ -184,12 +191,12 @@ class DraftGate:
         self._head_steps.append(seconds / steps)
         self.head = min(self._head_steps)
 
-    def _best(self, right: Acceptance, option: DraftOption, carried: int, seconds: list[float]) -> tuple[float, int]:
+    def _best(self, option: DraftOption, carried: int, seconds: list[float]) -> tuple[float, int]:
         """The gain of the length that gains most, and that length; 0: none gains enough. `seconds`: by width."""
         head_step = (self.head or 0.0) if option.match >= HEAD_MATCH else 0.0
         best, expected, chance, again = (_LEAST_GAIN, 0), 0.0, 1.0, 0.0
         for drafted in range(1, min(option.most, MOST_DRAFTED, MOST_WIDE - carried - 1) + 1):
-            before, chance = chance, chance * right.chance(option.match + drafted - 1)
+            before, chance = chance, chance * self.acceptance.chance(option.match + drafted - 1)
             if self.carries:  # if it fails here, what came before is computed once more
                 again += (before - chance) * (seconds[drafted + 1] - seconds[1])
             expected += chance

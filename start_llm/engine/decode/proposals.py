@@ -66,8 +66,7 @@ class RowProposals:
         if not proposals:
             return None
         options = [DraftOption(one.match, len(one.tokens) or min(most, MOST_HEADED)) for one in proposals]
-        acceptance, context = self._state.drafts.acceptance, len(self._state.tokens)
-        index, length = self._gate.choose(acceptance, options, carried=len(carried), context=context)
+        index, length = self._gate.choose(options, carried=len(carried), context=len(self._state.tokens))
         chosen = proposals[index]
         if length and chosen.match == HEAD_MATCH:
             chosen = Proposal(self._from_head([*carried, token], ahead, length), HEAD_MATCH)
@@ -76,7 +75,8 @@ class RowProposals:
 
     def learn(self, proposal: Proposal, right: int) -> None:
         """So many of its tokens were right."""
-        self._state.drafts.learn(proposal, len(proposal.tokens), right)
+        assert self._gate is not None
+        self._gate.learn(self._state.drafts.counts, proposal, len(proposal.tokens), right)
         if self.text is not None:
             self.text.append(proposal.tokens[:right])
 

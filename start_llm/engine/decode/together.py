@@ -36,12 +36,6 @@ class _Row:
             self.drafter.append([newest])
         self.proposal = self.drafter.propose(most) or _NOTHING
 
-    def learn(self, drafted: int, right: int) -> None:
-        self.drafts.counts.forwards += 1
-        self.drafts.learn(self.proposal, drafted, right)
-        if self.drafter is not None:
-            self.drafter.append(self.proposal.tokens[:right])
-
 
 def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, RowDrafts]) -> list[DecodeRow] | None:
     """One pass over blocks of all rows of a batch, which are named by their uids.
@@ -59,7 +53,11 @@ def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, Ro
     said, computed = batch.verify({row.uid: row.proposal.tokens[: width - 1] for row in rows})
     gate.observe(computed * len(rows), context, gate.clock() - began)
     for row in rows:
-        row.learn(min(computed - 1, len(row.proposal.tokens)), len(said[row.uid]) - 1)
+        right, counts = len(said[row.uid]) - 1, row.drafts.counts
+        counts.forwards += 1
+        gate.learn(counts, row.proposal, min(computed - 1, len(row.proposal.tokens)), right)
+        if row.drafter is not None:
+            row.drafter.append(row.proposal.tokens[:right])
     return [DecodeRow(uid, token) for uid, tokens in said.items() for token in tokens]
 
 
@@ -68,9 +66,9 @@ def _propose(rows: Sequence[_Row], gate: DraftGate, batch: BatchRunner, context:
 
     In tokens a row; 1: no draft pays, or a row is about to end. `context`: tokens of all rows.
     """
-    most, acceptances = MOST_WIDE // len(rows) - 1, [row.drafts.acceptance for row in rows]
+    most = MOST_WIDE // len(rows) - 1
     outlooks = [DraftOption(0 if row.drafter is None else row.drafter.outlook(), most) for row in rows]
-    if gate.together(acceptances, outlooks, context=context) == 1:
+    if gate.together(outlooks, context=context) == 1:
         return 1
     pending = batch.pending()
     if pending is None:
@@ -80,7 +78,7 @@ def _propose(rows: Sequence[_Row], gate: DraftGate, batch: BatchRunner, context:
         if row.drafter is not None:
             row.expect(newest, min(most, left - 2))
     options = [DraftOption(row.proposal.match, len(row.proposal.tokens)) for row in rows]
-    return gate.together(acceptances, options, context=context)
+    return gate.together(options, context=context)
 
 
 def _row(uid: int, drafts: RowDrafts, batch: BatchRunner) -> _Row:

@@ -218,7 +218,7 @@ class SingleRow:
         if self._guide is not None:
             return _NextPass(guess=guess)
         outlook = 0 if text is None else text.outlook()
-        hopeful = self._gate.hopeful(self.state.drafts.acceptance, outlook, context=len(self.state.tokens))
+        hopeful = self._gate.hopeful(outlook, context=len(self.state.tokens))
         return _NextPass(hopeful, guess=guess, outlook=outlook)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
@@ -237,15 +237,15 @@ class SingleRow:
     # --- drawing ----------------------------------------------------------------
 
     def _read(self, drawn: mx.array, now: _NextPass) -> int:
-        token, acceptance = cast(int, drawn.item()), self.state.drafts.acceptance
+        token, text = cast(int, drawn.item()), self._proposals.text
         self._timer.result(len(self.state.tokens))
+        if self._gate is None or text is None:
+            return token
         if now.guess is not None:
-            acceptance.observe(now.guess.match, now.guess.tokens[0] == token)
-        text = self._proposals.text
-        if text is not None:
-            text.append([token])
-            if now.outlook == LEAST_MATCH:
-                acceptance.observe(LEAST_MATCH - 1, text.propose(1) is not None)
+            self._gate.acceptance.observe(now.guess.match, now.guess.tokens[0] == token)
+        text.append([token])
+        if now.outlook == LEAST_MATCH:
+            self._gate.acceptance.observe(LEAST_MATCH - 1, text.propose(1) is not None)
         return token
 
 

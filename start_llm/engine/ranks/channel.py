@@ -114,7 +114,7 @@ _PARTS: dict[str, TypeAdapter[Any]] = {
     "constraint": TypeAdapter(Constraint | None),
     "thinking": TypeAdapter(ThinkingLimit | None),
 }
-_PLAIN = ("id", "max_tokens", "logprobs", "session", "owner", "conversation", "one_shot", "model")
+_PLAIN = ("id", "max_tokens", "logprobs", "session", "owner", "one_shot", "model")
 _NOT_SENT = {"images", "left_open", "compiled"}  # with several ranks a prompt has no images
 
 

@@ -30,16 +30,8 @@ def drafts() -> Any:
     made.close()
 
 
-def submit(tokens: Sequence[int], conversation: str | None, **more: Any) -> Submit:
-    return Submit(
-        "id",
-        Prompt(tuple(tokens), generation=len(tokens)),
-        Sampling(),
-        10,
-        Collected(),
-        conversation=conversation,
-        **more,
-    )
+def submit(tokens: Sequence[int], **more: Any) -> Submit:
+    return Submit("id", Prompt(tuple(tokens), generation=len(tokens)), Sampling(), 10, Collected(), **more)
 
 
 def ready(row: RowDrafts) -> SuffixIndex:
@@ -60,13 +52,12 @@ def proposed(drafts: Drafts, work: Submit, start: Sequence[int]) -> list[int]:
 
 
 def test_nothing_of_another_request_is_proposed_not_even_of_one_with_the_same_prompt(drafts: Drafts) -> None:
-    for conversation in ("a", "b", None):
-        ready(drafts.begin(submit(ASKED, conversation), SAID))
-        assert proposed(drafts, submit(ASKED, conversation), SAID[:3]) == []
+    ready(drafts.begin(submit(ASKED), SAID))
+    assert proposed(drafts, submit(ASKED), SAID[:3]) == []
 
 
 def test_what_a_row_had_said_before_it_was_interrupted_belongs_to_it(drafts: Drafts) -> None:
-    drafter = ready(drafts.begin(submit(ASKED, None), SAID[:5]))
+    drafter = ready(drafts.begin(submit(ASKED), SAID[:5]))
     assert drafter.known == len(ASKED) + 5
     drafter.append(SAID[:3])
     found = drafter.propose(2)
@@ -93,7 +84,7 @@ def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog
     def broken() -> Any:
         raise ValueError("no tokenizer")
 
-    row = drafts.begin(submit(ASKED, "a", views=broken), [])
+    row = drafts.begin(submit(ASKED, views=broken), [])
     assert row.find_drafter is not None
     drafts._builder.shutdown(wait=True)
     assert row.find_drafter() is None and row.find_drafter() is None

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from scripts.bench.drafting import Published, cost_at
-from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH, Acceptance
+from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH
 from start_llm.engine.decode.gate import MOST_WIDE, WIDTHS, DraftGate, DraftOption, PassCosts
 
 FLAT = {1: 1.0, 32: 1.0}
@@ -26,7 +26,7 @@ def gate(costs: dict[int, float], carries: bool = False) -> DraftGate:
 
 
 def ask(gate: DraftGate, match: int, most: int = 31, carried: int = 0, context: int = 100) -> int:
-    return gate.choose(gate.acceptance, [DraftOption(match, most)], carried=carried, context=context)[1]
+    return gate.choose([DraftOption(match, most)], carried=carried, context=context)[1]
 
 
 def test_where_width_costs_nothing_all_is_drafted_and_where_it_costs_in_proportion_nothing_is() -> None:
@@ -50,8 +50,8 @@ def test_proposals_that_keep_failing_are_not_drafted_until_they_are_right_again(
     one = gate(M4_PRO)
     for _ in range(60):
         one.acceptance.observe(3, False)
-    assert ask(one, 3) == 0 and not one.hopeful(one.acceptance, 3, context=0)
-    assert one.hopeful(one.acceptance, 32, context=0)
+    assert ask(one, 3) == 0 and not one.hopeful(3, context=0)
+    assert one.hopeful(32, context=0)
     for _ in range(60):
         one.acceptance.observe(3, True)
     assert ask(one, 3) > 0
@@ -59,16 +59,16 @@ def test_proposals_that_keep_failing_are_not_drafted_until_they_are_right_again(
 
 def test_no_more_than_proposed_and_no_match_too_short_gives_hope() -> None:
     assert ask(gate(FLAT), 32, most=4) == 4
-    assert not gate(FLAT).hopeful(Acceptance(), 2, context=0)
+    assert not gate(FLAT).hopeful(2, context=0)
 
 
 def test_the_loop_waits_only_where_a_draft_is_likely_to_be_worth_the_launch_of_a_pass() -> None:
-    one, acceptance = gate(FLAT), Acceptance()
-    assert one.hopeful(acceptance, LEAST_MATCH, context=100)
+    one = gate(FLAT)
+    assert one.hopeful(LEAST_MATCH, context=100)
     for _ in range(60):
-        acceptance.observe(LEAST_MATCH - 1, False)
-    assert not one.hopeful(acceptance, LEAST_MATCH, context=100)
-    assert one.hopeful(acceptance, 32, context=100), "a match that is there already goes on"
+        one.acceptance.observe(LEAST_MATCH - 1, False)
+    assert not one.hopeful(LEAST_MATCH, context=100)
+    assert one.hopeful(32, context=100), "a match that is there already goes on"
 
 
 def test_a_pass_of_a_row_tells_what_passes_cost() -> None:
@@ -77,35 +77,21 @@ def test_a_pass_of_a_row_tells_what_passes_cost() -> None:
     assert one.costs.by_width(200_000)[1] == pytest.approx(3.0, rel=0.25)
 
 
-def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
-    one = gate(M4_PRO)
-    copies, invents = Acceptance(one.acceptance), Acceptance(one.acceptance)
-    for _ in range(40):
-        copies.observe(4, True)
-        for _ in range(5):
-            invents.observe(4, False)
-    assert copies.chance(4) > 0.8 > 0.2 > invents.chance(4)
-    lengths = [one.choose(each, [DraftOption(4, 31)], carried=0, context=0)[1] for each in (copies, invents)]
-    assert lengths[0] > 0 == lengths[1]
-    assert Acceptance(one.acceptance).chance(4) < 0.2, "a new one begins as most of them were"
-
-
 def test_of_a_copy_and_a_head_the_one_is_taken_that_gains_more() -> None:
     one = gate(FLAT)
     one.head = 0.01
     options = [DraftOption(32, 8), DraftOption(HEAD_MATCH, 8)]
-    assert one.choose(one.acceptance, options, carried=0, context=100) == (0, 8)
+    assert one.choose(options, carried=0, context=100) == (0, 8)
     for _ in range(60):
         one.acceptance.observe(32, False)
-    assert one.choose(one.acceptance, options, carried=0, context=100)[0] == 1
+    assert one.choose(options, carried=0, context=100)[0] == 1
 
 
 def test_a_pass_over_blocks_of_several_rows_is_as_wide_as_all_of_them_gain() -> None:
     copies, nothing = DraftOption(32, 31), DraftOption(0, 0)
 
     def width(costs: dict[int, float], *options: DraftOption) -> int:
-        one = gate(costs)
-        return one.together([one.acceptance for _ in options], options, context=100)
+        return gate(costs).together(options, context=100)
 
     assert (width(FLAT, copies, copies), width(FLAT, copies, copies, copies, copies)) == (32, 16)
     assert width(FLAT, nothing, nothing) == 1 == width({1: 1.0, 64: 64.0}, copies, copies)

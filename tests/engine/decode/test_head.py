@@ -18,7 +18,7 @@ from mlx_vlm.speculative import drafters
 
 from scripts.bench.drafting import Published
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.draft import Acceptance, RowDrafts
+from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel, HiddenTail
 from start_llm.engine.decode.model_runner import ModelRunner
@@ -55,13 +55,11 @@ class Anything(DraftGate):
         super().__init__(Published({1: 1.0}), head=0.0)
         self._chance = random.Random(seed)
 
-    def choose(
-        self, acceptance: Acceptance, options: Sequence[DraftOption], *, carried: int, context: int
-    ) -> tuple[int, int]:
+    def choose(self, options: Sequence[DraftOption], *, carried: int, context: int) -> tuple[int, int]:
         index = self._chance.randrange(len(options))
         return index, min(options[index].most, self._chance.choice([0, 1, 2, 5, 8]))
 
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+    def hopeful(self, outlook: int, *, context: int) -> bool:
         return self._chance.random() < 0.8
 
 
@@ -238,7 +236,7 @@ def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
 class TakesAll(Anything):
     """Of rows that decode together the whole of each draft."""
 
-    def together(self, acceptances: Sequence[Acceptance], options: Sequence[DraftOption], *, context: int) -> int:
+    def together(self, options: Sequence[DraftOption], *, context: int) -> int:
         return 1 + max(option.most for option in options)
 
 

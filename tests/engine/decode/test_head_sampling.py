@@ -11,7 +11,7 @@ from mlx_lm.models.cache import KVCache
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.draft import HEAD_MATCH, Acceptance, SuffixIndex
+from start_llm.engine.decode.draft import HEAD_MATCH, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel, SmallModel
 from start_llm.engine.decode.row import RowState
@@ -48,11 +48,11 @@ class Always(DraftGate):
     def __init__(self) -> None:
         super().__init__(Published({1: 1.0}), head=0.0)
 
-    def choose(self, acceptance: Acceptance, options: Any, *, carried: int, context: int) -> tuple[int, int]:
+    def choose(self, options: Any, *, carried: int, context: int) -> tuple[int, int]:
         assert options[-1].match == HEAD_MATCH
         return len(options) - 1, min(2, options[-1].most)
 
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+    def hopeful(self, outlook: int, *, context: int) -> bool:
         return True
 
 
@@ -96,10 +96,10 @@ class Copies(DraftGate):
     def __init__(self) -> None:
         super().__init__(Published({1: 1.0}))
 
-    def choose(self, acceptance: Acceptance, options: Any, *, carried: int, context: int) -> tuple[int, int]:
+    def choose(self, options: Any, *, carried: int, context: int) -> tuple[int, int]:
         return 0, min(7, options[0].most)
 
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+    def hopeful(self, outlook: int, *, context: int) -> bool:
         return True
 
 

@@ -25,7 +25,7 @@ from mlx_lm.models.cache import (
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance, Proposal, SuffixIndex
+from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
@@ -60,10 +60,10 @@ class Eager(DraftGate):
     def __init__(self, carries: bool = False) -> None:
         super().__init__(Published({1: 1.0}), carries)
 
-    def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
+    def length(self, match: int, most: int, *, carried: int, context: int) -> int:
         return most
 
-    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+    def hopeful(self, outlook: int, *, context: int) -> bool:
         return True
 
 
@@ -407,13 +407,13 @@ def test_how_often_a_known_pair_becomes_a_match_is_learnt_from_every_token() -> 
         row = single(model, SAMPLINGS["greedy"], 30, truth=truth, lies=partial(eight, 0))
         row.offer(Pairs([*PROMPT, *truth], len(PROMPT), lambda most, length=length: (length, None)))
         said(row)
-        chances.append(row.state.drafts.acceptance.chance(LEAST_MATCH - 1))
+        chances.append(row._gate.acceptance.chance(LEAST_MATCH - 1))
     assert chances[0] < 0.2 < 0.6 < chances[1]
 
 
 def test_a_drafter_may_come_late() -> None:
     class Watching(Eager):
-        def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
+        def hopeful(self, outlook: int, *, context: int) -> bool:
             return outlook >= LEAST_MATCH
 
     model = make("qwen3_5")

@@ -297,7 +297,7 @@ def test_a_row_that_decodes_alone_is_paused(
     drafts = Drafts(Eager()) if drafted else None
     long, _ = submit("long", random_tokens(360, seed=1), max_tokens=4)
     short, _ = submit("short", random_tokens(40, seed=2), max_tokens=100)
-    long, short = (replace(work, session=work.id, conversation=work.id, **WAYS[way]) for work in (long, short))
+    long, short = (replace(work, session=work.id, **WAYS[way]) for work in (long, short))
     plenty = real(name, 2**40, drafts=drafts)
     alone = [Collected(), Collected()]
     for work, sink in zip((long, short), alone, strict=True):
