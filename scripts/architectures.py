@@ -87,11 +87,9 @@ _VLM = "## Text models that only mlx-vlm has"
 _VLM_TEXT = """\
 Their language model alone, of mlx-vlm {version}, was served in the same way, with prompts of 300 tokens: more than
 their sparse attention keeps. Its tokens were compared with those of a plain loop over mlx-vlm's language model and its
-own caches, which computes the prompt in one pass. `deepseek_v4` of mlx-vlm computes something else when a prompt is cut
-into several passes: `_overlap_compress_kv` (`models/deepseek_v4/language.py`) pools each group together with the one
-before it, but takes the first group of a pass to have none before it, whatever the cache holds. So it differs from that
-loop. Fed the same pieces it is equal (`tests/kvcache/test_kinds.py`, which also fails once mlx-vlm has mended this).
-`hy_v4` is mended when it is loaded (`models/vision`).
+own caches, which computes the prompt in one pass. `deepseek_v4` and `hy_v4` are mended when they are loaded
+(`models/vision`), for the loop, too: `_overlap_compress_kv` (`models/deepseek_v4/language.py`) pools each group
+together with the one before it, but takes the first group of a pass to have none before it, whatever the cache holds.
 
 Of {all} types {equal} give equal tokens in all ways, {others} do not, and {refused} were not made.
 """

@@ -113,7 +113,10 @@ KINDS: dict[str, Kind] = {
     "QSAQuantizedKVCache": _INDEXED,
     "MiniMaxM3KVCache": Kind((Column("kv_cache.keys"), Column("kv_cache.values"), Column("index_keys"))),
     "PoolingCache": Kind(
-        (Column("pooled", exact=True),), ("buf_kv", "buf_gate", "remainder"), rate=_pool_rate, counts=False
+        (Column("pooled", exact=True),),
+        ("buf_kv", "buf_gate", "remainder", "last_group"),  # the last one only where `models.vision` has mended mlx-vlm
+        rate=_pool_rate,
+        counts=False,
     ),
     "LayerCache": Kind(  # deepseek_v41 in mlx-lm
         (Column("compress_kv", exact=True), Column("index_k", exact=True)),

@@ -11,11 +11,13 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.utils import load_model
 from PIL import Image
 
@@ -126,9 +128,38 @@ def read_with_vision(folder: Path, *, lazy: bool = False) -> tuple[Any, Any]:
 
 def mend_mlx_vlm() -> None:
     """Hy V4's sparse attention of mlx-vlm 0.7.10 keeps one compiled function for all lengths, in which the place of the
-    partition stays that of the first length (mx.compile, shapeless). Here it is made anew at each call."""
+    partition stays that of the first length (mx.compile, shapeless). Here it is made anew at each call.
+
+    DeepSeek V4's compressor pools each group of four tokens with the one before it, but takes the first group of a pass
+    to have none before it. Here the cache keeps its last group (`kinds` counts it as state); a batch's does not.
+    """
     indexer: Any = import_module("mlx_vlm.models.hy_v4.indexer")
     indexer._partition_scores = getattr(indexer._partition_scores, "__wrapped__", indexer._partition_scores)
+    language: Any = import_module("mlx_vlm.models.deepseek_v4.language")
+    if hasattr(language._overlap_compress_kv, "__wrapped__"):
+        return
+    pool, compress, caches = language._overlap_compress_kv, language.Compressor.__call__, list[Any]()
+
+    @wraps(compress)
+    def compressing(self: Any, x: Any, cache: Any, offset: Any) -> Any:
+        caches[:] = [cache]
+        return compress(self, x, cache, offset)
+
+    @wraps(pool)
+    def pooling(kv: Any, gate: Any, ape: Any, size: int) -> Any:
+        (cache,) = caches
+        if type(cache).__name__ == "BatchPoolingCache":  # found out when the model is checked
+            raise ValueError("in a batch, rows close their groups in different passes")
+        before = getattr(cache, "last_group", None)
+        if cache is not None:
+            cache.last_group = kv[:, -1:], gate[:, -1:]
+        if before is None:
+            return pool(kv, gate, ape, size)
+        return pool(*(mx.concatenate(list(both), axis=1) for both in zip(before, (kv, gate), strict=True)), ape, size)[
+            :, 1:
+        ]
+
+    language._overlap_compress_kv, language.Compressor.__call__ = pooling, compressing
 
 
 def read_text_model(folder: Path, *, trust_code: bool = False) -> tuple[Any, dict[str, Any]]:
