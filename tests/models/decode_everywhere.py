@@ -23,7 +23,7 @@ from start_llm.engine.checks import check_decoding
 from start_llm.engine.decode.draft import Proposal
 from start_llm.engine.decode.drafting import make_drafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.proposals import RowProposals
+from start_llm.engine.decode.verify import SingleRow
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -111,14 +111,14 @@ def wrong_drafts() -> Iterator[list[Proposal]]:
     """Every row that decodes alone verifies three tokens that are hardly ever right; gives all of them."""
     given = list[Proposal]()
 
-    def draft(row: RowProposals, token: int, carried: Sequence[int], ahead: Any) -> Proposal | None:
+    def draft(row: SingleRow, token: int, carried: Sequence[int], ahead: Any) -> Proposal | None:
         room = min(3, row._longest(len(carried)))
         if room < 1:
             return None
         given.append(Proposal([(token + 17 * place) % VOCAB for place in range(1, room + 1)], 1))
         return given[-1]
 
-    with patch.object(RowProposals, "draft", draft), patch.object(DraftGate, "hopeful", lambda *_, **__: True):
+    with patch.object(SingleRow, "_draft", draft), patch.object(DraftGate, "hopeful", lambda *_, **__: True):
         yield given
 
 

@@ -205,7 +205,7 @@ class ModelRunner:
                     quantisation=self._quantisation,
                     landmarks=self._landmarks,
                 )
-            find = None if row.place.has_text else row.drafts.find_drafter
+            find = None if row.place.text is not None else row.drafts.find_drafter
             if find is not None and (drafter := find()) is not None:
                 row.place.offer(drafter)
             return row.place.step()

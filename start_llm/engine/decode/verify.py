@@ -17,8 +17,9 @@ draft is taken as equals what was drawn. So what is said does not depend on draf
 passes it takes does. Layers that can be cut drop what was wrong. Others take the whole pass back, and the tokens that
 were right are *carried*: reported already, and computed again with the next pass.
 
-A token is reported when it has gone through the model, as `BatchGenerator` does it: the KV holds what was reported,
-less what is carried.
+A draft comes from the row's text, from its grammar where that leaves no choice, or from a head; the gate says which one
+is worth a wider pass. A token is reported when it has gone through the model, as `BatchGenerator` does it: the KV holds
+what was reported, less what is carried.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.engine.decode.constraint import GrammarProcessor
-from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
-from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.draft import FORCED_MATCH, HEAD_MATCH, LEAST_MATCH, Proposal, SuffixIndex
+from start_llm.engine.decode.gate import MOST_DRAFTED, MOST_HEADED, MOST_WIDE, DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel
-from start_llm.engine.decode.proposals import RowProposals
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
 from start_llm.kvcache.layers import make_room
@@ -67,6 +67,9 @@ class SingleRow:
         quantisation: a block does not reach beyond its `start`.
         landmarks: tokens behind which layers that cannot be cut leave their state (`RowState.states`): clients often
             part from an answer there.
+
+    Attributes:
+        text: knows the row's text, once it is there: what stands behind the same words elsewhere is a draft.
     """
 
     def __init__(
@@ -88,21 +91,18 @@ class SingleRow:
         self._head = model if isinstance(model, HeadedModel) and gate is not None and gate.head is not None else None
         keeps = self._rewinder.possible and self._rewinder.carries
         self._landmarks = landmarks if keeps else frozenset()
+        self._ends = eos | self._landmarks  # tokens that end a draft
         self._timer = _PassTimer(self._gate)
         self._clock = time.perf_counter if gate is None else gate.clock
-        self._proposals = RowProposals(state, self._gate, self._head, self._guide, eos, self._landmarks, quantisation)
+        self.text: SuffixIndex | None = None
         self._next = _NextPass()  # while the state is `fresh`: `Start`
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
 
-    @property
-    def has_text(self) -> bool:
-        return self._proposals.text is not None
-
     def offer(self, drafter: SuffixIndex) -> None:
         """From now on it proposes; it may have missed what was said."""
         if self._gate is not None:
-            self._proposals.text = drafter
+            self.text = drafter
             drafter.append([*self.state.tokens, *self._next.carried][drafter.known :])
             if not self.state.fresh and not self._next.waits:
                 self._next = self._next_pass()
@@ -144,7 +144,7 @@ class SingleRow:
 
     def _block(self, now: _NextPass) -> list[DecodeRow]:
         token = self._read(self.state.newest, now)
-        draft = self._proposals.draft(token, now.carried, now.ahead)
+        draft = self._draft(token, now.carried, now.ahead)
         if draft is not None:
             return self._report(self._verify(now.carried, token, draft))
         self._draw_next(mx.array([*now.carried, token]))
@@ -160,7 +160,7 @@ class SingleRow:
         drawn, saved = draw_block(state, self._stateful, [token, *draft], logits)
         self._timer.result(len(state.tokens))
         right = accepted(draft, drawn, self._stateful, saved)
-        self._proposals.learn(proposal, right)
+        self._learn(proposal, right)
         said = [token, *draft[:right]]
         if right < len(draft) and self._rewinder.carries:
             again = (*carried, *said)
@@ -213,7 +213,7 @@ class SingleRow:
         """Of a pass that is in the KV: may the next one start before it is known what it begins with?"""
         if self._gate is None or self.state.left < 2:
             return _NextPass(waits=False)
-        text = self._proposals.text
+        text = self.text
         guess = text.propose(1) if text is not None else None
         if self._guide is not None:
             return _NextPass(guess=guess)
@@ -234,10 +234,62 @@ class SingleRow:
             rows[-1].cache, rows[-1].tokens = state.cache, state.tokens
         return rows
 
+    # --- drafts -----------------------------------------------------------------
+
+    def _draft(self, token: int, carried: Sequence[int], ahead: mx.array | None) -> Proposal | None:
+        """What to verify behind this token, the newest one; ``None`` if nothing pays.
+
+        `carried`: tokens that the pass computes before this one. `ahead`: the hidden states behind these, for a head.
+        """
+        most = self._longest(len(carried))
+        if self._gate is None or token in self._ends or most < 1:
+            return None
+        proposals = [] if (read := self._from_text(token, most)) is None else [read]
+        if self._head is not None:
+            proposals.append(Proposal([], HEAD_MATCH))  # it is asked only if it is chosen
+        if not proposals:
+            return None
+        options = [DraftOption(one.match, len(one.tokens) or min(most, MOST_HEADED)) for one in proposals]
+        index, length = self._gate.choose(options, carried=len(carried), context=len(self.state.tokens))
+        chosen = proposals[index]
+        draft = chosen.tokens[:length]
+        if self._head is not None and length and chosen.match == HEAD_MATCH:
+            began = self._clock()
+            draft = self._head.propose(self.state.cache, [*carried, token], ahead, length, self.state.sampler)
+            self._gate.proposed(length, self._clock() - began)
+        # It ends where the answer may end, where a state is to be kept, and where the grammar forbids it.
+        end = next((i for i, drafted in enumerate(draft) if drafted in self._ends), len(draft))
+        draft = draft[: end + 1]
+        if self._guide is not None and draft:
+            draft = draft[: self._guide.allowed(token, draft)]
+        return Proposal(draft, chosen.match) if draft else None
+
+    def _longest(self, carried: int) -> int:
+        """The most tokens that a draft may have."""
+        width = carried + 1
+        most = min(self.state.left - 1, MOST_DRAFTED, MOST_WIDE - width)
+        before = 0 if self._quantisation is None else self._quantisation.start - len(self.state.tokens)
+        return min(most, before - width) if before > 0 else most
+
+    def _from_text(self, token: int, most: int) -> Proposal | None:
+        """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""
+        proposal = self.text.propose(most) if self.text is not None else None
+        forced = self._guide.forced(token)[:most] if self._guide is not None else []
+        if forced and (proposal is None or proposal.tokens[: len(forced)] != forced):
+            return Proposal(forced, FORCED_MATCH)
+        return proposal
+
+    def _learn(self, proposal: Proposal, right: int) -> None:
+        """So many tokens of a draft were right."""
+        assert self._gate is not None
+        self._gate.learn(self.state.drafts.counts, proposal, len(proposal.tokens), right)
+        if self.text is not None:
+            self.text.append(proposal.tokens[:right])
+
     # --- drawing ----------------------------------------------------------------
 
     def _read(self, drawn: mx.array, now: _NextPass) -> int:
-        token, text = cast(int, drawn.item()), self._proposals.text
+        token, text = cast(int, drawn.item()), self.text
         self._timer.result(len(self.state.tokens))
         if self._gate is None or text is None:
             return token

@@ -153,8 +153,7 @@ class IdlePrefill:
                 self.end()
         except Exception as error:
             log.warning("prefill in an idle gap failed", exc_info=True)
-            self._job = None
-            self._prefill.take_back(job, valid=trusted(error))
+            self.forget(valid=trusted(error))
 
     def end(self) -> None:
         """Stops and keeps what there is."""
@@ -179,13 +178,9 @@ class IdlePrefill:
 
     def share(self, job: Job, reused: int) -> int:
         """How many of the `reused` tokens of a prompt had been computed here for the same owner."""
-        best = 0
-        for prefilled, start, end, owner in self._done:
-            if owner != job.work.owner:
-                continue
-            shared = min(common_prefix(job.tokens, prefilled), reused, end)
-            best = max(best, shared - start)
-        return best
+        own = [(tokens, start, end) for tokens, start, end, owner in self._done if owner == job.work.owner]
+        shares = (min(common_prefix(job.tokens, tokens), reused, end) - start for tokens, start, end in own)
+        return max(0, max(shares, default=0))
 
     def _restore(self, job: Job) -> bool:
         """False: nothing is to be done, or there is no room for it."""
