@@ -155,9 +155,8 @@ def mend_mlx_vlm() -> None:
             cache.last_group = kv[:, -1:], gate[:, -1:]
         if before is None:
             return pool(kv, gate, ape, size)
-        return pool(*(mx.concatenate(list(both), axis=1) for both in zip(before, (kv, gate), strict=True)), ape, size)[
-            :, 1:
-        ]
+        joined = [mx.concatenate(list(both), axis=1) for both in zip(before, (kv, gate), strict=True)]
+        return pool(*joined, ape, size)[:, 1:]
 
     language._overlap_compress_kv, language.Compressor.__call__ = pooling, compressing
 
