@@ -92,6 +92,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 10, 10)  # as often as by itself it takes a tenth of the computing
         gc.enable()
 
 

@@ -105,7 +105,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
 CASES = [pytest.param(10, id="10"), pytest.param(1000, id="1000", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 @pytest.mark.parametrize("cases", CASES)
 def test_requests_that_differ_in_an_image_never_share_what_is_behind_it(
     kind: str, cases: int, worlds: Callable[[str], World]

@@ -60,7 +60,7 @@ def said(dialect: str, text: str, stream: bool) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_the_answer_goes_on_and_so_does_the_next_turn(
     servers: Callable[..., Live], kind: str, dialect: str, stream: bool
 ) -> None:

@@ -15,7 +15,7 @@ from tests.oracle import expected_truth
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_jumps_neither_end_a_request_nor_evict_its_kv(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -14,7 +14,7 @@ EDITS = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "too
 TOOLS = [{"name": "read", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}]
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_each_turn_costs_what_is_new_in_it(servers: Callable[..., Live], kind: str) -> None:
     server = servers(kind)
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Look, for {kind}."}]

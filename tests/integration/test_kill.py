@@ -35,7 +35,7 @@ def turn(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
     return usage
 
 
-@pytest.mark.smoke
+@pytest.mark.live
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.parametrize("tokens", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])

@@ -83,7 +83,7 @@ def talk(running: Live, tool: bool) -> tuple[int, int]:
     return computed, new
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str
 ) -> None:
@@ -96,7 +96,7 @@ def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(
         assert "start_llm_prompt_guesses_right " in figures
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_without_reanchoring_the_answer_is_computed_once_more(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str
 ) -> None:

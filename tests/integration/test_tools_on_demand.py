@@ -26,7 +26,7 @@ FIND = tool("ToolSearch")
 MANY = [tool(f"mcp__server__tool_{number}", defer_loading=True) for number in range(60)]
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_a_found_tool_is_told_where_it_was_found(servers: Callable[..., Live], kind: str) -> None:
     server = servers(kind)
 
@@ -84,7 +84,7 @@ def call_of(name: str, **given: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 @pytest.mark.parametrize("field", SEARCHES)
 def test_the_server_searches_within_one_request(
     servers: Callable[..., Live], kind: str, field: str, stream: bool
