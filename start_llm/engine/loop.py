@@ -100,7 +100,7 @@ class LoadedModels:
         """How short of memory the machine is. What MLX keeps of freed buffers goes, too."""
         self.pressure = level
         for model in list(self)[:1]:  # the memory is shared by all
-            model.runtime.memory.press(level)
+            model.runtime.memory.shared.press(level)
         if level is not Pressure.NORMAL:
             mx.clear_cache()
 

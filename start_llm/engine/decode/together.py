@@ -29,13 +29,6 @@ class _Row:
     tokens: list[int]  # in its KV
     proposal: Proposal
 
-    def expect(self, newest: int, most: int) -> None:
-        """Proposes up to `most` tokens, if any, behind the newest one, which is in no KV yet."""
-        assert self.drafter is not None
-        if self.drafter.known == len(self.tokens):
-            self.drafter.append([newest])
-        self.proposal = self.drafter.propose(most) or _NOTHING
-
 
 def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, RowDrafts]) -> list[DecodeRow] | None:
     """One pass over blocks of all rows of a batch, which are named by their uids.
@@ -76,7 +69,9 @@ def _propose(rows: Sequence[_Row], gate: DraftGate, batch: BatchRunner, context:
     for row in rows:
         newest, left = pending[row.uid]
         if row.drafter is not None:
-            row.expect(newest, min(most, left - 2))
+            if row.drafter.known == len(row.tokens):
+                row.drafter.append([newest])
+            row.proposal = row.drafter.propose(min(most, left - 2)) or _NOTHING
     options = [DraftOption(row.proposal.match, len(row.proposal.tokens)) for row in rows]
     return gate.together(options, context=context)
 

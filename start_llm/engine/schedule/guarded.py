@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,67 +26,56 @@ NOT_RESTORABLE = "not_restorable"  # the reason of a miss: this model cannot go 
 _FAILED, _NOT_RESTORABLE = RestorePlan(0, 0, 0, STORE_ERROR), RestorePlan(0, 0, 0, NOT_RESTORABLE)
 
 
-class StoreGuard:
-    """Answers for what raises. The first error of a method is logged with its traceback, all are counted.
+class _Guarded:
+    """Answers for what a store raises: the first error of a method is logged with its traceback, all are counted.
 
-    `passing`: what each call is made in. With several ranks an error is not answered: it ends all of them.
+    Args:
+        reuse: stored KV can be used; else nothing is stored.
+        passing: what each call is made in. With several ranks an error is not answered: it ends all of them.
     """
 
-    def __init__(self, passing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._passing = passing
-        self._logged: set[str] = set()
-        self.errors = 0
+    def __init__(self, store: KVStore, *, reuse: bool, passing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._store, self._reuse, self._passing = store, reuse, passing
+        self.errors = Counter[str]()  # by method
 
-    def call[T, I](self, instead: I, function: Callable[..., T], *args: Any, method: str = "", **kwargs: Any) -> T | I:
+    def _call[T, I](self, instead: I, function: Callable[..., T], *args: Any, method: str = "", **kwargs: Any) -> T | I:
         """What `function` returns, or `instead` if it raises."""
         try:
             with self._passing():
                 return function(*args, **kwargs)
         except Exception as error:
-            self.errors += 1
             method = method or function.__name__
-            first = method not in self._logged
-            self._logged.add(method)
+            self.errors[method] += 1
+            first = self.errors[method] == 1
             log.warning("the KV store failed in %s: %s: %s", method, type(error).__name__, error, exc_info=first)
             return instead
 
 
-class StoredBudget:
-    """What stored KV takes of memory, and what it may take. `reuse`: see `GuardedStore`."""
-
-    def __init__(self, store: KVStore, guard: StoreGuard, *, reuse: bool) -> None:
-        self._store, self._guard, self._reuse = store, guard, reuse
+class StoredBudget(_Guarded):
+    """What stored KV takes of memory, and what it may take."""
 
     def has_room(self, tokens: int) -> bool:
-        return self._reuse and self._guard.call(False, self._store.has_room, tokens)
+        return self._reuse and self._call(False, self._store.has_room, tokens)
 
     def learn(self, tokens: int, cache: Cache) -> None:
-        self._guard.call(None, self._store.learn, tokens, cache)
+        self._call(None, self._store.learn, tokens, cache)
 
     def estimate(self, tokens: int) -> int:
-        return self._guard.call(0, self._store.resident.sizes.estimate, tokens)
+        return self._call(0, self._store.resident.sizes.estimate, tokens)
 
     @property
     def nbytes(self) -> int:
         """Bytes of KV in memory."""
-        return self._guard.call(0, lambda: self._store.resident.nbytes, method="nbytes")
+        return self._call(0, lambda: self._store.resident.nbytes, method="nbytes")
 
     def set(self, budget_bytes: int) -> None:
-        self._guard.call(None, self._store.set_budget, budget_bytes)
+        self._call(None, self._store.set_budget, budget_bytes)
 
 
-class GuardedStore:
+class GuardedStore(_Guarded):
     """Each method of `KVStore` with an answer for the case that the store raises: nothing found, nothing stored.
 
-    Errors are counted (``kv_errors``).
-
-    Args:
-        fresh: makes the model's empty caches.
-        reuse: stored KV can be used; else nothing is stored.
-        passing: see `StoreGuard`.
-
-    Attributes:
-        budget: what stored KV takes of memory, and what it may take.
+    `fresh`: makes the model's empty caches. `budget`: what stored KV takes of memory, and what it may take.
     """
 
     def __init__(
@@ -96,14 +86,14 @@ class GuardedStore:
         reuse: bool = True,
         passing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._store, self._fresh, self._reuse = store, fresh, reuse
-        self._guard = StoreGuard(passing)
-        self.budget = StoredBudget(store, self._guard, reuse=reuse)
+        super().__init__(store, reuse=reuse, passing=passing)
+        self._fresh = fresh
+        self.budget = StoredBudget(store, reuse=reuse, passing=passing)
         self._figures: dict[str, float] = {}
         self.retreats = 0
 
     def lookup(self, tokens: TokenSequence, limit: int) -> RestorePlan:
-        return self._guard.call(_FAILED, self._store.lookup, tokens, limit=limit) if self._reuse else _NOT_RESTORABLE
+        return self._call(_FAILED, self._store.lookup, tokens, limit=limit) if self._reuse else _NOT_RESTORABLE
 
     def find(self, prompt: Prompt, tokens: TokenSequence, limit: int) -> RestorePlan:
         """`lookup` for `tokens` that begin with the prompt's; what is found never ends inside an image.
@@ -116,12 +106,12 @@ class GuardedStore:
             return plan
         self.retreats += 1
         log.warning("stored KV ends inside an image (%d of %d)", plan.length - image.start, image.length)
-        self._guard.call(None, self._store.forget, tokens, image.start)
+        self._call(None, self._store.forget, tokens, image.start)
         return self.lookup(tokens, image.start)
 
     def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
         """`lookup` for other threads."""
-        return self._guard.call(_FAILED, self._store.peek, tokens, limit) if self._reuse else _NOT_RESTORABLE
+        return self._call(_FAILED, self._store.peek, tokens, limit) if self._reuse else _NOT_RESTORABLE
 
     def show(self) -> StoredTree:
         """The whole tree, for people; for other threads. Raises TimeoutError."""
@@ -131,7 +121,7 @@ class GuardedStore:
         """The caches are the store's again after `take_back`."""
         if not self._reuse:
             return Restored(self._fresh(), 0, 0)
-        return self._guard.call(None, self._store.restore, tokens, plan, lend=True) or Restored(self._fresh(), 0, 0)
+        return self._call(None, self._store.restore, tokens, plan, lend=True) or Restored(self._fresh(), 0, 0)
 
     def take_back(self, cache: Cache, *, valid: bool = True) -> None:
         """See `KVStore.take_back`. If it fails the KV is given up: nothing stays lent."""
@@ -140,8 +130,8 @@ class GuardedStore:
             self._store.take_back(cache, valid=valid)
             return True
 
-        if not self._guard.call(False, taken, valid, method="take_back"):
-            self._guard.call(False, taken, False, method="take_back")
+        if not self._call(False, taken, valid, method="take_back"):
+            self._call(False, taken, False, method="take_back")
 
     def moved(self, cache: Cache, reader: KVReader | None) -> None:
         """Lent KV lies where `reader` reads it; ``None``: in `cache` again. It is given up if that cannot be noted."""
@@ -150,41 +140,42 @@ class GuardedStore:
             self._store.lent_rows.moved(cache, reader)
             return True
 
-        if not self._guard.call(False, noted, method="moved"):
+        if not self._call(False, noted, method="moved"):
             self.take_back(cache, valid=False)
 
     def stops(self, prompt: Prompt, start: int) -> tuple[int, ...]:
-        return self._guard.call((), self._store.stops, prompt, start) if self._reuse else ()
+        return self._call((), self._store.stops, prompt, start) if self._reuse else ()
 
     def put(self, tokens: TokenSequence, cache: Cache, about: StoredEnd) -> None:
         if self._reuse:
-            self._guard.call(None, self._store.put, tokens, cache, about)
+            self._call(None, self._store.put, tokens, cache, about)
 
     def idle(self) -> None:
-        self._guard.call(None, self._store.idle)
+        self._call(None, self._store.idle)
 
     def leave(self) -> None:
         """All that is stored is to be written, side requests included: the model goes, see `written`."""
-        self._guard.call(None, lambda: self._store.disk.write_all(), method="leave")
+        self._call(None, lambda: self._store.disk.write_all(), method="leave")
 
     def written(self) -> bool:
         """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
-        return self._guard.call(True, lambda: self._store.disk.written(), method="written")
+        return self._call(True, lambda: self._store.disk.written(), method="written")
 
     def clear(self) -> None:
-        self._guard.call(None, self._store.clear)
+        self._call(None, self._store.clear)
 
     def figures(self) -> dict[str, float]:
         """The store's sizes, by the names that `/metrics` shows; the last ones if the store cannot be asked."""
-        stats = self._guard.call(None, self._store.stats)
+        stats = self._call(None, self._store.stats)
         if stats is not None:
             known = (name for name in stats if name in KV_FIGURES or name.startswith("disk_"))
             self._figures = {f"kv_{name}": stats[name] for name in known}
-        return self._figures | {"kv_errors": self._guard.errors, "vlm_retreat": self.retreats}
+        errors = self.errors.total() + self.budget.errors.total()
+        return self._figures | {"kv_errors": errors, "vlm_retreat": self.retreats}
 
     def digest(self) -> int:
         """See `KVStore.digest`."""
-        return self._guard.call(0, self._store.digest)
+        return self._call(0, self._store.digest)
 
     def close(self) -> None:
-        self._guard.call(None, self._store.close)
+        self._call(None, self._store.close)

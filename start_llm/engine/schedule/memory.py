@@ -85,15 +85,10 @@ class SharedMemory:
         if not total or not self.guards:
             return
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
-        if len(self.guards) == 1:
-            self.guards[0].store.budget.set(pot)
-            return
         sure = pot // len(self.guards)
-        stored = {id(guard): guard.store.budget.nbytes for guard in self.guards}
         for guard in self.guards:
-            others = sum(stored.values()) - stored[id(guard)]
+            others = sum(other.store.budget.nbytes for other in self.guards if other is not guard)
             guard.store.budget.set(max(sure, pot - others))
-            stored[id(guard)] = guard.store.budget.nbytes
 
 
 class MemoryGuard:
@@ -105,15 +100,11 @@ class MemoryGuard:
     """
 
     def __init__(self, store: GuardedStore, shared: SharedMemory) -> None:
-        self.store, self._shared = store, shared
+        self.store, self.shared = store, shared
         self._held: dict[str, int] = {}
         shared.guards.append(self)
         if len(shared.guards) > 1:
             shared.apply()
-
-    def press(self, level: Pressure) -> None:
-        """See `SharedMemory.press`."""
-        self._shared.press(level)
 
     @property
     def held_bytes(self) -> int:
@@ -123,16 +114,16 @@ class MemoryGuard:
     @property
     def crowded(self) -> bool:
         """Requests of other models hold memory, too."""
-        return self._shared.beside(self) > 0
+        return self.shared.beside(self) > 0
 
     @property
     def over(self) -> bool:
         """What runs takes more than there is."""
-        return bool(self._shared.total) and self.held_bytes + self._shared.beside(self) > self._shared.total
+        return bool(self.shared.total) and self.held_bytes + self.shared.beside(self) > self.shared.total
 
     def admits(self, tokens: int) -> bool:
         """Whether a row of so many tokens fits beside those that run; one alone always does, see `check`."""
-        total, others = self._shared.total, self._shared.beside(self)
+        total, others = self.shared.total, self.shared.beside(self)
         if not total or not (self._held or others):
             return True
         return self._bytes((*self._held.values(), tokens)) + others <= total
@@ -142,10 +133,10 @@ class MemoryGuard:
 
         Raises OutOfMemory if it can never fit.
         """
-        need, total = self.store.budget.estimate(tokens), self._shared.total
+        need, total = self.store.budget.estimate(tokens), self.shared.total
         if not total or need <= total:
             return True
-        if self._shared.reclaim(need - total):
+        if self.shared.reclaim(need - total):
             return False
         raise OutOfMemory(
             f"This request needs {need / GIB:.1f} GiB of KV for {tokens} tokens; "
@@ -158,7 +149,7 @@ class MemoryGuard:
         `model`: it is this model's, and all others may go for it but those of the weights `staying`: see `check`.
         """
         state = self.store.budget.estimate(0)
-        total = self._shared.total if model is None else self._shared.total_alone(model, staying)
+        total = self.shared.total if model is None else self.shared.total_alone(model, staying)
         a_million = self.store.budget.estimate(2**20) - state
         return max(0, (total - state) * 2**20 // a_million) if total and a_million > 0 else None
 
@@ -166,7 +157,7 @@ class MemoryGuard:
         """The request holds, or is going to hold, so many tokens: the stores make room for it."""
         if self._held.get(key) != tokens:
             self._held[key] = tokens
-            self._shared.apply()
+            self.shared.apply()
 
     def holds(self, key: str) -> int:
         """What `take` said last; 0 for a request that does not run."""
@@ -175,12 +166,12 @@ class MemoryGuard:
     def give(self, key: str) -> None:
         """The request does not run any more. Unknown keys are ignored."""
         if self._held.pop(key, None) is not None:
-            self._shared.apply()
+            self.shared.apply()
 
     def close(self) -> None:
         """The model goes: what it had is the others'."""
-        self._shared.guards.remove(self)
-        self._shared.apply()
+        self.shared.guards.remove(self)
+        self.shared.apply()
 
     def _bytes(self, held: Iterable[int]) -> int:
         rows = list(held)

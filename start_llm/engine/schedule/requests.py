@@ -205,11 +205,6 @@ class Requests:
         self._to_waiting(job, 0, None if row is None else row.newest)
         return True
 
-    def put_back_all(self, *, valid: bool) -> None:
-        """Everything that runs, without its KV, and with a fresh runner. `valid`: see `KVStore.take_back`."""
-        for job in reversed([*self._rows.clear(), *self._prompts]):
-            self.put_back(job, valid=valid)
-
     def _to_waiting(self, job: Job, place: int, pending: int | None = None, *, valid: bool = True) -> None:
         self._prompts.discard(job)
         self._prefill.take_back(job, valid=valid)

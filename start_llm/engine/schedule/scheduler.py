@@ -150,7 +150,8 @@ class Scheduler:
         """
         self._failed_steps += 1
         self.idle_prefill.forget(valid=trusted(error))
-        self.requests.put_back_all(valid=trusted(error))
+        for job in reversed([*self._rows.clear(), *self._prompts]):
+            self.requests.put_back(job, valid=trusted(error))
         for job in self.requests:
             job.failures += 1
             if job.failures >= MOST_FAILURES:

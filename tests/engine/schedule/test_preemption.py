@@ -310,7 +310,7 @@ def test_a_row_that_decodes_alone_is_paused(
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []
-    scheduler.requests._memory._shared.fixed = plenty.store.budget.estimate(380)  # room for the longer one only
+    scheduler.requests._memory.shared.fixed = plenty.store.budget.estimate(380)  # room for the longer one only
     scheduler.step()
     assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
     drain(scheduler, 2000)
