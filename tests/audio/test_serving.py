@@ -128,7 +128,10 @@ def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch
     monkeypatch.setattr(Scheduler, "step", stepped)
     monkeypatch.setattr(hearing.Transcriber, "_attempt", attempted)
     answer = served.openai.chat.completions.create(
-        model="default", messages=[{"role": "user", "content": script("word " * 300)}], stream=True
+        model="default",
+        messages=[{"role": "user", "content": script("word " * 300)}],
+        stream=True,
+        extra_body={"drafts": False},  # with drafts it is over in a second
     )
     next(answer)
     assert ask(served).status_code == 200

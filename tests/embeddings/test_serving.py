@@ -48,7 +48,10 @@ def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatc
     monkeypatch.setattr(Scheduler, "step", stepped)
     monkeypatch.setattr(engine.Encoder, "encode", encoded)
     answer = served.openai.chat.completions.create(
-        model="default", messages=[{"role": "user", "content": script("word " * 400)}], stream=True
+        model="default",
+        messages=[{"role": "user", "content": script("word " * 400)}],
+        stream=True,
+        extra_body={"drafts": False},  # with drafts it is over in a second
     )
     next(answer)
     body = {"input": texts(60), "truncate": True}
