@@ -92,6 +92,10 @@ class Live:
         return self.prompts[answer["body"]["id"]]
 
 
+ENDLESS = {"drafts": False, "repetition_guard": False}
+"""Fields of a request: with drafts a filler of 400 words is over in 30 passes, and the guard cuts a longer one."""
+
+
 @contextmanager
 def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
     """A started server; settings as keyword arguments."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.integration.live import ENDLESS
 from tests.integration.processes import process
 from tests.waiting import until
 
@@ -46,7 +47,9 @@ def test_pinned_workers_held_bodies_and_unread_answers_do_not_keep_it(
     with process(model, tmp_path, ORACLE_SLEEP_PER_STEP="0.01") as (url, child):
         port = int(url.rsplit(":", 1)[1])
         held = [send(port, say("hi"), cut=1) for _ in range(50)]
-        running = [send(port, say("[[long 3000]]", max_tokens=3000, stream=stream)) for stream in (True, False) * 2]
+        running = [
+            send(port, say("[[long 3000]]", max_tokens=3000, stream=stream, **ENDLESS)) for stream in (True, False) * 2
+        ]
         until(lambda: httpx.get(f"{url}/health", timeout=20).json()["running"] == 4)
         pinned = [send(port, say("pin")) for _ in range(2)]
         time.sleep(1)

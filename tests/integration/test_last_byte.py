@@ -26,7 +26,7 @@ from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.engine.schedule.requests import Requests
 from start_llm.prompt.recorder import Recorder
-from tests.integration.live import WAIT, Live
+from tests.integration.live import ENDLESS, WAIT, Live
 from tests.integration.pooled import admin
 from tests.kinds import RUN
 from tests.waiting import until
@@ -276,7 +276,8 @@ def test_what_takes_longer_is_waited_for_and_what_comes_later_is_found(server: L
 
 def test_an_answer_that_failed_is_told_so_behind_all_the_rest(server: Live) -> None:
     """Cancelled in the middle of a stream: with the last byte of the error the model is free and the end is known."""
-    body = {"model": "default", "stream": True, "messages": [{"role": "user", "content": "[[long 400]]"}]}
+    messages = [{"role": "user", "content": "[[long 100000]]"}]
+    body = {"model": "default", "stream": True, "messages": messages, **ENDLESS}
     with clients(same=False) as (client, other):
         for _ in range(5):
             with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:

@@ -20,7 +20,7 @@ from start_llm.host.pressure import Pressure
 from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool.builder import ModelBuilder
-from tests.integration.live import TOOLS, WAIT, Live, live
+from tests.integration.live import ENDLESS, TOOLS, WAIT, Live, live
 from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states
 from tests.oracle import build_oracle, expected_truth
 from tests.unique import unique
@@ -163,7 +163,8 @@ def test_who_may_not_see_everything_changes_no_model(plain: Live, headers: dict[
 
 
 def test_a_model_at_work_is_not_unloaded(plain: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": "[[long 400]]"}], "stream": True}
+    messages = [{"role": "user", "content": "[[long 400]]"}]
+    body = {"model": "oracle-hybrid", "messages": messages, "stream": True, **ENDLESS}
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.1")  # 40 s, unless that is taken away
     with httpx.stream("POST", f"{plain.url}/v1/chat/completions", json=body) as stream:
         lines = stream.iter_lines()

@@ -14,7 +14,7 @@ import pytest
 
 from start_llm.modelpool import resolve as names
 from start_llm.modelpool.builder import ModelBuilder
-from tests.integration.live import WAIT, Live
+from tests.integration.live import ENDLESS, WAIT, Live
 from tests.integration.pooled import TURN, admin, states
 from tests.oracle import build_oracle, expected_truth
 from tests.waiting import until
@@ -27,7 +27,7 @@ ASKED = [{"role": "user", "content": "[[truth]]"}]
 @contextmanager
 def at_work(server: Live, name: str = "default") -> Iterator[Callable[[], list[str]]]:
     """A stream of this model that goes on until it is read. Gives what reads the rest of it."""
-    body = {"model": name, "messages": [{"role": "user", "content": "[[long 100000]]"}], "stream": True}
+    body = {"model": name, "messages": [{"role": "user", "content": "[[long 100000]]"}], "stream": True} | ENDLESS
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.live import ENDLESS
 from tests.integration.processes import process
 from tests.waiting import until
 
@@ -130,7 +131,7 @@ def test_a_signal_ends_a_server_that_is_at_work(oracle_path: Callable[..., Path]
     with process(oracle_path("plain"), tmp_path, ORACLE_SLEEP_PER_STEP="0.05") as (url, child):
         answers: list[httpx.Response] = []
         content = [{"role": "user", "content": "[[long 3000]]"}]
-        asking = threading.Thread(target=lambda: answers.append(ask(url, messages=content, max_tokens=5000)))
+        asking = threading.Thread(target=lambda: answers.append(ask(url, messages=content, max_tokens=5000, **ENDLESS)))
         asking.start()
         until(lambda: httpx.get(f"{url}/health").json()["running"] == 1)
         child.send_signal(signal.SIGINT)
