@@ -1,9 +1,8 @@
 """What happens during a request. Frozen, so that they may cross threads.
 
-Two streams exist. The *engine* (model thread) sends `EngineEvent`s: tokens and
-numbers. `chat` (an HTTP thread) turns them into `Event`s: text, reasoning and
-tool calls, which the dialects write down. Each stream ends in exactly one
-final event (`EngineDone` or `Failed`; `Done` or `Failed`).
+Two streams exist. The *engine* (model thread) sends `EngineEvent`s: tokens and numbers. `chat` (an HTTP thread) turns
+them into `Event`s: text, reasoning and tool calls, which the dialects write down. Each stream ends in exactly one final
+event (`EngineDone` or `Failed`; `Done` or `Failed`).
 """
 
 from __future__ import annotations

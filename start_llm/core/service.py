@@ -63,11 +63,11 @@ class Health:
 class EventStream(Protocol):
     """An iterator over a request's events that must be closed; closing early cancels the work.
 
-    Iteration yields a `Progress` at least every `SSE_PING_SECONDS` while nothing else happens,
-    so that a writer can show life and notice a client that has gone.
+    Iteration yields a `Progress` at least every `SSE_PING_SECONDS` while nothing else happens, so that a writer can
+    show life and notice a client that has gone.
 
-    `close` may be called from any thread, also while another one waits in `__next__`, which
-    then ends with `StopIteration` at once; calling it again, or after the end, does nothing.
+    `close` may be called from any thread, also while another one waits in `__next__`, which then ends with
+    `StopIteration` at once; calling it again, or after the end, does nothing.
     """
 
     def __iter__(self) -> Iterator[Event]:

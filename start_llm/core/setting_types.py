@@ -26,14 +26,16 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-def _list_of(pattern: str, wanted: str, *, lower: bool = False) -> AfterValidator:
-    """Names separated by commas, each of which fits the pattern."""
+def _list_of(pattern: str, wanted: str, *, lower: bool = False, alone: str = "") -> AfterValidator:
+    """Names separated by commas, each of which fits the pattern. `alone`: why there may not be just one."""
 
     def check(value: str) -> str:
         names = [name.strip() for name in (value.lower() if lower else value).split(",") if name.strip()]
         for name in names:
             if not re.fullmatch(pattern, name):
                 raise ValueError(f"{name[:80]!r} is {wanted}")
+        if alone and len(names) == 1:
+            raise ValueError(alone)
         return ",".join(names)
 
     return AfterValidator(check)
@@ -102,17 +104,6 @@ def _is_wrong_number(host: str) -> bool:
     return False
 
 
-def _hosts(value: str) -> str:
-    """Names separated by commas; one may stand there twice."""
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", name):  # "-V" would be a flag of ssh
-            raise ValueError(f"{name[:80]!r} is no host; give names or addresses, e.g. mac-1,mac-2")
-    if len(names) == 1:
-        raise ValueError("one host computes alone; give two or more, this machine first, or none")
-    return ",".join(names)
-
-
 def _event_address(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):\d{1,5}", value):
         raise ValueError("give tcp://ADDRESS:PORT, an address of this machine, e.g. tcp://127.0.0.1:5557")
@@ -130,14 +121,14 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.strip().isdigit() else value
 
 
-def _bits(value: Any) -> Any:
-    return _number(_off_is_none(value))
-
-
 ModelMapText = AfterValidator(_model_map)
 NodeAddresses = AfterValidator(_node_addresses)
-RankHosts = AfterValidator(_hosts)
+RankHosts = _list_of(
+    r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*",  # "-V" would be a flag of ssh
+    "no host; give names or addresses, e.g. mac-1,mac-2",
+    alone="one host computes alone; give two or more, this machine first, or none",
+)
 EventAddress = AfterValidator(_event_address)
 Lower = BeforeValidator(_lower)
 Number = BeforeValidator(_number)
-NumberOrOff = BeforeValidator(_bits)
+NumberOrOff = BeforeValidator(lambda value: _number(_off_is_none(value)))

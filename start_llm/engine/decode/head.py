@@ -168,10 +168,6 @@ class HeadedModel:
     def layers(self) -> Any:
         return self._model.layers
 
-    @property
-    def encoded(self) -> int:
-        return int(getattr(self._model, "encoded", 0))
-
     def parameters(self) -> Any:
         return {"model": self._model.parameters(), "drafter": self.drafter.parameters()}
 
