@@ -46,9 +46,11 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
 
 def measure(settings: Settings, folder: Path, against: str | None) -> tuple[str, dict[str, Rows]]:
     """The model's name, and a column of rows for each server."""
-    disk = str(folder / "kv")
+    disk, began = str(folder / "kv"), time.perf_counter()
     with own_server(settings, folder, kv_disk_dir=disk) as (app, endpoint):
+        loaded = time.perf_counter() - began
         ours, most = rows_of(endpoint)
+        ours["from the start until it answers"] = f"{loaded:.1f} s"
         talk = Agent("restart", endpoint, most)
         for _ in range(2):  # a single short request may be a title's: its KV is not worth a file
             talk.turn(endpoint)
@@ -78,10 +80,13 @@ def rows_of(endpoint: Endpoint, most: int = 0) -> tuple[Rows, int]:
             why = f"context {endpoint.context:,}" if is_long else f"about {length / rate:.0f} s"
             rows[f"prefill at {name}, tokens/s"] = f"- ({why})"
             continue
-        found = timed(endpoint, [{"role": "user", "content": words(int(length * 0.95), length)}], ANSWER)
+        asked: list[Message] = [{"role": "user", "content": words(int(length * 0.95), length)}]
+        found, again = timed(endpoint, asked, ANSWER), timed(endpoint, asked, 4)
         rate = found.prefill
         rows[f"prefill at {name}, tokens/s"] = f"{found.prefill:,.0f}"
         rows[f"decode at {name}, tokens/s"] = f"{found.decode:,.1f}"
+        rows[f"first token at {name}"] = seconds_of(found)
+        rows[f"first token at {name}, asked again"] = seconds_of(again)
         figures = f"{found.prefill:,.0f} tokens/s prefill, {found.decode:,.1f} decode"
         print(f"{endpoint.url}  {name}: {figures}", file=sys.stderr, flush=True)
     agent = Agent(0, endpoint, most or int(rate * HEAD_SECONDS) or HEAD)

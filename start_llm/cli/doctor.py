@@ -20,7 +20,6 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from start_llm.cli.finding import Finding
-from start_llm.cli.hosts import check_hosts
 from start_llm.core.extras import EXTRAS, is_installed, missing
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
@@ -123,7 +122,6 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield check_model(settings)
-    yield from check_hosts(settings)
     yield check_disk(settings.cache_dir)
     if settings.disk_dir is not None and settings.cache_dir not in settings.disk_dir.parents:
         yield check_disk(settings.disk_dir, "KV_DISK_DIR")

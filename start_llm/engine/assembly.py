@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from start_llm.core.errors import NotSupported
+from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.engine.checks import asker, checker, unchecked
 from start_llm.engine.decode.constraint import Grammars
@@ -125,6 +125,8 @@ class Assembly:
             self.begin(model, weights, made)
             inputs = inputs or LoadInputs(bases=self.bases, parts=self._ranks.size, shard=self._ranks.shard)
             loaded = yield from load_steps(settings, self.device, self._progress, self._say, inputs)
+            if not self._ranks.alone and self._ranks.agree(own := fingerprint(loaded.folder)) != own:
+                raise Unavailable(f"The files of {loaded.source} are other ones here than on the first host.")
             return (yield from self._runtime(settings, loaded, model, pinned, listener, made))
         except BaseException:
             made.close()

@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import stat
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 from start_llm.clients.agent import UserConfig
 from start_llm.files.atomic import write_atomic
@@ -141,9 +142,8 @@ class _Bringer:
         if not path.is_file():
             return
         try:
-            theirs = _read(path)
-            ours = _read(target) if target.exists() else _empty(target)
-        except (OSError, ValueError, TOMLKitError) as error:
+            theirs, ours = _read(path), _read(target) if target.exists() else {}
+        except (OSError, ValueError) as error:
             self._say(f"{path} is not brought along: {error}")
             return
         values = {key: _get(theirs, key) for key in keys if _get(ours, key) is _MISSING}
@@ -151,10 +151,11 @@ class _Bringer:
         if not values:
             return
         for key, value in values.items():
-            _set(ours, key, value)
+            *parents, last = key.split(".")
+            reduce(lambda data, part: data.setdefault(part, {}), parents, ours)[last] = value
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(target, _text(target, ours))
-        self.changed[name] = {key: _plain(value) for key, value in values.items()}
+        _write(target, ours)
+        self.changed[name] = values
         self.names += list(values)
 
 
@@ -172,38 +173,29 @@ def _unset(path: Path, values: Mapping[str, Any]) -> None:
     """Takes fields away that still have these values: others the agent has set itself since."""
     try:
         data = _read(path)
-    except (OSError, ValueError, TOMLKitError):
+    except (OSError, ValueError):
         return
     for key, value in values.items():
-        if _plain(_get(data, key)) == value:
-            _delete(data, key)
-    write_atomic(path, _text(path, data))
+        if _get(data, key) == value:
+            *parents, last = key.split(".")
+            del reduce(dict.__getitem__, parents, data)[last]
+    _write(path, data)
 
 
 # --- settings files: JSON, or TOML by their name ------------------------------------------------
 
 
-def _read(path: Path) -> Any:
-    """Raises OSError, ValueError, TOMLKitError."""
+def _read(path: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError."""
     text = path.read_text("utf-8")
-    if path.suffix == ".toml":
-        return tomlkit.parse(text)
-    data = json.loads(text)
+    data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     return data
 
 
-def _empty(path: Path) -> Any:
-    return tomlkit.document() if path.suffix == ".toml" else {}
-
-
-def _text(path: Path, data: Any) -> str:
-    return tomlkit.dumps(data) if path.suffix == ".toml" else json.dumps(data, indent=2) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    return value.unwrap() if hasattr(value, "unwrap") else value
+def _write(path: Path, data: dict[str, Any]) -> None:
+    write_atomic(path, tomlkit.dumps(data) if path.suffix == ".toml" else json.dumps(data, indent=2) + "\n")
 
 
 def _get(data: Any, key: str) -> Any:
@@ -213,17 +205,3 @@ def _get(data: Any, key: str) -> Any:
             return _MISSING
         data = data[part]
     return data
-
-
-def _set(data: Any, key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for part in parents:
-        data = data.setdefault(part, {})
-    data[last] = value
-
-
-def _delete(data: Any, key: str) -> None:
-    *parents, last = key.split(".")
-    for part in parents:
-        data = data[part]
-    del data[last]

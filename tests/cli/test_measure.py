@@ -45,10 +45,12 @@ def test_bench_has_every_row_and_says_what_it_left_out(
     rows = columns["start_llm"]
     assert model == "oracle" and rows["prefill at 1024k, tokens/s"].startswith("- (context")
     assert float(rows["prefill at 1k, tokens/s"].replace(",", "")) > 0
+    assert float(rows["from the start until it answers"].split()[0]) > 0
 
     def computed(row: str) -> int:
         return int(rows[row].split("(")[1].split(" of ")[0].replace(",", ""))
 
+    assert computed("first token at 1k, asked again") < 100 < computed("first token at 1k")
     assert computed("first token of turn 3") * 2 < computed("the same turn 3 with nothing stored")
     assert computed("first token after a restart") * 2 < computed("first token of an agent's turn 1")
     lines = bench.table({"start_llm": rows, "other": {"prefill at 1k, tokens/s": "9"}})

@@ -150,7 +150,7 @@ def test_a_failure_has_retry_and_stop_keeps_what_was_said(
     page.run(
         "window.kept = window.fetch;"
         "window.fetch = (path, more) => path.includes('completions')"
-        "? Promise.reject(new TypeError('x')) : window.kept(path, more)"
+        "? Promise.reject(new window.TypeError('x')) : window.kept(path, more)"
     )
     send(page, f"Ask. {script('Here.')}")
     page.until_text("#said .assistant", "broke off: the server does not answer", "Retry")
@@ -178,7 +178,8 @@ def test_who_reloads_in_the_middle_of_an_answer_keeps_what_had_come(
     send(page, "More [[long 5000]]")
     page.until(lambda: len(page.text("#said .coming .text")) > 40, "some words")
     kept = (
-        "return import('/page/chats.js').then(async (m) => { const [c] = m.listed();"
+        "return import('/page/chats.js').then(async (m) => { if (!m.listed().length) await m.openChats();"
+        "const [c] = m.listed(); if (!c) return '';"
         "return [...(await m.messagesOf(c)).values()].at(-1).content; })"
     )
     page.until(lambda: page.run(kept), "the first time that it is kept")
@@ -240,6 +241,7 @@ def test_two_tabs_lose_nothing_of_one_conversation(page: Browser, server: Live) 
 MOVED = """
 return import('/page/portable.js').then(async (portable) => {
   const chats = await import('/page/chats.js');
+  if (!chats.listed().length) await chats.openChats();  // Firefox reads modules anew for a test
   const [chat] = chats.listed();
   const messages = await chats.messagesOf(chat);
   const texts = { json: portable.toJson([[chat, messages]]), markdown: portable.toMarkdown(chat, messages) };

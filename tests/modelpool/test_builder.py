@@ -14,7 +14,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from start_llm.core.errors import Unavailable
 from start_llm.core.settings import load_settings
+from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.models.background import at_once
@@ -178,6 +180,15 @@ def test_a_side_model_waits_for_no_other_rank(builder: ModelBuilder, monkeypatch
 
     monkeypatch.setattr(builder.ranks, "connect", Mock(side_effect=RuntimeError("nobody is there")))
     assert on_a_thread(lambda: at_once(builder.side_steps("side", Weights(900), loading()))).nbytes == 1000
+
+
+def test_a_rank_with_other_files_of_the_model_is_refused(
+    builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranks, "alone", False)
+    monkeypatch.setattr(builder.ranks, "agree", lambda value: "what the first host has")
+    with pytest.raises(Unavailable, match="other ones here than on the first host"):
+        on_a_thread(lambda: at_once(first_steps(builder)))
 
 
 def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,27 @@ export async function json(path, body) {
   return answer.json();
 }
 
+let leaving = false; // Firefox breaks streams off before it leaves the page
+addEventListener("beforeunload", () => {
+  leaving = true;
+  setTimeout(() => { leaving = false; }, 5000); // who was asked to stay, or loaded a file
+});
+
+async function read(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (leaving) await new Promise(() => {}); // what had come stays as it is
+    throw error instanceof TypeError ? new Error("the connection to the server was lost") : error;
+  }
+}
+
 // The data of each server-sent event, as text, until the stream ends.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await read(reader);
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
