@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from start_llm.app import App
-from start_llm.cli.finding import Finding, Verdict
+from start_llm.cli.doctor import Finding, Verdict
 from start_llm.cli.measure import Timed, about, figures, forget, own_server, timed, words
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import StartLLMError

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from start_llm.cli.finding import Finding
 from start_llm.core.extras import EXTRAS, is_installed, missing
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
@@ -76,6 +76,17 @@ def seconds():
 best = min(seconds() for _ in range(5))
 print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / best / 1e9}))
 """
+
+
+Verdict = Literal["ok", "note", "bad"]
+
+
+class Finding(NamedTuple):
+    """One line. `bad` keeps the server from working, `note` is worth knowing."""
+
+    subject: str
+    verdict: Verdict
+    text: str
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.audit import AuditEntry
+from start_llm.dashboard.audit import AuditEntry, entry
 from start_llm.dashboard.observer import Observer, Outcome
 
 HOUR = (60, 60)  # seconds of a point, points
@@ -41,6 +41,14 @@ class Point:
             if name != "memory":
                 setattr(self, name, getattr(self, name) + getattr(more, name))
         self.memory = more.memory or self.memory
+
+
+def _point(row: AuditEntry) -> Point:
+    """Of one request."""
+    point = Point(1, row.reused, row.computed, again=max(0, row.computed - row.new))
+    if row.seconds_first is not None:
+        point.firsts, point.seconds_first = 1, row.seconds_first
+    return point
 
 
 class Series:
@@ -88,17 +96,13 @@ class History(Observer):
         self._seconds_prefill = 0.0
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        report, usage, first = outcome.report, outcome.usage, outcome.seconds_first
-        point = Point(requests=1, memory=self._memory())
-        if report is not None:
-            point.reused, point.computed = report.reused, report.computed
-            point.again = max(0, report.computed - report.new)
-        if first is not None:
-            point.firsts, point.seconds_first = 1, first
-        if usage is not None and first is not None and request.stream:
-            point.answered, point.seconds_answered = usage.completion, outcome.seconds - first
+        row, report = entry(request, outcome, self._clock()), outcome.report
+        point = _point(row)
+        point.memory = self._memory()
+        if outcome.usage is not None and row.seconds_first is not None and request.stream:
+            point.answered, point.seconds_answered = row.answer, row.seconds - row.seconds_first
         with self._lock:
-            self._add(self._clock(), point, request.client, 0 if report is None else report.prompt)
+            self._add(row, point)
             if report is not None and report.seconds_prefill > 0:
                 self._prefilled += report.computed
                 self._seconds_prefill += report.seconds_prefill
@@ -106,20 +110,16 @@ class History(Observer):
     def begin_with(self, entries: Iterable[AuditEntry]) -> None:
         """Counts what was written down before this server was started."""
         with self._lock:
-            for entry in entries:
-                first, again = entry.seconds_first, max(0, entry.computed - entry.new)
-                point = Point(requests=1, reused=entry.reused, computed=entry.computed, again=again)
-                if first is not None:
-                    point.firsts, point.seconds_first = 1, first
-                self._add(entry.time, point, entry.client, entry.prompt)
+            for row in entries:
+                self._add(row, _point(row))
 
-    def _add(self, when: float, point: Point, client: str, prompt: int) -> None:
+    def _add(self, row: AuditEntry, point: Point) -> None:
         """A client's requests count where they had a prompt."""
-        now = self._clock()
+        now, when = self._clock(), row.time
         self._hour.add(when, point, now)
         self._day.add(when, point, now)
-        if prompt:
-            name = client or "other"
+        if row.prompt:
+            name = row.client or "other"
             if name not in self._clients and len(self._clients) >= MOST_CLIENTS:
                 self._clients = {each: series for each, series in self._clients.items() if series.places(now)}
                 name = name if len(self._clients) < MOST_CLIENTS else OTHERS

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,7 +26,7 @@ from start_llm.host.mac import read_mac, remarks
 from start_llm.host.ports import ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB, LEAST_FREE, free_disk, inspect_device, likely_accelerator
-from start_llm.service.control import ServiceError, bring_up, family, stop
+from start_llm.service.control import Follower, ServiceError, bring_up, family, stop
 from start_llm.service.place import Place, ServerState, running_ports
 from start_llm.service.supervisor import how
 
@@ -289,18 +287,8 @@ def main_logs(settings: Settings, options: argparse.Namespace) -> int:
         print(f"There is no log {path}; a server in the foreground writes to its terminal.", file=sys.stderr)
         return 1
     print(last_lines(path, options.lines))
-    if options.follow:
-        _follow(path)
-    return 0
-
-
-def _follow(path: Path) -> None:
-    at = path.stat().st_size
-    while True:
+    follower = Follower(path, partial(print, flush=True), path.stat().st_size)
+    while options.follow:
         time.sleep(_FOLLOW_SECONDS)
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(at if size >= at else 0)  # a shorter one was begun anew or trimmed
-            sys.stdout.write(file.read().decode("utf-8", "replace"))
-            at = file.tell()
-        sys.stdout.flush()
+        follower.look()
+    return 0

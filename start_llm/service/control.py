@@ -81,7 +81,7 @@ def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say) ->
     say(f"starting the server on port {place.port}; its log: {place.log}")
     with tempfile.TemporaryFile() as words:
         child = spawn(settings, place, flags, words)
-        follower = _Follower(place.log, say)
+        follower = Follower(place.log, say)
 
         def over() -> bool:  # one that lost the race for the lock has ended, and another one has it
             if place.is_running:
@@ -142,22 +142,23 @@ def _answers_before(place: Place, over: Callable[[], bool]) -> bool:
         time.sleep(POLL_SECONDS)
 
 
-class _Follower:
+class Follower:
     """Passes on what is added to a log, line by line; of a bar that is drawn again and again, the last state."""
 
-    def __init__(self, path: Path, say: Say) -> None:
+    def __init__(self, path: Path, say: Say, begin: int = 0) -> None:
         self._path, self._say = path, say
-        self._at = 0
+        self._at = begin  # the byte from which on it is passed on
         self._rest = ""
 
     def look(self) -> None:
         try:
             with self._path.open("rb") as file:
-                file.seek(self._at)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(self._at if size >= self._at else 0)  # a shorter one was begun anew or trimmed
                 data = file.read()
+                self._at = file.tell()
         except OSError:
             return
-        self._at += len(data)
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         for line in lines:
             if text := line.rsplit("\r", 1)[-1].strip():
