@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +31,6 @@ def leave_as_it_is(folder: Path, others: set[Path]) -> None:
     """The folder of stored KV is found as it was left."""
 
 
-def add_an_old_index(folder: Path, others: set[Path]) -> None:
-    """Version 0.1.0 kept an index of its files there."""
-    with closing(sqlite3.connect(folder / "index.sqlite")) as old:
-        old.execute("CREATE TABLE files (name TEXT PRIMARY KEY, bytes INTEGER, sha256 BLOB, meta TEXT, checksum BLOB)")
-        old.execute("CREATE TABLE checkpoints (digest BLOB PRIMARY KEY, file TEXT)")
-        old.execute("PRAGMA user_version=2")
-        old.commit()
-
-
 def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
     """A byte in the last run of the other conversation changes."""
     runs = [path for path in others if path.name.startswith("r")]
@@ -51,7 +40,7 @@ def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
     last.write_bytes(data)
 
 
-@pytest.mark.parametrize("change", [leave_as_it_is, add_an_old_index, damage_a_file_of_another])
+@pytest.mark.parametrize("change", [leave_as_it_is, damage_a_file_of_another])
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_the_next_turn_after_a_restart_computes_what_is_new(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str, change: Callable[[Path, set[Path]], None]
@@ -69,4 +58,3 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
         assert report["reused"] + report["computed"] == report["prompt"]
         _, report = turns(server, other, "at last")
         assert (report["computed"] > report["new"]) == (change is damage_a_file_of_another)
-    assert not (folder / "index.sqlite").exists()

@@ -24,15 +24,13 @@ from typing import BinaryIO
 
 from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 from start_llm.files.locks import FileLock
-from start_llm.kvcache.disk.format import FILE_NAME, OtherVersion, StoredPiece, encode, read_body, read_head
+from start_llm.kvcache.disk.format import FILE_NAME, StoredPiece, encode, read_body, read_head
 
 log = logging.getLogger(__name__)
 
 NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors of reading that say nothing about the file."""
 _FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
-_EARLIER = re.compile(r"(?:r[0-9]{1,12}|c)-[0-9a-f]{64}\.safetensors|index\.sqlite(?:[-.][a-z]+)?")
-"""Files of versions that had an index."""
 _RESERVE = 1 << 30  # most bytes of disk that are left to others
 _HEAD_BYTES = 1 << 14  # read at once: more than most heads have
 
@@ -161,7 +159,7 @@ class DiskFolder:
     def _load(self) -> list[StoredPiece]:
         """Reads the heads of all files. What is damaged, or stands on nothing, is removed."""
         found: list[tuple[StoredPiece, int, int]] = []
-        damaged, earlier = [], 0
+        unreadable = []
         for entry in os.scandir(self._root):
             if FILE_NAME.fullmatch(entry.name):
                 try:
@@ -172,18 +170,12 @@ class DiskFolder:
                 except (OSError, ValueError) as error:
                     if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
                         raise
-                    if isinstance(error, OtherVersion):
-                        earlier += 1
-                    else:
-                        damaged.append(f"{entry.name}: {error}")
+                    unreadable.append(f"{entry.name}: {error}")
                     remove_anything(self._root / entry.name)
-            elif entry.name.endswith(UNFINISHED) or _EARLIER.fullmatch(entry.name):
-                earlier += not entry.name.endswith(UNFINISHED)
+            elif entry.name.endswith(UNFINISHED):
                 remove_anything(self._root / entry.name)
-        if damaged:
-            log.warning("stored KV: %d files are damaged and were removed, first %s", len(damaged), damaged[0])
-        if earlier:
-            log.info("stored KV: %d files of another version were removed", earlier)
+        if unreadable:
+            log.warning("stored KV: %d files cannot be read and were removed, %s", len(unreadable), unreadable[0])
         return self._enter_all(found)
 
     def _enter_all(self, found: list[tuple[StoredPiece, int, int]]) -> list[StoredPiece]:

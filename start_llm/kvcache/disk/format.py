@@ -50,10 +50,6 @@ class StoredPiece:
         return self.start + len(self.tokens) // _TOKEN
 
 
-class OtherVersion(ValueError):
-    """An earlier or a later version of this program has written the file."""
-
-
 def encode(piece: StoredPiece, model: bytes, layout: str, arrays: bytes) -> list[bytes]:
     """The parts of the file. `model`: 32 bytes that name what the KV depends on."""
     text = layout.encode()
@@ -68,15 +64,13 @@ def encode(piece: StoredPiece, model: bytes, layout: str, arrays: bytes) -> list
 
 def read_head(stream: BinaryIO, name: str, model: bytes) -> tuple[StoredPiece, int, bytes]:
     """What the file holds, the bytes of its layout, and the checksum of its layout and arrays. `model`: see `encode`.
-    Raises ValueError: this is not what was written under this name for this model; OtherVersion."""
+    Raises ValueError: this is not what was written under this name for this model."""
     about = os.fstat(stream.fileno())
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("not a file")
     header, checksum = stream.read(_HEADER.size), stream.read(_CHECKSUM)
-    if header.startswith(_MAGIC[:-1]) and not header.startswith(_MAGIC):
-        raise OtherVersion("no file of this version")
     if len(checksum) != _CHECKSUM or not header.startswith(_MAGIC):
-        raise ValueError("no file of stored KV")
+        raise ValueError("no file of stored KV, or of another version")
     _, of_model, digest, above, start, count, seconds, layout_bytes, array_bytes, sha256 = _HEADER.unpack(header)
     size = _HEADER.size + _CHECKSUM + count * _TOKEN + layout_bytes + array_bytes
     if size != about.st_size:
