@@ -30,6 +30,11 @@ class Pauses:
         self._recent.append(seconds)
         insort(self._sorted, seconds)
 
+    @property
+    def longest(self) -> float:
+        """Seconds; 0: there are none."""
+        return self._sorted[-1] if self._sorted else 0.0
+
     def ended(self, silence: float, soon: float) -> tuple[int, int, float]:
         """Of the pauses of at least `silence` seconds: how many ended within `soon` more, how many there are, and for
         how many of these `soon` seconds they lasted together."""

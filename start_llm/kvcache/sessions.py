@@ -13,6 +13,7 @@ from start_llm.kvcache.tree import Segment
 
 _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
 _RESERVED_SHARE = 0.7  # of the budget: if those that were begun have less than the rest, they cost more than is saved
+_PERSON = 20.0  # seconds; who went on with a final answer later than that was a person, so this is no sub-agent
 _PAUSES = 4096  # of all conversations
 _OWN_PAUSES = 128
 
@@ -41,7 +42,7 @@ class Strength:
 
     claim: Claim
     returns: float = 0.0  # how likely its conversation comes back soon, if that is in progress
-    used: float = 0.0  # last use; of one that waits minus its first
+    used: float = 0.0  # last use; of one that waits minus its first. A sub-agent that has ended: as if long ago
 
 
 UNPROTECTED = Strength(Claim.NONE)
@@ -153,8 +154,16 @@ class Sessions:
             final: sorted(now - session.used for _, session in self._known.items() if (session.calls is False) is final)
             for final in (False, True)
         }
+
+        def rate_of(session: Session, used: float) -> float:
+            kind = session.calls is False
+            return rate_of_return(now - used, session.pauses[kind], self._pauses[kind], silences[kind])
+
         reserved = self._reserved(now, int(budget_bytes * _RESERVED_SHARE))
-        for session in self._live(now):
+        live = self._live(now)
+        last = max((session.used for session in live), default=now)
+        for session in live:
+            caller = self._caller_of_ended(session, now) if session.used < last else None
             for end in session.ends:
                 if (held := _held(end)) is None:
                     continue
@@ -163,8 +172,9 @@ class Sessions:
                     strength = Strength(Claim.WAITS, used=-session.created)
                 elif newest or session.alternates:
                     used = session.used if newest else end.used
-                    kind = session.calls is False
-                    returns = rate_of_return(now - used, session.pauses[kind], self._pauses[kind], silences[kind])
+                    returns = rate_of(session, used)
+                    if caller is not None:
+                        returns, used = min(returns, rate_of(caller, caller.used)), used - self._waits_for
                     strength = Strength(Claim.IN_PROGRESS, returns, used)
                 else:
                     strength = Strength(Claim.LEFT, used=end.used)
@@ -182,6 +192,16 @@ class Sessions:
                 room -= taken
                 reserved.add(id(session))
         return reserved
+
+    def _caller_of_ended(self, session: Session, now: float) -> Session | None:
+        """If this is a sub-agent that has given its final answer: the larger conversation that has begun it and has not
+        come back since. It need not wait for a call: some clients begin sub-agents by themselves."""
+        caller = self._caller(session)
+        if caller is None or not caller.ends or not session.ends:
+            return None
+        ended = session.calls is False and session.pauses[True].longest <= _PERSON
+        waits = caller.used < session.created and now - caller.used <= self._waits_for
+        return caller if ended and waits and session.ends[-1].end < caller.ends[-1].end else None
 
     def protected_bytes(self, now: float) -> int:
         """KV that the protected ends stand on, themselves included."""

@@ -72,7 +72,7 @@ def fills_up(model: Path, folder: Path, said: Said) -> None:
     with live(model, folder / "cache", kv_disk_dir="auto", kv_disk_bytes=1 << 30) as server:
         for _ in range(2):  # a first request alone may be a side request, which is not written
             turn(server, messages)
-        until(lambda: settled(server) and server.figure("kv_disk_written_files") > 0)
+        until(lambda: settled(server) and server.figure("kv_disk_written_files_total") > 0)
         fill(filler)
         for _ in range(4):
             turn(server, messages)

@@ -172,6 +172,45 @@ def test_only_who_is_known_to_wait_for_a_call_has_begun_another() -> None:
         assert sessions.protection(6.0, BUDGET)[id(main)].claim == level
 
 
+def ended_beside(
+    *, calls: bool = False, agent_calls: bool = False, tokens: int = 90, pause: float = 1.0, now: float = 260.0
+) -> tuple[bool, bool]:
+    """A conversation that answered at 0 s, one begun with the same tools at 100 s, which came back once, after `pause`
+    seconds, and an unrelated one. Whether the second is weaker than the first, and than the last."""
+    tree, sessions = fake_tree(), Sessions(idle=1800, keep=2)
+    first, other = grow(tree, run(0, 100)), grow(tree, run(5000, 5))
+    sessions.add_end("first", first, 0.0, calls=calls)
+    for time in (100.0, 100.0 + pause):
+        sessions.add_end("agent", grow(tree, [*run(0, 10), 7]), time, calls=agent_calls)
+    agent = grow(tree, [*run(0, 10), 7, *run(3000, tokens - 11)])
+    sessions.add_end("agent", agent, 102.0 + pause, calls=agent_calls)
+    sessions.add_end("other", other, 160.0, calls=agent_calls)
+    strengths = sessions.protection(now, BUDGET)
+    return strengths[id(agent)] < strengths[id(first)], strengths[id(agent)] < strengths[id(other)]
+
+
+def test_a_sub_agent_that_has_ended_is_weaker_than_the_larger_one_that_began_it() -> None:
+    assert ended_beside() == ended_beside(calls=True) == (True, True)
+    assert not ended_beside(agent_calls=True)[0], "it goes on"
+    assert not ended_beside(tokens=120)[0], "it is the larger one"
+    assert not ended_beside(now=601.0)[0], "the other one has been silent for too long"
+    assert not ended_beside(pause=30.0)[0], "a person goes on with it"
+
+
+def test_what_was_used_last_is_no_sub_agent_that_has_ended() -> None:
+    """Else each turn of a new conversation would give itself up for an earlier one."""
+    tree, sessions = fake_tree(), Sessions(idle=1800, keep=2)
+    first, second = grow(tree, run(0, 100)), grow(tree, [*run(0, 10), 7])
+    sessions.add_end("first", first, 0.0, calls=False)
+    sessions.add_end("second", second, 100.0, calls=False)
+    strengths = sessions.protection(101.0, BUDGET)
+    assert strengths[id(first)] < strengths[id(second)]
+    sessions.add_end("first", first, 110.0, calls=False)
+    sessions.add_end("other", grow(tree, run(5000, 5)), 111.0, calls=False)
+    strengths = sessions.protection(300.0, BUDGET)
+    assert Strength(Claim.IN_PROGRESS, 0.0, 100.0) in strengths.values(), "the first one has come back"
+
+
 def test_who_waits_for_a_call_has_begun_the_next_though_another_that_rests_is_alike() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     tools = run(0, 10)
