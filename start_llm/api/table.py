@@ -41,7 +41,8 @@ CHAT_FIELDS = frozenset(
     }
 )
 MESSAGES_FIELDS = frozenset({"system", "stop_sequences", "output_config", "output_format"})
-CHAT_ROLES = frozenset({"developer", "tool", "function"})
+CHAT_PARTS = frozenset({"function", "developer", "tool", "tool_calls"})
+"""Keys and types of tools, roles and keys of messages."""
 BLOCKS = frozenset({"tool_use", "tool_result", "redacted_thinking", "document", "search_result"})
 
 
@@ -67,15 +68,15 @@ class Dialects:
         return self._begin(read_messages(inbound, self.settings, self.service), inbound).edited()
 
     def ollama_chat(self, inbound: Request) -> Exchange | Reply:
-        answer = read_ollama_chat(inbound, self.settings, self.service)
-        return answer if isinstance(answer, Reply) else self._begin(answer, inbound)
+        return self._begin(read_ollama_chat(inbound, self.settings, self.service), inbound)
 
     def ollama_generate(self, inbound: Request) -> Exchange | Reply:
-        answer = read_generate(inbound, self.settings, self.service)
-        return answer if isinstance(answer, Reply) else self._begin(answer, inbound)
+        return self._begin(read_generate(inbound, self.settings, self.service), inbound)
 
-    def _begin[E: Exchange](self, exchange: E, inbound: Request) -> E:
+    def _begin[E: Exchange | Reply](self, exchange: E, inbound: Request) -> E:
         """The exchange as it is going to run: whose it is stays known."""
+        if isinstance(exchange, Reply):
+            return exchange
         self.owners.remember((request.id for request in exchange.requests), inbound.visitor, exchange.request.owner)
         return replace(exchange, request=self._named(exchange.request, inbound))
 
@@ -132,24 +133,18 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    return _by_parts(_dicts(data.get("tools")), _dicts(data.get("messages"))) or _by_fields(data) or usual
-
-
-def _by_parts(tools: list[dict[str, Any]], messages: list[dict[str, Any]]) -> Dialect | None:
-    blocks = [block for message in messages for block in _dicts(message.get("content"))]
-    if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
+    tools, messages = _dicts(data.get("tools")), _dicts(data.get("messages"))
+    blocks = {word(block.get("type")) for message in messages for block in _dicts(message.get("content"))}
+    keys = {key for tool in tools for key in (*tool, word(tool.get("type")))}
+    if "function" in keys:
         return "chat"
-    if any("input_schema" in tool for tool in tools) or any(word(block.get("type")) in BLOCKS for block in blocks):
+    if "input_schema" in keys or BLOCKS & blocks:
         return "messages"
-    if any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages):
+    if CHAT_PARTS & {key for message in messages for key in (*message, word(message.get("role")))}:
         return "chat"
-    return None
-
-
-def _by_fields(data: dict[str, Any]) -> Dialect | None:
     if MESSAGES_FIELDS & data.keys():
         return "messages"
-    return "chat" if CHAT_FIELDS & data.keys() else None
+    return "chat" if CHAT_FIELDS & data.keys() else usual
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

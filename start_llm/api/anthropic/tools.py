@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from start_llm.api.common import fields
-from start_llm.api.common.tools import check_unique, function_of, shown_tools
-from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.api.common.tools import check_unique, choose, function_of, shown_tools
+from start_llm.core.errors import NotSupported
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice, ToolSearch
-
-CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple[tuple[Tool, ...], ToolSearch | None]:
@@ -65,14 +63,6 @@ def choice_of(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[T
     """The choice, and whether several calls at once are allowed."""
     if choice is None:
         return ToolChoice(), True
-    kind = choice.get("type")
-    mode = CHOICES.get(fields.word(kind) or "")
-    if mode is None:
-        raise fields.bad("tool_choice.type", "auto, any, tool or none", kind)
-    if mode in {"required", "named"} and not tools:
-        raise BadRequest(f"tool_choice: {fields.short(kind)} needs tools, but there are none.", param="tool_choice")
-    name = fields.string_in(choice, "name", "tool_choice") if mode == "named" else None
-    if name is not None and name not in {tool.name for tool in tools}:
-        raise BadRequest(f"tool_choice.name: there is no tool named {fields.short(name)}.", param="tool_choice.name")
+    picked, _ = choose(choice, tools)
     alone = fields.optional_in(choice, "disable_parallel_tool_use", bool, "tool_choice")
-    return ToolChoice(mode, name), not alone  # type: ignore[arg-type]
+    return picked, not alone

@@ -52,11 +52,9 @@ class BodyModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class SamplingBody(BodyModel):
-    """The fields of every dialect: its model, whether it streams, and sampling with OpenAI's names."""
+class Drawn(BodyModel):
+    """How tokens are drawn, with OpenAI's names."""
 
-    model: ModelName | None = None
-    stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_BIG)] | None = None
@@ -69,6 +67,13 @@ class SamplingBody(BodyModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     drafts: bool | None = None
     repetition_guard: bool | None = None
+
+
+class SamplingBody(Drawn):
+    """The fields of every dialect but Ollama's: its model, whether it streams, and how tokens are drawn."""
+
+    model: ModelName | None = None
+    stream: bool | None = None
 
 
 def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:

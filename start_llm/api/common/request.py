@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, refuse_samplers, within
+from start_llm.api.common.fields import MOST_SHOWN, Drawn, bad, refuse_samplers, within
 from start_llm.api.http.access import RequestOwners, owner_of
 from start_llm.api.http.routes import Request
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
@@ -32,7 +32,7 @@ PREFIXES: Mapping[Dialect, str] = {
 
 
 def request_of(
-    dialect: Dialect, body: SamplingBody, data: dict[str, Any], inbound: Request, settings: Settings, **fields: Any
+    dialect: Dialect, drawn: Drawn, data: dict[str, Any], inbound: Request, settings: Settings, **fields: Any
 ) -> ChatRequest:
     """A request: what all dialects read alike, and the `fields` that this one reads by itself. Raises BadRequest."""
     refuse_samplers(data)
@@ -40,8 +40,8 @@ def request_of(
     asked = Thinking() if is_raw else thinking_of(data)
     shared: dict[str, Any] = {
         "model": model_of(data),
-        "sampling": sampling_of(body, settings),
-        "stream": bool(body.stream),
+        "sampling": sampling_of(drawn, settings),
+        "stream": bool(data.get("stream")),
         "thinking": asked.enabled,
         "reasoning_effort": asked.effort,
         "thinking_budget": asked.budget,
@@ -90,7 +90,7 @@ _LOOK_BACK = 256
 """Tokens that the repetition penalty looks back."""
 
 
-def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
+def sampling_of(body: Drawn, settings: Settings) -> Sampling:
     """The body's values, the settings' where it says nothing."""
 
     def pick(value: Any, default: Any) -> Any:

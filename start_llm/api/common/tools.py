@@ -107,7 +107,7 @@ def _choice(choice: Any, path: str) -> ToolChoice:
         place = choice.get("function") if isinstance(choice.get("function"), dict) else choice
         if kind in (None, "function", "tool") and isinstance(place, dict) and isinstance(place.get("name"), str):
             return ToolChoice("named", place["name"])
-    raise bad(path, "auto, none, required or a named function", choice)
+    raise bad(path, "auto, none, required (any) or a named function (tool)", choice)
 
 
 def _allowed(choice: dict[str, Any], tools: tuple[Tool, ...], path: str) -> tuple[ToolChoice, tuple[Tool, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, field_validator
 
 from start_llm.api.common import fields
 from start_llm.api.common.request import model_of, request_of, stop_of
@@ -28,28 +28,24 @@ NEWEST = ":latest"
 """The tag of a name without one."""
 
 
-def _whole(value: Any) -> Any:
-    """Ollama reads all numbers as floats: clients may send 40.0 where a whole number is meant."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-WHOLE = BeforeValidator(_whole)
-
-
-class Options(fields.BodyModel):
+class Options(fields.Drawn):
     """What of Ollama's options can be done here. Others (``num_gpu``, ``num_ctx``, ...) belong to its own engine."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31), WHOLE] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=LOOK_BACK.most), WHOLE] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = None
-    num_predict: Annotated[int, Field(ge=-2, le=2**53), WHOLE] | None = None
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=2)] = Field(None, alias="repeat_penalty")
+    repetition_context_size: Annotated[int | None, Field(ge=-1, le=LOOK_BACK.most)] = Field(None, alias="repeat_last_n")
+    num_predict: Annotated[int, Field(ge=-2, le=2**53)] | None = None
     stop: Any = None
+
+    @field_validator("top_k", "repetition_context_size", "seed", "num_predict", mode="before")
+    @classmethod
+    def _as_whole(cls, value: Any) -> Any:
+        """Ollama reads all numbers as floats: clients may send 40.0 where a whole number is meant."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    @field_validator("repetition_context_size")
+    @classmethod
+    def _all_of_it(cls, value: int | None) -> int | None:
+        return LOOK_BACK.most if value == -1 else value
 
 
 class OllamaBody(fields.BodyModel):
@@ -103,7 +99,7 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> OllamaC
         return _reply({**head_of(name), "message": {"role": "assistant", "content": ""}, **rest})
     tools = check_unique([tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")])
     given = _shared(body, data) | {"messages": messages_of(body.messages), "tools": tools}
-    return OllamaChatAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
+    return OllamaChatAnswer(request_of("ollama", body.options or Options(), data, inbound, settings, **given), service)
 
 
 def read_generate(inbound: Request, settings: Settings, service: Service) -> OllamaGenerateAnswer | Reply:
@@ -122,12 +118,14 @@ def read_generate(inbound: Request, settings: Settings, service: Service) -> Oll
             raise NotSupported("raw: takes neither images nor a system text.", param="raw")
         given = _shared(body, data) | {"prompt": body.prompt}
         return OllamaGenerateAnswer(
-            request_of("completions", _sampling(body), data, inbound, settings, **given), service
+            request_of("completions", body.options or Options(), data, inbound, settings, **given), service
         )
     messages = [Message("system", body.system)] if body.system else []
     messages.append(Message("user", body.prompt or "", attachments=_images(body.images, "images")))
     given = _shared(body, data) | {"messages": tuple(messages)}
-    return OllamaGenerateAnswer(request_of("ollama", _sampling(body), data, inbound, settings, **given), service)
+    return OllamaGenerateAnswer(
+        request_of("ollama", body.options or Options(), data, inbound, settings, **given), service
+    )
 
 
 def named(name: str) -> str:
@@ -183,15 +181,6 @@ def _format(value: str | dict[str, Any] | None) -> ResponseFormat:
     if value == "json":
         return ResponseFormat("json_object")
     raise fields.bad("format", "json or a JSON schema object", value)
-
-
-def _sampling(body: OllamaBody) -> fields.SamplingBody:
-    options = body.options or Options()
-    same = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed")
-    given = {name: getattr(options, name) for name in same}
-    look_back = LOOK_BACK.most if options.repeat_last_n == -1 else options.repeat_last_n
-    given |= {"repetition_penalty": options.repeat_penalty, "repetition_context_size": look_back}
-    return fields.SamplingBody.model_validate(given)
 
 
 # --- messages ---

@@ -276,9 +276,9 @@ def test_documents_that_are_no_text_are_not_supported(content: Any, path: str) -
         ({"system": 4}, "system"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [TOOL, TOOL]}, "tools[1]"),
-        ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "sometimes"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL | {"strict": "yes"}]}, "tools[0].strict"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
