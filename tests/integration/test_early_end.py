@@ -89,23 +89,21 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
     assert entry["new"] == CHUNK, "what it did not come to is new when it is sent again"
 
 
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.thorough)])
 def test_what_a_cancelled_request_is_told_to_have_computed_was_computed(
-    oracle_path: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     """Clients leave at moments by chance, while passes are slow; some come back with the same request."""
-    rounds, chance = 200 if request.config.getoption("--slow") else 8, random.Random(7)
+    chance = random.Random(7)
     with live(oracle_path("plain"), tmp_path, prefill_step_size=64) as server:
         requests = f"{server.url}/v1/cache/requests"
-        monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.001")
+        monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0002")
         for number in range(rounds):
             passes = server.passes()
             messages = [{"role": "user", "content": f"{number // 2} " + "word " * 500 + "[[truth]]"}]
             with open_stream(server, messages):
                 until(lambda count=number + 1: len(server.prompts) == count)
-                time.sleep(chance.uniform(0, 0.6))
+                time.sleep(chance.uniform(0, 0.12))
             ended = until(
                 lambda: [e for e in httpx.get(requests).json()["requests"] if e["id"] == [*server.prompts][-1]]
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -14,7 +16,7 @@ import httpx
 import pytest
 
 from tests.integration.live import ENDLESS
-from tests.integration.processes import process
+from tests.integration.processes import WAIT, process
 from tests.waiting import until
 
 pytestmark = pytest.mark.live
@@ -46,6 +48,32 @@ def said(folder: Path) -> str:
     for word in ("abort", "Fatal Python error", "terminate called", "Exception ignored"):
         assert word not in text, text
     return text
+
+
+def test_a_process_that_was_stopped_for_a_while_cuts_no_answer(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Neither one that streams, nor one whose request was half sent."""
+    body = {"model": "default", "messages": [{"role": "user", "content": "[[long 60]]"}], "stream": True}
+    settings = {"ORACLE_SLEEP_PER_STEP": "0.05", "DRAFTS": "off"}
+    with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
+        whole = httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": False}, timeout=WAIT).json()
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=WAIT) as answer:
+            lines = answer.iter_lines()
+            told = [next(lines) for _ in range(8)]
+            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=WAIT) as half:
+                half.sendall(b"GET /v1/models HTTP/1.1\r\nho")
+                child.send_signal(signal.SIGSTOP)
+                time.sleep(6.0)
+                half.sendall(b"st: localhost\r\n\r\n")
+                child.send_signal(signal.SIGCONT)
+                assert half.recv(12) == b"HTTP/1.1 200"
+            told += lines
+        chunks = [json.loads(line.removeprefix("data: ")) for line in told if line.startswith("data: {")]
+        text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        assert text == whole["choices"][0]["message"]["content"] and told[-2] == "data: [DONE]", told[-3:]
+        assert ask(url).status_code == 200
+    assert "has not moved" not in said(tmp_path)
 
 
 @pytest.mark.thorough

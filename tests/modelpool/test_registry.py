@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import Mock
@@ -60,6 +61,27 @@ def refusal(lease: ModelLease) -> str:
     with pytest.raises((OutOfMemory, Unavailable)) as error:
         _ = lease.handle
     return str(error.value)
+
+
+def test_a_models_own_file_is_read_without_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a slow disk would hold up every request, of any model."""
+    registry, read = make_registry(tmp_path), list[bool]()
+
+    def try_it() -> None:
+        read.append(registry.lock.acquire(blocking=False))
+        if read[-1]:
+            registry.lock.release()
+
+    def taken(_: KnownModel) -> bool:
+        other = threading.Thread(target=try_it)
+        other.start()
+        other.join()
+        return False
+
+    monkeypatch.setattr(registry.names, "is_pinned", taken)
+    registry.lease(known("new"))
+    registry.entry(known("newer"))
+    assert read == [True, True]
 
 
 def short(registry: ModelRegistry, name: str, leases: int) -> tuple[PoolEntry, list[ModelLease]]:

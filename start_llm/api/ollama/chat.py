@@ -31,8 +31,10 @@ NEWEST = ":latest"
 class Options(fields.Drawn):
     """What of Ollama's options can be done here. Others (``num_gpu``, ``num_ctx``, ...) belong to its own engine."""
 
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=2)] = Field(None, alias="repeat_penalty")
-    repetition_context_size: Annotated[int | None, Field(ge=-1, le=LOOK_BACK.most)] = Field(None, alias="repeat_last_n")
+    repetition_penalty: Annotated[float | None, Field(gt=0, le=2)] = Field(default=None, alias="repeat_penalty")
+    repetition_context_size: Annotated[int | None, Field(ge=-1, le=LOOK_BACK.most)] = Field(
+        default=None, alias="repeat_last_n"
+    )
     num_predict: Annotated[int, Field(ge=-2, le=2**53)] | None = None
     stop: Any = None
 
