@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from start_llm.cli.loaded import Card, card_of, server_cards
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.tables import print_table
@@ -18,7 +17,7 @@ from start_llm.models.device import inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import full_name, published_head
-from start_llm.service.place import running_ports
+from start_llm.models.servers import StillNeeded, check_unused
 
 GB = 1e9
 
@@ -54,24 +53,13 @@ def main_rm(settings: Settings, options: argparse.Namespace) -> int:
     repository = full_name(options.name) or options.name
     try:
         removable(repository)
-        for port in running_ports(settings):
-            _check_unused(repository, server_cards(settings.model_copy(update={"mlx_port": port})) or [], port)
+        check_unused(repository, settings)
         size = remove(repository)
-    except PullError as error:
+    except (PullError, StillNeeded) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
     return 0
-
-
-def _check_unused(repository: str, cards: list[Card], port: int) -> None:
-    """`cards`: of the server on `port`, that of its main model first. Raises PullError: it needs the files."""
-    card = card_of(cards, repository)
-    if card is not None and card is cards[0]:
-        raise PullError(f"{repository} is served on port {port}; `{program()} stop --port {port}` first.")
-    if card is not None and card["details"].get("state") not in {"stored", "failed"}:
-        unload = f"{program()} models unload {card['id']} --port {port}"
-        raise PullError(f"{repository} is loaded on port {port}; `{unload}` first.")
 
 
 def main_search(settings: Settings, options: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from start_llm.cli.loaded import Card, server_cards
 from start_llm.core.errors import ExitCode
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
@@ -20,8 +19,9 @@ from start_llm.host.home import command as program
 from start_llm.host.ports import ask_json, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
+from start_llm.models.servers import Card, running_ports, server_cards
 from start_llm.service.commands import NOT_RUNNING
-from start_llm.service.place import Place, running_ports
+from start_llm.service.place import Place
 
 _CHANGE_SECONDS = 3600.0  # the server gives up earlier
 _PATHS = ("/", "~", "./", "../")

@@ -11,7 +11,7 @@ from datetime import date
 from importlib import import_module
 from typing import Any
 
-from start_llm.cli.loaded import Card, card_of, server_cards, state_of
+from start_llm.cli.loaded import state_of
 from start_llm.core.errors import ExitCode
 from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
@@ -31,6 +31,7 @@ from start_llm.models.recommended import (
     recommend,
     tokens_per_second,
 )
+from start_llm.models.servers import Card, card_of, server_cards
 
 GB = 1e9
 _COLUMNS = ("NAME", "SIZE", "CONTEXT", "STATE", "KV", "CAN")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.cli.commands import context_word
-from start_llm.cli.loaded import card_of, server_cards
 from start_llm.core.errors import ExitCode, NotSupported
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.settings import Settings
@@ -36,6 +35,7 @@ from start_llm.models.fingerprint import fingerprint
 from start_llm.models.overrides import EDITED, FOLDER, SAMPLING, write_overrides
 from start_llm.models.probe_table import PROBES, probe_key, read_probe
 from start_llm.models.recommended import full_name, published_head
+from start_llm.models.servers import card_of, server_cards
 
 GB = 1e9
 _SAMPLING = ("temperature", "top_p", "top_k")

@@ -21,6 +21,7 @@ from start_llm.models.checkpoint import CheckpointError, check_library, check_so
 from start_llm.models.overrides import FOLDER, write_overrides
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import SHORT_NAMES, full_name
+from start_llm.models.servers import StillNeeded
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +124,19 @@ def _checked(folder: Path) -> None:
 class Library:
     """Thread-safe as far as `service` is.
 
-    `used`: names of settings by the models that they name and `service` does not list; these stay.
+    Args:
+        used: names of settings by the models that they name and `service` does not list; these stay.
+        check: raises StillNeeded for a model that another server needs.
     """
 
-    def __init__(self, service: Service, pulls: Pulls, used: Mapping[str | None, str] | None = None) -> None:
-        self._service = service
+    def __init__(
+        self,
+        service: Service,
+        pulls: Pulls,
+        used: Mapping[str | None, str] | None = None,
+        check: Callable[[str], None] = lambda source: None,
+    ) -> None:
+        self._service, self._check = service, check
         self._used = used or {}
         self.pulls = pulls
 
@@ -152,10 +161,13 @@ class Library:
             raise Conflict(f"{self._used[source]} names {source}; start this server without that first.")
         try:
             removable(source)
+            self._check(source)
             for card in cards:
                 if card.state not in {"stored", "failed"}:
                     self._service.unload_model(card.id)
             return source, remove(source)
+        except StillNeeded as error:
+            raise Conflict(str(error), param="model") from error
         except PullError as error:
             kind = Conflict if cards or is_path(source) else NotFound
             raise kind(str(error), param="model") from error

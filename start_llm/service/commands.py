@@ -26,8 +26,9 @@ from start_llm.host.mac import read_mac, remarks
 from start_llm.host.ports import ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB, LEAST_FREE, free_disk, inspect_device, likely_accelerator
+from start_llm.models.servers import running_ports
 from start_llm.service.control import Follower, ServiceError, bring_up, family, stop
-from start_llm.service.place import Place, ServerState, running_ports
+from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how
 
 NOT_RUNNING = 3  # what init scripts say

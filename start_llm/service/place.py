@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,13 +24,13 @@ from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock, is_locked
 from start_llm.host.home import home
 from start_llm.host.ports import address
+from start_llm.models.servers import running_ports
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 Phase = Literal["starting", "ready", "waiting", "ending", "gave up"]
 _LONGEST_STATE = 1 << 20
-_LOCK = re.compile(r"server-(\d+)\.lock")
 
 
 @dataclass(frozen=True)
@@ -171,17 +170,6 @@ def _read_own(path: Path) -> bytes:
         if os.fstat(file).st_uid != os.getuid():
             raise PermissionError(f"{path} belongs to another user")
         return opened.read(_LONGEST_STATE)
-
-
-def running_ports(settings: Settings) -> list[int]:
-    """The ports of this user's servers that run now."""
-    found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in Place(settings).folder.iterdir():
-            name = _LOCK.fullmatch(path.name)
-            if name and is_locked(path):
-                found.append(int(name[1]))
-    return sorted(found)
 
 
 def port_of_one(settings: Settings, flags: Mapping[str, Any]) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.cli import fetched, loaded
+from start_llm.cli import fetched
 from start_llm.cli.models import main_recommend
 from start_llm.core.settings import load_settings
+from start_llm.models import servers
 from start_llm.models.pull import Pulled, PullError
 
 HEAD = "mlx-community/Qwen3.6-27B-MTP-4bit"
@@ -65,8 +66,8 @@ def test_what_a_server_needs_is_not_removed(
     cards: list[dict[str, Any]] = [{"id": "other", "details": {"state": "ready", "source": "owner/other"}}]
     cards.insert(at, {"id": "model", "details": {"state": state, "source": "owner/model"}})
     removed: list[str] = []
-    monkeypatch.setattr(fetched, "running_ports", lambda _: [8123])
-    monkeypatch.setattr(loaded, "model_cards", lambda url, *_: cards if url.endswith(":8123") else None)
+    monkeypatch.setattr(servers, "running_ports", lambda _: [8123])
+    monkeypatch.setattr(servers, "model_cards", lambda url, *_: cards if url.endswith(":8123") else None)
     monkeypatch.setattr(fetched, "removable", lambda _: Path())
     monkeypatch.setattr(fetched, "remove", lambda name: removed.append(name) or 0)
     assert fetched.main_rm(load_settings(None), argparse.Namespace(name="owner/model")) == (1 if said else 0)

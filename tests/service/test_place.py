@@ -13,7 +13,8 @@ import pytest
 
 from start_llm.core.settings import Settings, load_settings
 from start_llm.host.processes import created
-from start_llm.service.place import Exit, Place, ServerState, end_when_unused, running_ports
+from start_llm.models.servers import running_ports
+from start_llm.service.place import Exit, Place, ServerState, end_when_unused
 
 HOLD = """
 import sys; from pathlib import Path; from start_llm.core.settings import load_settings

@@ -53,6 +53,7 @@ from start_llm.models.library import Library, Pulls
 from start_llm.models.overrides import EDITED, FOLDER, Overrides, read_overrides
 from start_llm.models.pull import PullError
 from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
+from start_llm.models.servers import check_unused
 from start_llm.proxy.nodes import ServerNode, look_at, nodes_of
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,8 @@ class Page:
         port = urlsplit(own_url).port or settings.mlx_port
         self.pulls = Pulls(board.nudge)
         used = {settings.embedding_model: "EMBEDDING_MODEL", settings.draft_model: "DRAFT_MODEL"}
-        self.library = Library(status.service, self.pulls, {full_name(name): why for name, why in used.items()})
+        needed = partial(check_unused, settings=settings, own_port=port)
+        self.library = Library(status.service, self.pulls, {full_name(name): why for name, why in used.items()}, needed)
         self.history = History(partial(_memory_used, status.counts))
         self.log = LogTail(self._redact)
         templates = Environment(

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 
 from start_llm.api.server import ApiServer
 from start_llm.core.service import ModelCard
+from start_llm.models import servers
 from start_llm.models.catalog import snapshot
 from start_llm.models.checkpoint import parameters_on_disk
 from tests.api.conftest import Raw
@@ -70,6 +71,24 @@ def test_a_model_is_pulled_line_by_line_and_deleted(server: ApiServer, hub: Hub)
     gone = delete(server, model="owner/model")
     assert (gone.status_code, gone.text) == (200, "") and snapshot("owner/model") is None
     assert delete(server, name="owner/model").status_code == 404
+
+
+def test_a_model_that_another_server_of_the_user_has_loaded_is_not_deleted(
+    server: ApiServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This server is among those that run: it is not asked, since its only thread may be the one that waits."""
+    assert pulled(server, "owner/model")[-1] == {"status": "success"}
+    main, card = ({"id": name, "details": {"state": "ready", "source": f"owner/{name}"}} for name in ("main", "model"))
+    told = {f"http://127.0.0.1:{port}": [main, card] for port in (8123, server.port)}
+    monkeypatch.setattr(servers, "running_ports", lambda _: [server.port, 8123])
+    monkeypatch.setattr(servers, "model_cards", lambda url, *_: told[url])
+    for kept in (
+        delete(server, model="owner/model"),
+        httpx.post(f"{server.url}/page/models/remove", json={"name": "owner/model"}, timeout=60),
+    ):
+        assert kept.status_code == 409 and "owner/model is loaded on port 8123; `" in kept.text
+    told["http://127.0.0.1:8123"].pop()
+    assert delete(server, model="owner/model").status_code == 200 and snapshot("owner/model") is None
 
 
 @pytest.mark.parametrize("setting", ["embedding_model", "draft_model"])
