@@ -11,7 +11,7 @@ from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
-from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
+from start_llm.kvcache.tree import Segment, SegmentTree, forgettable, path_hash
 from start_llm.kvcache.types import Checkpoint, RowForm, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
@@ -110,14 +110,14 @@ class ResidentKV:
     def forget_ghosts(self, down_to: int) -> None:
         """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""
         turns = itertools.count()  # of those used at the same time the first goes
-        queue = [(s.used, next(turns), s) for s in self.tree if _forgettable(s)]
+        queue = [(s.used, next(turns), s) for s in self.tree if forgettable(s)]
         heapq.heapify(queue)
         while queue and self.ghosts > down_to:
             _, _, segment = heapq.heappop(queue)
             above = segment.parent
             self.ghosts -= segment.length
             self.tree.remove(segment)
-            if above is not None and above.parent is not None and _forgettable(above):
+            if above is not None and above.parent is not None and forgettable(above):
                 heapq.heappush(queue, (above.used, next(turns), above))
 
     def use(self, path: Sequence[Segment], now: float) -> None:
@@ -225,10 +225,6 @@ class ResidentKV:
 def _spare_bytes(row: RowKV) -> float:
     """Of a row at rest: room that no segment fills."""
     return row.nbytes - row.tokens * row.token_bytes
-
-
-def _forgettable(segment: Segment) -> bool:
-    return segment.is_ghost and not segment.children
 
 
 def snapshot(

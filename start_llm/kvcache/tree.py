@@ -220,8 +220,7 @@ class SegmentTree:
         """Divides after `at` of the segment's tokens (0 < at < its length). `segment` stays the lower part; returns the
         new upper one."""
         above = segment.parent
-        if above is None or not 0 < at < segment.length:
-            raise ValueError(f"cannot split {segment.length} tokens at {at}")
+        assert above is not None and 0 < at < segment.length
         with self._changing():
             upper = Segment(segment.raw[: at * _TOKEN], segment.start, above, {})
             if segment.rows is not None:
@@ -263,10 +262,14 @@ class SegmentTree:
 
     def remove(self, segment: Segment) -> None:
         """Takes out a ghost without children."""
-        if segment.parent is None or segment.children or not segment.is_ghost:
-            raise ValueError("only a ghost without children can be removed")
+        assert segment.parent is not None and forgettable(segment)
         del segment.parent.children[segment.first]
         segment.parent = None
+
+
+def forgettable(segment: Segment) -> bool:
+    """A ghost without children."""
+    return segment.is_ghost and not segment.children
 
 
 def path_hash(segment: Segment) -> PathHash:

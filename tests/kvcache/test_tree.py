@@ -52,12 +52,12 @@ def test_walk_says_where_a_sequence_parts() -> None:
 def test_only_childless_ghosts_are_removed() -> None:
     tree = fake_tree()
     end = grow(tree, [1, 2])
-    with pytest.raises(ValueError, match="ghost"):
+    with pytest.raises(AssertionError):
         tree.remove(end)
     end.rows = None
     tree.remove(end)
     assert list(tree) == []
-    with pytest.raises(ValueError, match="cannot split"):
+    with pytest.raises(AssertionError):
         tree.split(grow(tree, [1, 2]), 2)
 
 
