@@ -13,12 +13,12 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from start_llm.core.errors import BadRequest, NotFound, StartLLMError
 from start_llm.core.limits import ADAPTER
-from start_llm.files.lru import Lru
 from start_llm.models.checkpoint import read_json, whole_header
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,6 @@ class AdapterFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: Lru[str, StoredAdapter] = Lru(MOST_READ)
 
     def find(self, name: str) -> StoredAdapter | None:
         """The adapter of that plain name. By a link's name it is the one that the link leads to."""
@@ -238,13 +237,7 @@ class AdapterFolder:
             return None
         name, *links = names
         folder = self._folder / name
-        stamp, adapter = stamp_of(folder), self._read.get(name)
-        if adapter is None or not stamp or adapter.stamp != stamp:
-            if not folder.is_dir():
-                return None
-            adapter = _stored(name, folder, stamp)
-            self._read.put(name, adapter)
-        return replace(adapter, links=tuple(links))
+        return replace(_stored(name, folder, stamp_of(folder)), links=tuple(links)) if folder.is_dir() else None
 
     def all(self) -> tuple[StoredAdapter, ...]:
         """By name, each once. A folder without a configuration is none."""
@@ -278,6 +271,7 @@ class AdapterFolder:
         return links or [name]
 
 
+@lru_cache(MOST_READ)
 def _stored(name: str, folder: Path, stamp: str) -> StoredAdapter:
     try:
         adapter = read_headers(folder, _label(name))

@@ -43,10 +43,7 @@ def fingerprint(folder: Path, *, extra: str = "") -> str:
     digest = hashlib.sha256(f"mlx-lm {version('mlx-lm')} {extra}".encode())
     for file in sorted(folder.iterdir()):
         if file.suffix in _WHOLE and file.name != INDEX:
-            digest.update(file.name.encode())
-            with file.open("rb") as stream:
-                while data := stream.read(_ENDS_BYTES):
-                    digest.update(data)
+            digest.update(file.name.encode() + file.read_bytes())
         elif file.suffix == ".safetensors":
             size = file.stat().st_size
             digest.update(f"{file.name} {size}".encode())
