@@ -255,10 +255,7 @@ class App:
     def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
         """``function(model, mlx-lm's tokenizer)`` of the main model on the model thread; for benchmarks."""
         runtime = self.pool.main_runtime
-        if runtime is None:
-            raise Unavailable("The model is not loaded.")
-        if not self._ranks.alone:
-            raise Unavailable("HOSTS compute the model together: nothing may be computed here alone.")
+        assert runtime is not None and self._ranks.alone, "it is loaded, and this process has all of it"
         loaded = runtime.loaded
         return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
 

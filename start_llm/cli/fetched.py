@@ -13,13 +13,11 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
-from start_llm.models.device import inspect_device, likely_accelerator
+from start_llm.models.device import GB, inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import full_name, published_head
 from start_llm.models.servers import StillNeeded, check_unused
-
-GB = 1e9
 
 
 def main_pull(settings: Settings, options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.adapter import AdapterFolder, StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, stored_models
-from start_llm.models.device import GIB, NO_GPU, inspect_device, likely_accelerator
+from start_llm.models.device import GB, GIB, NO_GPU, inspect_device, likely_accelerator
 from start_llm.models.recommended import (
     SHORT_NAMES,
     SOURCE,
@@ -33,7 +33,6 @@ from start_llm.models.recommended import (
 )
 from start_llm.models.servers import Card, card_of, server_cards
 
-GB = 1e9
 _COLUMNS = ("NAME", "SIZE", "CONTEXT", "STATE", "KV", "CAN")
 _OF_A_SERVER = ("STATE", "KV")
 _SHORT = {repository: short for short, repository in SHORT_NAMES.items()}

@@ -30,6 +30,7 @@ from start_llm.models.catalog import (
     name_of,
     stored_models,
 )
+from start_llm.models.device import GB
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.overrides import EDITED, FOLDER, SAMPLING, write_overrides
@@ -37,7 +38,6 @@ from start_llm.models.probe_table import PROBES, probe_key, read_probe
 from start_llm.models.recommended import full_name, published_head
 from start_llm.models.servers import card_of, server_cards
 
-GB = 1e9
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 

@@ -117,6 +117,7 @@ class _Figures(Collector):
                 yield GaugeMetricFamily(full_name, GAUGES[name], value)
             else:
                 yield CounterMetricFamily(full_name, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
+                yield GaugeMetricFamily(full_name, f"Deprecated: {full_name}_total.", value)
 
 
 class _VLLMGauges(Collector):

@@ -20,6 +20,7 @@ from start_llm.core.errors import NotSupported, OutOfMemory
 Backend = Literal["metal", "cuda", "cpu"]
 
 GIB = 2**30
+GB = 1e9
 NO_GPU = "No GPU is here that MLX can use: a model of 1 GB writes a few tokens a second, a larger one fewer."
 USABLE_SHARE = 0.75  # of memory that a model and its KV may take, where Metal does not say how much
 PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python; between two chunks the layer that moves

@@ -37,13 +37,13 @@ from start_llm.host.home import command
 from start_llm.models.background import Progress
 from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
 from start_llm.models.checkpoint import is_path
+from start_llm.models.device import GB
 
 PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 SPARE_BYTES = 256 << 20  # of the disk that stay free
 TRIES = 5  # without a byte of progress between them
 TIMEOUT_SECONDS = 30.0
 REACH_SECONDS = 5.0
-GB = 1e9
 
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{7,64}")
 _REVISION = re.compile(r"\w[\w./+-]{0,200}")
