@@ -82,5 +82,5 @@ def test_a_block_waits_for_its_lock_within_bounds(tmp_path: Path) -> None:
             raise AssertionError("two in one block")
         later = threading.Thread(target=lambda: FileLock(tmp_path).take(20))
         later.start()
-    later.join(20)
+    later.join(60)
     assert not later.is_alive()
