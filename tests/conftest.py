@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Every run tries the same examples, so that it fails by what was changed; with `--slow` it looks for new ones."""
     _quick_processes()
     config.pluginmanager.register(Kinds(config), "kinds")
+    RUN.whole = bool(config.getoption("--all") or config.getoption("--slow"))
     # A model that is asked something while it is loaded would be in the way of tests that count what a model does.
     os.environ.setdefault("MODEL_PROBE", "off")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises PyTorch

@@ -67,9 +67,7 @@ class Kinds:
     """The plugin: deselects, finds tests that start what their kind does not tell, and says at the end what is left."""
 
     def __init__(self, config: pytest.Config) -> None:
-        options = {name for name in OPTIONS if config.getoption(f"--{name}")}
-        self._asked = kinds_asked_for(options)
-        RUN.whole = bool(options & {"all", "slow"})
+        self._asked = kinds_asked_for({name for name in OPTIONS if config.getoption(f"--{name}")})
         self._left: Counter[str] = Counter()
         self._started: set[str] = set()
         self._watching = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kinds import kind_of, kinds_asked_for
+from tests.kinds import RUN, kind_of, kinds_asked_for, rounds
 
 pytest_plugins = "pytester"
 
@@ -110,3 +110,10 @@ def test_who_starts_a_process_and_does_not_say_so_is_found(run: pytest.Pytester)
 def test_workers_tell_what_they_left_out(run: pytest.Pytester) -> None:
     run.makepyfile(TESTS)
     run.runpytest("-n", "1").stdout.fnmatch_lines(["not part of this run: 2 live, 1 thorough*"])
+
+
+def test_a_short_run_tries_a_third_of_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RUN, "whole", False)
+    assert (rounds(30), rounds(30, 4)) == (10, 4)
+    monkeypatch.setattr(RUN, "whole", True)
+    assert (rounds(30), rounds(30, 4)) == (30, 30)

@@ -59,7 +59,7 @@ def settings(cloud: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Set
         start_llm_cache_dir=folder / "cache",
         log_root=folder,
         api_key="server-key",
-        sse_ping_seconds=2.0,  # a busy machine refuses after half a second, and the head of a stream is out then
+        sse_ping_seconds=4.0,  # a busy machine refuses after a second or two, and the head of a stream is out then
         fallback_model=MODEL,
         fallback_api_key=KEY,
         fallback_api_base=f"{cloud.url}/v1",
