@@ -56,6 +56,17 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], obj
     return lambda text: path.write_text(text, "utf-8")
 
 
+def hides_it(seen: Seen, says: Callable[[str], object], answer: Callable[[], str]) -> bool:
+    """Whether another answer, that begins as the secret did, is made of its own client's words alone."""
+    seen.held.clear()
+    seen.proposed.clear()
+    says(OPENING + OTHER)
+    assert answer() == OPENING + OTHER
+    return bool(seen.held) and not any(
+        word in text for word in SECRET[:13].split(", ") for text in (*seen.held, *seen.proposed)
+    )
+
+
 def ask(server: Live, who: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     headers = {"Authorization": f"Bearer {who['key']}"} if "key" in who else {}
     body = {"model": "default", "messages": messages, **{name: who[name] for name in who if name != "key"}}
@@ -100,11 +111,7 @@ def test_the_same_question_brings_no_client_the_words_of_another_one(
 ) -> None:
     says(OPENING + SECRET)
     assert ask(servers("plain"), one, ASK) == OPENING + SECRET
-    seen.held.clear()
-    seen.proposed.clear()
-    says(OPENING + OTHER)
-    assert ask(servers("plain"), other, ASK) == OPENING + OTHER
-    assert seen.held and not any("heron" in text or "walnut" in text for text in (*seen.held, *seen.proposed))
+    assert hides_it(seen, says, lambda: ask(servers("plain"), other, ASK))
 
 
 def test_a_conversation_that_two_clients_share_ends_where_they_part(
@@ -117,11 +124,7 @@ def test_a_conversation_that_two_clients_share_ends_where_they_part(
     ask(servers("hybrid"), one, begun)
     tool = {"role": "user", "content": f"A note for one of us: {SECRET}"}
     ask(servers("hybrid"), one, [*begun, {"role": "assistant", "content": OPENING + SECRET}, tool])
-    seen.held.clear()
-    seen.proposed.clear()
-    says(OPENING + OTHER)
-    assert ask(servers("hybrid"), other, begun) == OPENING + OTHER
-    assert seen.held and not any("heron" in text or "walnut" in text for text in (*seen.held, *seen.proposed))
+    assert hides_it(seen, says, lambda: ask(servers("hybrid"), other, begun))
 
 
 def test_raw_prompts_are_conversations_of_nobody(
@@ -130,8 +133,4 @@ def test_raw_prompts_are_conversations_of_nobody(
     prompt = "<|im_start|>user\nHow does the door open?<|im_end|>\n<|im_start|>assistant\n"
     says(OPENING + SECRET)
     assert complete(servers("plain"), prompt) == OPENING + SECRET
-    seen.held.clear()
-    seen.proposed.clear()
-    says(OPENING + OTHER)
-    assert complete(servers("plain"), prompt) == OPENING + OTHER
-    assert seen.held and not any("heron" in text or "walnut" in text for text in (*seen.held, *seen.proposed))
+    assert hides_it(seen, says, lambda: complete(servers("plain"), prompt))

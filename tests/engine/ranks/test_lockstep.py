@@ -240,18 +240,24 @@ def test_a_follower_whose_pass_never_ends_ends_when_it_is_told_to_stop(
     assert codes.get(timeout=60) == 75
 
 
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[int]:
+    """What a follower's process would have ended with; here its thread ends."""
+    found: SimpleQueue[int] = SimpleQueue()
+
+    def leave(code: int) -> None:
+        found.put(code)
+        raise SystemExit
+
+    monkeypatch.setattr(follower.os, "_exit", leave)
+    return found
+
+
 @ends_its_thread
 @pytest.mark.parametrize("line", [b"no JSON", b"{}", b"[]", b"[7]", b"\xff"])
 def test_a_line_that_is_no_entry_ends_a_follower(
-    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, line: bytes
+    ends: tuple[Channel, Channel], codes: SimpleQueue[int], line: bytes
 ) -> None:
-    codes: SimpleQueue[int] = SimpleQueue()
-
-    def leave(code: int) -> None:
-        codes.put(code)
-        raise SystemExit  # this thread
-
-    monkeypatch.setattr(follower.os, "_exit", leave)
     FollowerGroup(1, ends[1], ["", ""], 600)
     ends[0]._connection.send_bytes(line)
     assert codes.get(timeout=60) == 75
@@ -260,15 +266,8 @@ def test_a_line_that_is_no_entry_ends_a_follower(
 
 @ends_its_thread
 def test_a_follower_ends_at_once_when_another_rank_is_lost(
-    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[Channel, Channel], codes: SimpleQueue[int]
 ) -> None:
-    codes: SimpleQueue[int] = SimpleQueue()
-
-    def leave(code: int) -> None:
-        codes.put(code)
-        raise SystemExit
-
-    monkeypatch.setattr(follower.os, "_exit", leave)
     FollowerGroup(1, ends[1], ["", ""], 600)
     Log(ends[0]).write("lost")  # nobody asks for the next entry
     assert codes.get(timeout=60) == 75
