@@ -13,14 +13,7 @@ from functools import partial
 from types import TracebackType
 
 from start_llm.api.common.dialect import Exchange, Task, error_reply
-from start_llm.api.http.answers import (
-    ANTHROPIC_ID_HEADER,
-    CACHE_HEADER,
-    ID_HEADER,
-    STREAM_HEADERS,
-    encode_head,
-    encode_reply,
-)
+from start_llm.api.http import answers
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.http.watcher import DisconnectWatcher, is_gone
@@ -162,7 +155,7 @@ class RequestHandler:
     def reply(self, reply: Reply) -> None:
         self._head_sent = True
         head_only = self._request.method == "HEAD"
-        data = encode_reply(reply, self._request.origin, close=not self.keep, head_only=head_only)
+        data = answers.encode_reply(reply, self._request.origin, close=not self.keep, head_only=head_only)
         try:
             self.outgoing = send_now(self._connection.socket, data)
         except OSError as error:
@@ -172,7 +165,7 @@ class RequestHandler:
         self._head_sent = True
         self.keep = False
         self._connection.socket.settimeout(SILENCE_SECONDS)
-        self.write(encode_head(200, {**STREAM_HEADERS, **headers}, self._request.origin, close=True))
+        self.write(answers.encode_head(200, {**answers.STREAM_HEADERS, **headers}, self._request.origin, close=True))
 
     def write(self, data: bytes) -> None:
         try:
@@ -193,7 +186,7 @@ class RequestHandler:
 
 def _id_headers(request: ChatRequest) -> dict[str, str]:
     """The request's id, for ``/v1/cache/requests/{id}``, under the names that the vendors' clients read."""
-    return {ID_HEADER: request.id, ANTHROPIC_ID_HEADER: request.id}
+    return {answers.ID_HEADER: request.id, answers.ANTHROPIC_ID_HEADER: request.id}
 
 
 class _StreamedAnswer:
@@ -243,7 +236,7 @@ class _StreamedAnswer:
                 return b""
             headers = {"Content-Type": self._writer.content_type} | _id_headers(self._request)
             if isinstance(event, Started):
-                headers[CACHE_HEADER] = event.report.header()
+                headers[answers.CACHE_HEADER] = event.report.header()
             self._out.open_stream(headers)
             self._head_sent = True
             data = self._writer.open()

@@ -31,7 +31,7 @@ from start_llm.api.ops.status import Status
 from start_llm.api.table import Dialects, build_routes
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
-from start_llm.core.hosts import check_key
+from start_llm.core.hosts import check_host, check_key
 from start_llm.core.limits import MOST_BODY_BYTES
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
@@ -210,7 +210,8 @@ class ApiServer:
 
     def admit(self, head: Head, peer: str) -> Request:
         settings, options = self._settings, head.method == "OPTIONS"
-        access.check_host(head.headers, self._host_names)
+        if "Host" in head.headers:  # HTTP/1.0 may go without it, and no browser speaks that
+            check_host(head.headers["Host"], self._host_names)
         origin = access.allowed_origin(head.headers)
         if settings.api_key is not None and head.path not in OPEN_PATHS and not options:
             check_key(head.headers, settings.api_key)

@@ -30,19 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.protocol import openai_error
-from start_llm.proxy.asgi import (
-    BODY,
-    JSON,
-    START,
-    dialect_of,
-    error_answer,
-    is_forwarded,
-    last_event,
-    off_the_loop,
-    replay,
-    says_something,
-    with_body,
-)
+from start_llm.proxy import asgi
 from start_llm.proxy.fleet import ELSEWHERE, MOST_BREAKS, NODE_HEADER, Choice, NodeFleet, broken
 from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
 from start_llm.proxy.own_fields import for_provider
@@ -115,7 +103,7 @@ class Balancer:
         self._record = SentRecord(Path(fallback["record"])) if fallback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect, forwarded, outcome = dialect_of(scope), is_forwarded(scope), RequestOutcome()
+        dialect, forwarded, outcome = asgi.dialect_of(scope), asgi.is_forwarded(scope), RequestOutcome()
         if scope["type"] == "lifespan":
             self._fleet.watch()
         elif scope["type"] == "http":
@@ -125,7 +113,7 @@ class Balancer:
             return
         body, client = (await receive())["body"], _Client(receive)
         answer = _HeldAnswer(dialect or "chat/completions", send, shows_pages=forwarded)
-        key, holder = await off_the_loop(len(body), self._read, body, Headers(scope=scope))
+        key, holder = await asgi.off_the_loop(len(body), self._read, body, Headers(scope=scope))
         asked = _Asked(scope, client, body, answer, outcome, key, holder, forwarded)
         try:
             while await self._send_once(asked):
@@ -139,7 +127,7 @@ class Balancer:
         """What decides where a request goes; nothing where there is one node."""
         if len(self._fleet.members) == 1:
             return RouteKey("", (), ""), None
-        given = fields_of(body, is_json=headers.get("content-type") == JSON)
+        given = fields_of(body, is_json=headers.get("content-type") == asgi.JSON)
         return route_key(given, headers), node_of_response(given.get("previous_response_id"), self._holders)
 
     async def _send_once(self, asked: _Asked) -> bool:
@@ -168,7 +156,7 @@ class Balancer:
         await self._until_given_up(asked, choice, self._forward(asked, send))
 
     async def _forward(self, asked: _Asked, send: Send) -> None:
-        response = await self._server.forward(Request(asked.scope, replay(asked.body, asked.client)))
+        response = await self._server.forward(Request(asked.scope, asgi.replay(asked.body, asked.client)))
         await response(asked.scope, asked.client, send)
 
     async def _end(self, asked: _Asked, choice: Choice) -> None:
@@ -220,7 +208,7 @@ class Balancer:
 
     async def _ask_litellm(self, asked: _Asked, scope: Scope, body: bytes, send: Send) -> None:
         scope = dict(scope) | {"state": dict(scope.get("state") or {})}
-        await self._app(scope, replay(body, asked.client), send)
+        await self._app(scope, asgi.replay(body, asked.client), send)
 
     async def _ask_fallback(self, asked: _Asked, reason: str) -> bool:
         """Has FALLBACK_MODEL answer what a node has refused for `reason`. Whether it did: nobody sees its errors."""
@@ -229,14 +217,14 @@ class Balancer:
         if _asks_off(asked.scope) or asked.client.has_left:
             return False
         answer, raw, dialect = asked.answer, asked.body, asked.answer.dialect
-        body = await off_the_loop(len(raw), _provider_body, dialect, raw, self._fallback["name"])
+        body = await asgi.off_the_loop(len(raw), _provider_body, dialect, raw, self._fallback["name"])
         if body is None:
             return False
         outcome, label = RequestOutcome(of_fallback=True), f"{self._fallback['model']}; {reason}"
         own = answer.kept
         current.set(outcome)
         send = answer.begin(FALLBACK_HEADER, label, lambda: None)
-        await self._ask_litellm(asked, with_body(asked.scope, body), body, send)
+        await self._ask_litellm(asked, asgi.with_body(asked.scope, body), body, send)
         current.set(asked.outcome)
         self._record.add(reason, ok=answer.has_begun)
         if answer.has_begun:
@@ -317,16 +305,16 @@ class _HeldAnswer:
     @property
     def error_status(self) -> int:
         """Of an error that can still have a status; else 0."""
-        is_whole = self.kept and self.kept[0]["type"] == START and not self._head_sent
+        is_whole = self.kept and self.kept[0]["type"] == asgi.START and not self._head_sent
         return int(self.kept[0]["status"]) if is_whole else 0
 
     async def _take(self, message: Message) -> None:
         """A message of the attempt that counts."""
-        if message["type"] == START:
+        if message["type"] == asgi.START:
             await self._start(message)
         elif self.kept:
             self.kept.append(message)
-        elif message["type"] == BODY:
+        elif message["type"] == asgi.BODY:
             await self._pass_on(message)
         else:
             await self.send(message)
@@ -340,7 +328,7 @@ class _HeldAnswer:
             self._is_stream = kind.startswith(b"text/event-stream")
             self._head = self._labelled(message)
         elif self._is_stream and self._label:
-            await self.send({"type": BODY, "body": self._comment(), "more_body": True})
+            await self.send({"type": asgi.BODY, "body": self._comment(), "more_body": True})
 
     def _labelled(self, head: Message) -> Message:
         said = [(self._name.encode(), self._label.encode())] if self._label else []
@@ -366,7 +354,7 @@ class _HeldAnswer:
         if self._is_stream and _is_error(body):
             self.kept = [message]
             return
-        if not self._is_stream or says_something(message):
+        if not self._is_stream or asgi.says_something(message):
             self.has_begun = True
             self._begun()
         if self._is_stream:
@@ -382,20 +370,20 @@ class _HeldAnswer:
         if not self._head_sent:
             failed = self._label.endswith("failed")
             for message in self.kept:
-                await self.send(self._labelled(message) if failed and message["type"] == START else message)
+                await self.send(self._labelled(message) if failed and message["type"] == asgi.START else message)
         elif self._is_stream:
             body = b"".join(message.get("body", b"") for message in self.kept)
             if error is not None or not _ENDS.search(self._tail + body):
-                body = last_event(self.dialect, error or broken(self._label.partition(";")[0], self.dialect))
+                body = asgi.last_event(self.dialect, error or broken(self._label.partition(";")[0], self.dialect))
             body = (self._comment() if self._label.endswith("failed") else b"") + body
-            await self.send({"type": BODY, "body": body, "more_body": False})
+            await self.send({"type": asgi.BODY, "body": body, "more_body": False})
 
     async def refuse(self, scope: Scope, receive: Receive, error: StartLLMError) -> None:
         if self._head_sent:
             await self.finish(openai_error(error)["error"])
         else:
             failed = {self._name: self._label} if self._label.endswith("failed") else None
-            await error_answer(scope["path"], error, failed)(scope, receive, self.send)
+            await asgi.error_answer(scope["path"], error, failed)(scope, receive, self.send)
 
 
 def _is_error(body: bytes) -> bool:

@@ -18,20 +18,10 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from start_llm.core.modelmap import MAIN_NAME
+from start_llm.proxy import nodes
 from start_llm.proxy.asgi import FORWARDED, JSON, off_the_loop
 from start_llm.proxy.config import abilities, name_behind, names_behind
 from start_llm.proxy.fleet import NodeFleet
-from start_llm.proxy.nodes import (
-    LOOK_SECONDS,
-    ServerNode,
-    ask,
-    cards_of,
-    headers_for,
-    json_of,
-    loaded_of,
-    only_http_errors,
-    read_all,
-)
 from start_llm.proxy.outcome import RequestOutcome, current, error_in
 from start_llm.proxy.routing import fields_of
 
@@ -81,8 +71,8 @@ class ServerRoutes:
                 return Response(status_code=499)
             if not (answer.is_error or _says_nothing(answer)):
                 return _streamed(answer, outcome)
-            answer = await read_all(answer)
-            outcome.failed, outcome.status, outcome.error = True, answer.status_code, error_in(json_of(answer))
+            answer = await nodes.read_all(answer)
+            outcome.failed, outcome.status, outcome.error = True, answer.status_code, error_in(nodes.json_of(answer))
             if answer.is_success or (answer.status_code == 500 and outcome.error is None):
                 raise httpx.RemoteProtocolError("what it says is no answer")
         except httpx.HTTPError as error:
@@ -91,10 +81,10 @@ class ServerRoutes:
             answer = _no_answer(error)
         return _response(answer)
 
-    async def _ask(self, request: Request, node: ServerNode, body: bytes, kind: str) -> httpx.Response | None:
+    async def _ask(self, request: Request, node: nodes.ServerNode, body: bytes, kind: str) -> httpx.Response | None:
         """A node's answer, to be read; ``None``: the client has left. Raises httpx.HTTPError."""
         path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
-        headers = headers_for(node) | {b"content-type": kind.encode("latin-1", "replace")}
+        headers = nodes.headers_for(node) | {b"content-type": kind.encode("latin-1", "replace")}
         asked = self._fleet.client.build_request(
             "POST", node.url + path, content=body, headers=headers, timeout=self._answer_seconds
         )
@@ -102,7 +92,7 @@ class ServerRoutes:
         leaving = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
-            with only_http_errors():
+            with nodes.only_http_errors():
                 return asking.result() if asking.done() else None
         finally:
             asking.cancel()
@@ -119,10 +109,10 @@ class ServerRoutes:
         answers = await self._get_all("/v1/models")
         if not answers[0].is_success:
             return _response(answers[0])
-        main, cards = cards_of(answers[0])[:1], _union(answers)
+        main, cards = nodes.cards_of(answers[0])[:1], _union(answers)
         data = [card | {"id": name} for name in self._made_up for card in main] + cards
         ends = {"data": data, "last_id": cards[-1]["id"] if cards else None}
-        return Response(json.dumps(json_of(answers[0]) | ends), media_type=JSON)
+        return Response(json.dumps(nodes.json_of(answers[0]) | ends), media_type=JSON)
 
     async def info(self, request: Request) -> Response:
         """LiteLLM's list of what its entries can do, for the models that the servers have now."""
@@ -151,21 +141,23 @@ class ServerRoutes:
         answers = await asyncio.gather(*(self._get(member, path) for member in self._fleet.offered()))
         return sorted(answers, key=lambda answer: (not answer.is_success, answer.status_code == 502))
 
-    async def _get(self, node: ServerNode, path: str) -> httpx.Response:
-        seconds = LIST_SECONDS if len(self._fleet.members) == 1 else LOOK_SECONDS
+    async def _get(self, node: nodes.ServerNode, path: str) -> httpx.Response:
+        seconds = LIST_SECONDS if len(self._fleet.members) == 1 else nodes.LOOK_SECONDS
         try:
-            answer = await ask(self._fleet.client, node.url + path, headers=headers_for(node), seconds=seconds)
+            answer = await nodes.ask(
+                self._fleet.client, node.url + path, headers=nodes.headers_for(node), seconds=seconds
+            )
         except httpx.HTTPError as error:
             return _no_answer(error)
-        is_known = answer.status_code != 200 or isinstance(json_of(answer), dict)
+        is_known = answer.status_code != 200 or isinstance(nodes.json_of(answer), dict)
         return answer if is_known else _no_answer(httpx.RemoteProtocolError("what it says is no JSON object"))
 
 
 def _union(answers: Sequence[httpx.Response]) -> list[dict[str, Any]]:
     """Cards of models by their order, each name once."""
     found: dict[str, dict[str, Any]] = {}
-    for card in (card for answer in answers for card in cards_of(answer)):
-        if card["id"] not in found or (loaded_of([card]) and not loaded_of([found[card["id"]]])):
+    for card in (card for answer in answers for card in nodes.cards_of(answer)):
+        if card["id"] not in found or (nodes.loaded_of([card]) and not nodes.loaded_of([found[card["id"]]])):
             found[card["id"]] = card
     return list(found.values())
 
@@ -178,7 +170,7 @@ def _streamed(answer: httpx.Response, outcome: RequestOutcome) -> Response:
     async def parts() -> AsyncIterator[bytes]:
         can_end = True
         try:
-            with only_http_errors():
+            with nodes.only_http_errors():
                 async for part in answer.aiter_raw():
                     can_end = kind.startswith("text/event-stream")
                     yield part

@@ -420,8 +420,8 @@ def test_what_a_given_up_node_still_says_is_in_no_answer(monkeypatch: pytest.Mon
 
     async def answer(send: Any, text: bytes) -> None:
         headers = [(b"content-type", b"application/json")]
-        await send({"type": balancer.START, "status": 200, "headers": headers})
-        await send({"type": balancer.BODY, "body": text, "more_body": False})
+        await send({"type": balancer.asgi.START, "status": 200, "headers": headers})
+        await send({"type": balancer.asgi.BODY, "body": text, "more_body": False})
 
     async def litellm(scope: Any, receive: Any, send: Any) -> None:
         asked.append(outcome.current.get().node)

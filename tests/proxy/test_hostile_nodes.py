@@ -397,8 +397,8 @@ def test_a_header_that_is_no_ascii_stays_behind(layers: SimpleNamespace) -> None
 def test_an_answer_that_is_no_stream_ends_a_row_of_failures(layers: SimpleNamespace) -> None:
     async def litellm(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"application/json")]
-        await send({"type": layers.balancer.START, "status": 200, "headers": headers})
-        await send({"type": layers.balancer.BODY, "body": b"{}", "more_body": False})
+        await send({"type": layers.balancer.asgi.START, "status": 200, "headers": headers})
+        await send({"type": layers.balancer.asgi.BODY, "body": b"{}", "more_body": False})
 
     async def receive() -> Any:
         return {"type": "http.request", "body": json.dumps(body("x")).encode()}

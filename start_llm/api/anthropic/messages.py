@@ -274,13 +274,14 @@ def stop_body(reason: ev.FinishReason, stop_sequence: str | None) -> shapes.Stop
     return {"stop_reason": stopped, "stop_sequence": stop_sequence}
 
 
-def input_usage(prompt: int, cached: int, scale: float) -> shapes.InputUsageShape:
-    """The three counts add up to the prompt. All that is computed is kept, so nothing counts as written."""
+def counts(prompt: int, cached: int, answer: int, scale: float) -> shapes.StartUsageShape:
+    """The first three add up to the prompt. All that is computed is kept, so nothing counts as written."""
     total, read = scaled(prompt, scale), scaled(cached, scale)
     return {
         "input_tokens": max(0, total - read),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": read,
+        "output_tokens": scaled(answer, scale),
     }
 
 
@@ -290,8 +291,7 @@ def scaled(tokens: int, scale: float) -> int:
 
 def usage_body(usage: ev.Usage, report: CacheReport, scale: float) -> shapes.MessageUsageShape:
     return {
-        **input_usage(usage.prompt, usage.cached, scale),
-        "output_tokens": scaled(usage.completion, scale),
+        **counts(usage.prompt, usage.cached, usage.completion, scale),
         "output_tokens_details": {"thinking_tokens": scaled(usage.reasoning, scale)},
         "start_llm": report.as_dict(),
     }
@@ -424,12 +424,11 @@ class MessageWriter(StreamWriter):
         if self._started:
             return b""
         self._started = True
-        usage = input_usage(report.prompt, report.reused, self._exchange.scale())
         begun: shapes.BegunMessageShape = {
             **self._exchange.head([]),
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**usage, "output_tokens": 0},
+            "usage": counts(report.prompt, report.reused, 0, self._exchange.scale()),
         }
         return _event({"type": "message_start", "message": begun})
 

@@ -49,13 +49,10 @@ ContentBlock = Annotated[
 ]
 
 
-class InputUsageShape(TypedDict):
+class StartUsageShape(TypedDict):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
-
-
-class StartUsageShape(InputUsageShape):
     output_tokens: int
 
 

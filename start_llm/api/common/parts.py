@@ -107,11 +107,6 @@ def result_content(content: Any, path: str) -> PartContent:
     return content_of(content, path, between="\n")
 
 
-def text_of(content: Any, path: str) -> str:
-    """The text of a content field that has no images. Raises BadRequest, NotSupported."""
-    return only_text(content_of(content, path))
-
-
 def only_text(content: PartContent) -> str:
     """Raises NotSupported if there is an image in it."""
     if content.attachments:
@@ -137,11 +132,6 @@ def part_content(part: Any, path: str) -> PartContent:
         if isinstance(file, dict) and (data := pdf_data(file.get("file_data"))) is not None:
             return PartContent(pdf_text(data, file.get("filename"), f"{where}.file_data"))
     raise unusable(kind, path)
-
-
-def part_text(part: Any, path: str) -> str:
-    """The text of a part that is no image."""
-    return only_text(part_content(part, path))
 
 
 def arguments_in(part: dict[str, Any], name: str, path: str) -> str:

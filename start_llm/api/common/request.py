@@ -38,6 +38,8 @@ def request_of(
     refuse_samplers(data)
     is_raw = dialect == "completions"
     asked = Thinking() if is_raw else thinking_of(data)
+    session, where = session_of(data, inbound.headers)
+    within(SESSION, len(session), where)
     shared: dict[str, Any] = {
         "model": model_of(data),
         "sampling": sampling_of(drawn, settings),
@@ -45,7 +47,7 @@ def request_of(
         "thinking": asked.enabled,
         "reasoning_effort": asked.effort,
         "thinking_budget": asked.budget,
-        "session": _checked_session(data, inbound.headers),
+        "session": session or None,
         "owner": owner_of(data, inbound.headers),
         "template_kwargs": {} if is_raw else template_kwargs_of(data),
         "received": inbound.received,
@@ -147,13 +149,6 @@ def stop_of(stop: Any, path: str = "stop") -> tuple[str, ...]:
 
 
 # --- names ---
-
-
-def _checked_session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """Raises BadRequest if it is too long."""
-    session, where = session_of(data, headers)
-    within(SESSION, len(session), where)
-    return session or None
 
 
 def model_of(data: Mapping[str, Any]) -> str:

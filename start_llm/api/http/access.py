@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -25,12 +25,6 @@ MULTIPART = "multipart/form-data"
 
 
 # --- what a head must have ----------------------------------------------------
-
-
-def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
-    """Refuses names that a web page could have rebound to this machine, see `hosts.check_host`."""
-    if "Host" in headers:  # HTTP/1.0 may go without it, and no browser speaks that
-        hosts.check_host(headers["Host"], names)
 
 
 def allowed_origin(headers: Mapping[str, str]) -> str | None:

@@ -42,7 +42,7 @@ class TranscriptionBody(BodyModel):
     language: str | None = None
     prompt: str = ""
     response_format: Shape = "json"
-    temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=False)] = 0.0
     user: str | None = None
 
 
@@ -110,16 +110,7 @@ def _read(form: Form) -> TranscriptionBody:
     given: dict[str, Any] = {name: form.value(name) for name in TranscriptionBody.model_fields}
     given = {name: value for name, value in given.items() if value is not None}
     within(MODEL, len(given.get("model", "")), "model")
-    if "temperature" in given:
-        given["temperature"] = _number(given["temperature"])
     return validate(TranscriptionBody, given)
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text  # the validation says what is wrong with it
 
 
 def _transcript(found: Transcript, shape: Shape) -> Reply:

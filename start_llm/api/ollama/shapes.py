@@ -118,6 +118,4 @@ class OllamaPulledShape(TypedDict, total=False):
     error: str
 
 
-class OllamaVersionShape(TypedDict):
-    version: str
-    start_llm: str
+OllamaVersionShape = dict[Literal["version", "start_llm"], str]

@@ -206,7 +206,7 @@ def _assistant_content(content: Any, path: str) -> tuple[parts.PartContent, str 
         kind = fields.word(part.get("type")) if isinstance(part, dict) else None
         if kind in {"thinking", "reasoning"}:
             inner = part.get("thinking", part.get("text"))
-            thoughts.append(parts.text_of(inner, f"{where}.{kind}"))
+            thoughts.append(parts.only_text(parts.content_of(inner, f"{where}.{kind}")))
         else:
             contents.append(parts.part_content(part, where))
     return parts.join_content(contents, between=""), parts.join_text(thoughts) if thoughts else None

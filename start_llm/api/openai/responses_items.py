@@ -87,12 +87,12 @@ class _Seals:
         return found
 
 
-def conversation_of(items: list[Any], path: str = "input") -> tuple[tuple[Message, ...], tuple[str, ...]]:
+def conversation_of(items: list[Any]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The conversation in its order, and the items that it does not show. Raises BadRequest, NotSupported."""
     result: list[Message] = []
     silent: list[str] = []
     turn, seals = parts.Turn(), _Seals()
-    for where, item in fields.items_of(items, path):
+    for where, item in fields.items_of(items, "input"):
         default = "message" if "role" in fields.object_of(item, where) else "item_reference" if "id" in item else None
         kind = default if item.get("type") is None else fields.optional_in(item, "type", str, where)
         if kind in SILENT:
@@ -109,11 +109,6 @@ def conversation_of(items: list[Any], path: str = "input") -> tuple[tuple[Messag
         result.append(answer)
     result.extend(turn.messages())
     return tuple(result), tuple(silent)
-
-
-def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
-    """The conversation in its order. Raises BadRequest, NotSupported."""
-    return conversation_of(items, path)[0]
 
 
 def _join(turn: parts.Turn, kind: Any, item: dict[str, Any], path: str, seals: _Seals) -> bool:
@@ -197,8 +192,10 @@ def _agents_text(item: dict[str, Any], path: str) -> str:
     """What one of Codex's agents tells another. A call's argument travels as ``encrypted_content``: as we gave it."""
     texts = []
     for place, part in fields.items_of(item.get("content"), f"{path}.content", "a list of parts"):
-        sealed = isinstance(part, dict) and part.get("type") == "encrypted_content"
-        texts.append(fields.string_in(part, "encrypted_content", place) if sealed else parts.part_text(part, place))
+        if isinstance(part, dict) and part.get("type") == "encrypted_content":
+            texts.append(fields.string_in(part, "encrypted_content", place))
+        else:
+            texts.append(parts.only_text(parts.part_content(part, place)))
     return "".join(texts)
 
 

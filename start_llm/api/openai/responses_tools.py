@@ -85,15 +85,11 @@ def toolbox(found: Sequence[tuple[str, Any]], choice: Any, brought: Sequence[tup
     `brought`: by items of the conversation. Such a tool takes the place of one of its name, and is not deferred.
     """
     reader = _Reader()
-    for path, tool in found:
-        reader.read(tool, path)
-        within(TOOLS, len(reader.tools), "tools")
-    reader.brings = True
-    for path, tool in brought:
-        reader.read(tool, path)
-        within(TOOLS, len(reader.tools), "tools")
-    flat_choice = _flat_choice(choice, reader.named)
-    picked, tools = choose(flat_choice, tuple(reader.tools.values()))
+    for reader.brings, pairs in ((False, found), (True, brought)):
+        for path, tool in pairs:
+            reader.read(tool, path)
+            within(TOOLS, len(reader.tools), "tools")
+    picked, tools = choose(_flat_choice(choice, reader.named), tuple(reader.tools.values()))
     return reader.box(reader.introduced(tools), picked)
 
 

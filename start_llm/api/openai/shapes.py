@@ -60,16 +60,11 @@ class ChatCompletionShape(TypedDict):
     system_fingerprint: None
 
 
-class CalledFunctionPieceShape(TypedDict):
-    name: NotRequired[str]
-    arguments: str
-
-
 class ChatCallPieceShape(TypedDict):
     index: int
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
-    function: CalledFunctionPieceShape
+    function: dict[Literal["name", "arguments"], str]
 
 
 class ChatDeltaShape(TypedDict):

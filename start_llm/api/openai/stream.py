@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter, TokenText, logprobs_body
 from start_llm.api.http import sse
@@ -52,6 +52,10 @@ class OpenAIExchange(Exchange):
     include_usage: bool
     created: int
 
+    @abstractmethod
+    def chunk(self, choices: list[Any]) -> Mapping[str, object]:
+        """A chunk of the stream."""
+
 
 class ChatExchange(OpenAIExchange):
     """A chat completion that is being answered."""
@@ -81,21 +85,27 @@ class ChatExchange(OpenAIExchange):
     def logprobs(self, items: Sequence[ev.TokenLogprob]) -> shapes.ChatLogprobsShape:
         return {"content": logprobs_body(items, self.token_text), "refusal": None}
 
+    def chunk(self, choices: list[shapes.ChatChunkChoiceShape]) -> shapes.ChatChunkShape:
+        kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+        asked, created = self.request, self.created
+        return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
+
     def writer(self) -> StreamWriter:
         return ChatWriter(self)
 
 
-class ChunkWriter(StreamWriter):
+class ChunkWriter[E: OpenAIExchange](StreamWriter):
     """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
-    def __init__(self, exchange: OpenAIExchange) -> None:
-        self._includes_usage = exchange.include_usage
+    def __init__(self, exchange: E) -> None:
+        self._exchange = exchange
 
     def write(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.Progress):
             return sse.ping(event.done, event.total)
         if isinstance(event, ev.Done):
-            return (self._usage(usage_body(event.usage, event.report)) if self._includes_usage else b"") + sse.DONE
+            last = {**self._exchange.chunk([]), "usage": usage_body(event.usage, event.report)}
+            return (sse.data(last) if self._exchange.include_usage else b"") + sse.DONE
         return self._piece(event)
 
     def fail(self, error: StartLLMError) -> bytes:
@@ -105,17 +115,9 @@ class ChunkWriter(StreamWriter):
     def _piece(self, event: ev.Event) -> bytes:
         """A piece of the answer; ``b""`` where the dialect says nothing."""
 
-    @abstractmethod
-    def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
-        """The chunk with the usage, which has no choices."""
 
-
-class ChatWriter(ChunkWriter):
+class ChatWriter(ChunkWriter[ChatExchange]):
     """One chunk per event."""
-
-    def __init__(self, exchange: ChatExchange) -> None:
-        super().__init__(exchange)
-        self._exchange = exchange
 
     def open(self) -> bytes:
         choices = range(self._exchange.request.n)
@@ -127,7 +129,7 @@ class ChatWriter(ChunkWriter):
         if isinstance(event, ev.ReasoningDelta):
             return self._delta(event.choice, {"reasoning_content": event.text})
         if isinstance(event, ev.ToolCallStarted):
-            name: shapes.CalledFunctionPieceShape = {"name": event.name, "arguments": ""}
+            name: dict[Literal["name", "arguments"], str] = {"name": event.name, "arguments": ""}
             head: shapes.ChatCallPieceShape = {
                 "index": event.index,
                 "id": event.id,
@@ -146,15 +148,9 @@ class ChatWriter(ChunkWriter):
         self, index: int, delta: Delta, *, finish: Finish | None = None, logprobs: Sequence[ev.TokenLogprob] = ()
     ) -> bytes:
         shown = self._exchange.logprobs(logprobs) if logprobs else None
-        return sse.data(self._chunk([{"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}]))
-
-    def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
-        return sse.data({**self._chunk([]), "usage": usage})
-
-    def _chunk(self, choices: list[shapes.ChatChunkChoiceShape]) -> shapes.ChatChunkShape:
-        asked, created = self._exchange.request, self._exchange.created
-        kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-        return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
+        return sse.data(
+            self._exchange.chunk([{"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}])
+        )
 
 
 # --- completions ---
@@ -174,7 +170,7 @@ class CompletionExchange(OpenAIExchange):
 
     def body(self, result: Collected) -> shapes.TextCompletionShape:
         choices = [self._choice(index, choice) for index, choice in enumerate(result.choices)]
-        return {**self.completion(choices), "usage": usage_body(result.usage, result.report)}
+        return {**self.chunk(choices), "usage": usage_body(result.usage, result.report)}
 
     def _choice(self, index: int, choice: CollectedChoice) -> shapes.TextChoiceShape:
         asked = self.request.logprobs is not None
@@ -182,7 +178,7 @@ class CompletionExchange(OpenAIExchange):
         finish = finish_word(choice.finish_reason)
         return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish}
 
-    def completion(self, choices: list[shapes.TextChoiceShape]) -> shapes.TextCompletionShape:
+    def chunk(self, choices: list[shapes.TextChoiceShape]) -> shapes.TextCompletionShape:
         kind: Literal["text_completion"] = "text_completion"
         asked, created = self.request, self.created
         return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
@@ -206,10 +202,9 @@ def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, off
     }
 
 
-class CompletionWriter(ChunkWriter):
+class CompletionWriter(ChunkWriter[CompletionExchange]):
     def __init__(self, exchange: CompletionExchange) -> None:
         super().__init__(exchange)
-        self._exchange = exchange
         self._offsets = Counter[int]()  # characters of each choice so far
 
     def _piece(self, event: ev.Event) -> bytes:
@@ -225,7 +220,4 @@ class CompletionWriter(ChunkWriter):
 
     def _text(self, index: int, text: str, logprobs: TextLogprobs | None = None, finish: Finish | None = None) -> bytes:
         choice: shapes.TextChoiceShape = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return sse.data(self._exchange.completion([choice]))
-
-    def _usage(self, usage: shapes.ChatUsageShape) -> bytes:
-        return sse.data({**self._exchange.completion([]), "usage": usage})
+        return sse.data(self._exchange.chunk([choice]))

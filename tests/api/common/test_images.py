@@ -11,7 +11,7 @@ from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.common.parts import PartContent, join_content
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.responses_items import messages_of
+from start_llm.api.openai.responses_items import conversation_of
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Attachment, Message
 from start_llm.core.settings import Settings
@@ -62,16 +62,16 @@ def test_tool_results_of_every_dialect() -> None:
     assert result.attachments[0].path == "messages[0].content[0].content[1].source.data"
     image = {"type": "input_image", "image_url": DATA}
     for kind in ("function_call_output", "custom_tool_call_output"):
-        (result,) = messages_of([{"type": kind, "call_id": "c", "output": [image]}])
+        ((result,), _) = conversation_of([{"type": kind, "call_id": "c", "output": [image]}])
         assert (result.role, seen(result)) == ("tool", SEEN)
 
 
 def test_responses() -> None:
     image = {"type": "input_image", "image_url": DATA}
     said = {"role": "user", "content": [{"type": "input_text", "text": "a"}, image]}
-    (message,) = messages_of([said])
+    ((message,), _) = conversation_of([said])
     assert (message.content, seen(message)) == ("a", [(1, "data", "iVBOR")])
-    (message,) = messages_of([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}])
+    ((message,), _) = conversation_of([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}])
     assert seen(message) == [(0, "other", "file-1")]
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from mlx_lm.server import process_message_content
 
-from start_llm.api.common.parts import part_text, result_content, text_of
+from start_llm.api.common.parts import content_of, only_text, part_content, result_content
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.responses_items import messages_of
+from start_llm.api.openai.responses_items import conversation_of
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
@@ -19,8 +19,8 @@ SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 
 def test_texts_of_every_dialect_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "c"}]
-    assert text_of(parts, "content") == "abc"
-    assert text_of("a", "content") == "a" and text_of(None, "content") == ""
+    assert content_of(parts, "content").text == "abc"
+    assert content_of("a", "content").text == "a" and content_of(None, "content").text == ""
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
@@ -35,7 +35,7 @@ def test_parts_are_joined_as_mlx_lm_joins_them(role: str, texts: list[str]) -> N
     )
     ours, as_string = read_chat(Request("POST", "/", {}, body.encode()), SETTINGS, FakeService()).request.messages
     items = [{"type": "message", "role": role, "content": content}]
-    assert ours.content == as_string.content == messages_of(items)[0].content == theirs[0]["content"]
+    assert ours.content == as_string.content == conversation_of(items)[0][0].content == theirs[0]["content"]
 
 
 def test_the_outputs_of_a_tool_stand_on_lines_of_their_own() -> None:
@@ -52,10 +52,10 @@ def test_the_outputs_of_a_tool_stand_on_lines_of_their_own() -> None:
 )
 def test_a_part_that_cannot_be_shown_is_named_never_dropped(kind: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error) as refused:
-        part_text({"type": kind}, "messages[2].content[0]")
+        part_content({"type": kind}, "messages[2].content[0]")
     assert str(refused.value).startswith("messages[2].content[0]") and said.replace("'", '"') in str(refused.value)
 
 
 def test_where_only_text_can_stand_an_image_is_refused() -> None:
     with pytest.raises(NotSupported, match=r"^content\[0\].image_url: an image cannot stand here"):
-        text_of([{"type": "image_url", "image_url": "data:;base64,AA"}], "content")
+        only_text(content_of([{"type": "image_url", "image_url": "data:;base64,AA"}], "content"))

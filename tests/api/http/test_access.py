@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.http.access import check_host
 from start_llm.api.http.listener import check_bind
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import StartLLMError
+from start_llm.core.hosts import check_host
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from tests.api.conftest import Raw
 
@@ -21,7 +21,7 @@ def bound(**values: Any) -> Settings:
 
 def is_answered(settings: Settings, host: str) -> bool:
     try:
-        check_host({"Host": host}, settings.host_names)
+        check_host(host, settings.host_names)
     except StartLLMError:
         return False
     return True
