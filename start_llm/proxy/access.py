@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError
+from start_llm.core.errors import BadRequest, MethodNotAllowed, NotFound, StartLLMError
 from start_llm.core.hosts import check_host, check_key, check_origin, preflight
 from start_llm.core.protocol import RETRY_HEADER
 from start_llm.proxy.asgi import JSON, START, error_answer
@@ -60,8 +60,10 @@ class ProxyAccess:
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
         answer: Response | None = None
         try:
-            self._check_host(headers.getlist("host"))
-            origin = _checked_origin(headers.getlist("origin"))
+            check_host(_only(headers, "Host") or "", self._names)
+            if (page := _only(headers, "Origin")) is not None:
+                check_origin(page)
+            origin = page
             if method == "OPTIONS":
                 _check_route(None, path)
                 allowed = preflight(_methods(path), headers, is_page=origin is not None)
@@ -80,19 +82,12 @@ class ProxyAccess:
         scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key.encode())]}
         await self._app(scope, receive, _with_own_headers(send, origin))
 
-    def _check_host(self, values: list[str]) -> None:
-        if len(values) > 1:
-            raise BadRequest("There is more than one Host header.")
-        check_host(values[0] if values else "", self._names)
 
-
-def _checked_origin(values: list[str]) -> str | None:
-    if not values:
-        return None
+def _only(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
     if len(values) > 1:
-        raise Forbidden("There is more than one Origin header.")
-    check_origin(values[0])
-    return values[0]
+        raise BadRequest(f"There is more than one {name} header.", param=name)
+    return values[0] if values else None
 
 
 def _methods(path: str) -> list[str]:
