@@ -21,7 +21,7 @@ from start_llm.api.ollama.chat import read_generate
 from start_llm.api.ollama.models import NOT_DONE, OllamaModels
 from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
 from start_llm.api.openai.shapes import InputTokensShape
 from start_llm.api.openai.stream import ChatExchange
@@ -81,7 +81,7 @@ class Dialects:
         return replace(exchange, request=self._named(exchange.request, inbound))
 
     def _response(self, inbound: Request) -> ResponsesExchange:
-        return read_responses(inbound, self.settings, self.service, OwnResponses(self.store, inbound.visitor.scope))
+        return read_responses(inbound, self.settings, self.service, self.store.of(inbound.visitor.scope))
 
     def count_tokens(self, inbound: Request) -> Reply:
         exchange = read_messages(inbound, self.settings, self.service)

@@ -20,7 +20,7 @@ from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_items import conversation_of
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
@@ -33,7 +33,7 @@ FOLDER = TemporaryDirectory()
 CHAT: Any = Package("openai.types.chat.completion_create_params")
 RESPONSES: Any = Package("openai.types.responses.response_create_params")
 MESSAGES: Any = Package("anthropic.types.beta.message_create_params")
-STORE = OwnResponses(ResponsesStore(Path(FOLDER.name) / "responses"), "somebody")
+STORE = ResponsesStore(Path(FOLDER.name) / "responses").of("somebody")
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 

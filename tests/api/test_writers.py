@@ -13,7 +13,7 @@ from start_llm.api.anthropic.messages import MessagesExchange
 from start_llm.api.common.dialect import collect
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.responses import read_responses
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.stream import ChatExchange
 from start_llm.core.events import (
     ChoiceDone,
@@ -128,7 +128,7 @@ def test_messages(events: list[Event]) -> None:
 def test_responses(events: list[Event], summary: str | None) -> None:
     asked = {"input": "x", "reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
     inbound = Request("POST", "/v1/responses", {}, json.dumps(asked).encode())
-    exchange = read_responses(inbound, SETTINGS, FakeService(), OwnResponses(ResponsesStore(Path("unused")), None))
+    exchange = read_responses(inbound, SETTINGS, FakeService(), ResponsesStore(Path("unused")).of(None))
     body = whole(exchange, events)
     openai.types.responses.Response.model_validate(body)
     found = streamed(exchange, events)

@@ -51,6 +51,10 @@ class ResponsesStore:
         self._base = CacheDatabase(path, _SCHEMA, _VERSION, what="stored responses", check=False)
         self._since: float | None = None  # what is added to the clock
 
+    def of(self, owner: str | None) -> OwnResponses:
+        """The store as `owner` sees it; ``None``: a client that may see nothing again."""
+        return OwnResponses(self, owner)
+
     def run[R](self, act: Callable[[sqlite3.Connection, float], R]) -> R:
         """Does something with what is not too old, in one transaction. It is given the time to write."""
         return self._base.run(lambda database: act(database, self._expire(database)))

@@ -15,14 +15,14 @@ from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import read_responses
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 MESSAGES = [{"role": "user", "content": "Hi"}]
-STORE = OwnResponses(ResponsesStore(Path("unused")), None)
+STORE = ResponsesStore(Path("unused")).of(None)
 SERVICE = FakeService()
 READERS: dict[str, tuple[dict[str, Any], Callable[[Request], Any]]] = {
     "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, SERVICE)),

@@ -13,7 +13,7 @@ import pytest
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_items import unseal
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import seal
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, NotSupported, OutOfMemory, StartLLMError
@@ -292,7 +292,7 @@ def test_history_has_the_models_names(client: openai.OpenAI, service: FakeServic
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
     store = ResponsesStore(Path("unused"))
-    own = OwnResponses(store, "me")
+    own = store.of("me")
     return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, FakeService(), own).request
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from start_llm.api.openai import responses_store
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.server import ApiServer
 from start_llm.files.database import FileUnavailable
 from tests.api.fakes import FakeService
@@ -31,7 +31,7 @@ def test_store_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(responses_store, "MOST", 3)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     store = ResponsesStore(tmp_path / "sub" / "r.sqlite3")
-    mine = OwnResponses(store, "me")
+    mine = store.of("me")
     for name in "abcd":
         now[0] += 1
         mine.put({"id": name, "output": []}, [name])
@@ -58,7 +58,7 @@ def test_store_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_stored_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_store, "MOST_BYTES", 10_000)
     store = ResponsesStore(tmp_path / "r.sqlite3")
-    mine = OwnResponses(store, "me")
+    mine = store.of("me")
     for name in "abc":
         mine.put({"id": name}, [random.Random(name).randbytes(2000).hex()])
     assert [name for name in "abc" if mine.get(name)] == ["a", "b", "c"]
@@ -71,7 +71,7 @@ def test_stored_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
     store = ResponsesStore(tmp_path / "r.sqlite3")
-    one, two = OwnResponses(store, "one"), OwnResponses(store, "two")
+    one, two = store.of("one"), store.of("two")
     one.put({"id": "a"}, [])
     assert two.get("a") is None and not two.delete("a")
     assert one.get("a") is not None and one.delete("a")
@@ -80,7 +80,7 @@ def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
 def test_a_changed_entry_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "r.sqlite3"
     store = ResponsesStore(path)
-    mine = OwnResponses(store, "me")
+    mine = store.of("me")
     mine.put({"id": "a"}, ["something said"])
     mine.put({"id": "b"}, [])
     connection = sqlite3.connect(path)
