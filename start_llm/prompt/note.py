@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from start_llm.prompt.match import DATE, Change, MatchQuery
 from start_llm.prompt.reading import Slot
-from start_llm.prompt.textdiff import TAG, changed, diff
+from start_llm.prompt.textdiff import TAG, changed, diff, withdraws
 from start_llm.prompt.tree import Difference, Path, nonce_after
 
 NOTE_OPEN = "<update-"
@@ -50,6 +50,8 @@ def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | 
     kinds: dict[str, list[Change]] = {"system": [], "tool": [], "": []}
     for change in changes:
         kinds[change.slot.rule if change.slot.rule in kinds else ""].append(change)
+    if any(change.new and withdraws(change.old or "", change.new) for change in kinds["system"]):
+        return None
     told = [told_of(change) for change in kinds["system"]]
     is_role = None in told
     again = _as_at_top(path, query) if told else None
@@ -83,7 +85,7 @@ def _as_at_top(path: Path, query: MatchQuery) -> list[str] | None:
     if all(path.told.get(slot) == top for slot, top, _ in pairs):
         return None
     parts = [told_of(Change(slot, top, now)) for slot, top, now in pairs if now != top]
-    if None in parts:
+    if None in parts or any(withdraws(top, now) for _, top, now in pairs):
         return None
     but = ", but for what follows" if parts else ""
     return [f"{_TOP_AGAIN}{but}. {_INSTEAD_GONE}", *(line for part in parts for line in part or ())]

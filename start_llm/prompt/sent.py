@@ -82,7 +82,9 @@ class SentTexts:
             return rest
         tools = view.tools if view.base is None else ()
         share = self._unknown_share(owner, chain, view.new, answers[-1], tools)
-        return min(rest, round((tokens if view.base is None else rest) * share))
+        if view.base is None:  # of the whole text: all of it stands behind what is known
+            share *= len(rendering.text) / max(1, len(rendering.text) - chars)
+        return min(rest, round(rest * share))
 
     def _known_front(self, owner: str | None, rendering: Rendering) -> tuple[int, int]:
         """Characters and tokens at the front of the text that were sent before, piece by piece."""

@@ -13,7 +13,7 @@ from itertools import groupby
 
 MAX_LINES = 3000
 _AT_ONCE = 150
-_ELIDE = 13  # lines that are gone; of so many only the first and the last are told
+_ELIDE = 13  # lines that are gone: so many are instructions, of which only the first and the last are told
 _LONG = (5, 300)  # or of so many, if they have so many characters
 _NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
@@ -26,13 +26,12 @@ _WORD = re.compile(r"\s*\S+|\s+$")
 _VOID = "(not given any more)"
 # "- Region: eu-1", "export A=b", "| api | 80 |", up to where the value begins
 _NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
-_VALUE = r"[\"'`(<]*+(?:[A-Z]|[^\s.,;]*[\d/\\@_]|[^\s.,;]+[.:]\w)(?:[^\s,;.]|\.(?=\w))*"  # a name, a number, a path
-_VALUES = re.compile(rf"(?<=\s)(?<![-*+>#.!?]\s){_VALUE}(?:\s{_VALUE})*")
 _MOST_WORDS = 50
 _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
 TAG = re.compile(r"^</?[\w-]+>$")
+_SENTENCE = re.compile(r"(?:.*?\w\W+){2}.*[.!?。！？][\"'`)*_]*\s*$")  # three words and a full stop
 
 
 def diff(old: str, new: str) -> list[str] | None:
@@ -41,16 +40,14 @@ def diff(old: str, new: str) -> list[str] | None:
     Of lines that begin as before only the new ones are told. None where the texts are too long to compare.
     """
     before, after = old.split("\n"), new.split("\n")
-    head, tail = _ends(before, after)
-    a, b = before[head : len(before) - tail], after[head : len(after) - tail]
-    if max(len(a), len(b)) > MAX_LINES:
+    hunks = _hunks(before, after)
+    if hunks is None:
         return None
     lines: list[str] = []
-    places, still = _places(after), {line for line in after if len(line.strip()) >= _ALIKE}
+    places, still = _places(after), _still(after)
     old_lines = _OldLines(before, after)
-    for a1, a2, b1, b2 in _differences(a, b):
-        gone, came = a[a1:a2], b[b1:b2]
-        place = places[head + b1]
+    for at, gone, came in hunks:
+        place = places[at]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
             pairs = zip(gone, came, strict=True)
             lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
@@ -67,6 +64,38 @@ def diff(old: str, new: str) -> list[str] | None:
             is_open = bool(runs) and not runs[-1][0]  # under the last heading both are told
             lines += [*(() if is_open else (f"{place}:",)), *(f"+{line}" for line in came)]
     return lines
+
+
+def withdraws(old: str, new: str) -> bool:
+    """Whether a sentence of `old` is gone and nothing came in its place: a model reads it where it stands, whatever a
+    note says. A line that has a name is told without its value, and so many lines at once are a mode's instructions."""
+    before, after = old.split("\n"), new.split("\n")
+    still, told = _still(after), _told(before, after)
+    runs = [
+        run
+        for _, gone, came in _hunks(before, after) or ()
+        for is_moved, run in _by_whether_moved(gone, still, as_block=not came)
+        if not came and not is_moved
+    ]
+    sentences = [line for run in runs for line in run if told[line] == line and _SENTENCE.match(line)]
+    return 0 < len(sentences) < _ELIDE
+
+
+def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:
+    """Each place where lines differ: which line of `after` it is, the lines that are gone, and those that came.
+
+    None where the texts are too long to compare.
+    """
+    head, tail = _ends(before, after)
+    a, b = before[head : len(before) - tail], after[head : len(after) - tail]
+    if max(len(a), len(b)) > MAX_LINES:
+        return None
+    return [(head + b1, a[a1:a2], b[b1:b2]) for a1, a2, b1, b2 in _differences(a, b)]
+
+
+def _still(after: Sequence[str]) -> set[str]:
+    """Lines that stand in the new text, and say enough to be known again."""
+    return {line for line in after if len(line.strip()) >= _ALIKE}
 
 
 @dataclass(frozen=True)
@@ -118,9 +147,9 @@ def _told(before: Sequence[str], after: Sequence[str]) -> dict[str, str]:
 
 
 def _void(line: str) -> str:
-    """The line without its values; as it is where nothing else is in it."""
+    """The line without its value; as it is where no name stands in front of one."""
     named = _NAMED.match(line)
-    void = f"{named[0].rstrip()} {_VOID}" if named else _VALUES.sub(_VOID, line)
+    void = f"{named[0].rstrip()} {_VOID}" if named else line
     return void if re.search(r"\w\w", void.replace(_VOID, "")) else line
 
 

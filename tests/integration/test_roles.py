@@ -175,3 +175,28 @@ def test_more_than_five_roles_are_told_and_shown_as_sent(servers: Callable[..., 
     miss = answer["told"]["miss"]
     assert "5 times already" in miss["detail"] and answer["report"]["miss"]["detail"] == miss["detail"]
     assert talk.shown(answer).count("You have role 6.") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentence_that_is_withdrawn_is_seen_by_no_model(servers: Callable[..., Live], kind: str) -> None:
+    talk = Talk.held(servers(kind), 4000)
+    head, wiki = talk.messages[0]["content"], "The wiki of the team is at wiki.acme.test."
+    talk.messages[0] = {"role": "system", "content": f"{head}\n{wiki}"}
+    assert wiki in talk.shown(talk.turn(user("Is there a wiki?")))  # told by a note
+    whole = talk.turn(user("Good."))["report"]["prompt"]
+    talk.messages[0] = {"role": "system", "content": head}
+    answer = talk.turn(user("And now?"))
+    assert wiki not in talk.shown(answer)
+    assert answer["computed"] < whole // 10  # what stands before that note is as it was
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grammar_of_calls_has_no_tool_that_a_note_took_back(servers: Callable[..., Live], kind: str) -> None:
+    talk = Talk.held(servers(kind), 2000)
+    left = [tool for tool in TOOLS if tool["function"]["name"] != "read"]
+    ask = user(f"Go on. {script(CALL)}")
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in left]
+    for tools, more in ((left, {"tool_choice": "required"}), (strict, {})):
+        answer = talk.ask([*talk.messages, ask], tools, **more)
+        assert "do not call: read" in talk.shown(answer)
+        assert "read" not in [call["function"]["name"] for call in answer["message"].get("tool_calls") or []]

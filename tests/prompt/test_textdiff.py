@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.prompt.textdiff import MAX_LINES, changed, diff
+from start_llm.prompt.textdiff import MAX_LINES, changed, diff, withdraws
 
 FILES = "Some files follow.\n\na.py\n```\none\ntwo\nthree\n```\n\nb.py\n```python\none\ntwo\n```"
 
@@ -54,6 +54,23 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
     assert both == [*("line 3, now only elsewhere:", "-Never push.", "line 3, no longer valid:", "-Never merge.")]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_withdrawn"),
+    [
+        ("Be kind.\nThe wiki is at wiki.acme.test.", "Be kind.", True),
+        ("Be kind.\n2. Ask Milena before a migration.\nBye.", "Be kind.\nBye.", True),
+        ("Be kind.\nThe wiki is at a.test.", "Be kind.\nThe wiki is at b.test.", False),  # another one
+        ("Be kind.\nThe wiki is at a.test.\nBye.", "The wiki is at a.test.\nBe kind.\nBye.", False),  # elsewhere
+        ("Be kind.\n- Region: eu-1", "Be kind.", False),  # told without its value
+        ("Be kind.\nOn branch main\n M x.py\n1a2b3c Add a parser", "Be kind.", False),  # no sentences
+        ("Be kind.\n# The rules of it", "Be kind.", False),
+        ("Be kind.\n" + "\n".join(f"Rule {n} is to be kept." for n in range(13)), "Be kind.", False),  # a mode
+    ],
+)
+def test_a_sentence_that_is_gone_cannot_be_told(old: str, new: str, is_withdrawn: bool):
+    assert withdraws(old, new) is is_withdrawn
+
+
 def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_as_replaced():
     told = diff("Never push.\nBe kind.\nNever push.", "Never push.\nBe kind.\nAsk first.")
     assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "+Ask first."]
@@ -67,11 +84,9 @@ def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_a
         ("- Node version: 22.4", "- Node version: (not given any more)"),
         ("export CONFIG=/run/atlas.toml", "export CONFIG= (not given any more)"),
         ("| worker | 7452 |", "| worker | (not given any more)"),
-        ("2. Ask Milena Orlova before a migration.", "2. Ask (not given any more) before a migration."),
-        ("The wiki is at wiki.acme.test/handbook.", "The wiki is at (not given any more)."),
-        ("Frozen until May 9, by order.", "Frozen until (not given any more), by order."),
+        ("The wiki is at wiki.acme.test/handbook.", "The wiki is at wiki.acme.test/handbook."),  # nor a name
         ("Never push.", "Never push."),  # it has no value
-        ("/srv/atlas", "/srv/atlas"),  # nor a name
+        ("/srv/atlas", "/srv/atlas"),
         (" M a.py", " M a.py"),
     ],
 )

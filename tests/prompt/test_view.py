@@ -473,3 +473,28 @@ def test_every_family_shows_the_note(family):
     prepared = client.ask(Message("user", "More"))
     assert "Current time is 2" in decoded(client)
     assert prepared.prompt.tokens[: len(spoken)] == spoken
+
+
+WIKI = "The wiki of the team is at wiki.acme.test."
+
+
+def test_a_sentence_of_the_system_text_that_is_gone_stands_nowhere_any_more():
+    client, spoken = two_turns(*change("You help.", WIKI, "Be kind.", "system"))
+    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken  # another one came
+    client, spoken = two_turns(
+        [system_text("You help.", WIKI), Message("user", "Go")], [system_text("You help."), Message("user", "Go")]
+    )
+    assert WIKI not in decoded(client)
+    assert client.prepared.view.base is None and client.prepared.miss.detail.startswith("line 2 differs")
+
+
+def test_a_sentence_that_a_note_told_and_that_is_gone_again_is_gone_with_the_note():
+    """What stood before it is computed once only."""
+    with_wiki = [system_text("You help.", WIKI), Message("user", "Go")]
+    client, spoken = two_turns([system_text("You help."), Message("user", "Go")], with_wiki)
+    assert WIKI in decoded(client)
+    client.answer(say("It is done.", None))
+    client.messages[0] = system_text("You help.")
+    client.ask(Message("user", "More"))
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert WIKI not in decoded(client) and "a listing" in decoded(client)
