@@ -6,9 +6,8 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import cached_property
+from functools import cache
 from itertools import groupby
 
 MAX_LINES = 3000
@@ -45,7 +44,8 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     places, still = _places(after), _still(after)
-    old_lines = _OldLines(before, after)
+    as_sent, told = cache(lambda: sorted(before)), cache(lambda: _told(before, after))  # most changes need neither
+    names = cache(lambda: sorted(told().values()))
     for at, gone, came in hunks:
         place = places[at]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
@@ -54,12 +54,12 @@ def diff(old: str, new: str) -> list[str] | None:
             continue
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
-            if is_moved:
-                lines += [f"{place}, {MOVED}:", *_minus(run, old_lines.as_sent)]
-            elif came:  # what is new stands below
-                lines += [f"{place}:", *_minus(run, old_lines.as_sent)]
-            else:
-                lines += [f"{place}, {GONE}:", *old_lines.gone(run, in_file=not place.startswith("line "))]
+            if is_moved or came:  # what is new stands below
+                lines += [f"{place}, {MOVED}:" if is_moved else f"{place}:", *_minus(run, as_sent())]
+            elif place.startswith("line "):
+                lines += [f"{place}, {GONE}:", *_minus([told()[line] for line in run], names())]
+            else:  # a file's lines are told as they were
+                lines += [f"{place}, {GONE}:", *_minus(run, as_sent())]
         if came:
             is_open = bool(runs) and not runs[-1][0]  # under the last heading both are told
             lines += [*(() if is_open else (f"{place}:",)), *(f"+{line}" for line in came)]
@@ -70,15 +70,16 @@ def withdraws(old: str, new: str) -> bool:
     """Whether a sentence of `old` is gone and nothing came in its place: a model reads it where it stands, whatever a
     note says. A line that has a name is told without its value, and so many lines at once are a mode's instructions."""
     before, after = old.split("\n"), new.split("\n")
-    still, told = _still(after), _told(before, after)
-    runs = [
+    still = _still(after)
+    runs = (
         run
         for _, gone, came in _hunks(before, after) or ()
-        for is_moved, run in _by_whether_moved(gone, still, as_block=not came)
+        for is_moved, run in _by_whether_moved(gone, still, as_block=True)
         if not came and not is_moved
-    ]
-    sentences = [line for run in runs for line in run if told[line] == line and _SENTENCE.match(line)]
-    return 0 < len(sentences) < _ELIDE
+    )
+    sentences = [line for run in runs for line in run if _SENTENCE.match(line)]
+    told = _told(before, after) if sentences else {}
+    return 0 < sum(told[line] == line for line in sentences) < _ELIDE
 
 
 def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:
@@ -96,32 +97,6 @@ def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Seque
 def _still(after: Sequence[str]) -> set[str]:
     """Lines that stand in the new text, and say enough to be known again."""
     return {line for line in after if len(line.strip()) >= _ALIKE}
-
-
-@dataclass(frozen=True)
-class _OldLines:
-    """The lines of the old text, as a note names them."""
-
-    before: Sequence[str]
-    after: Sequence[str]
-
-    @cached_property
-    def as_sent(self) -> list[str]:
-        return sorted(self.before)
-
-    def gone(self, run: Sequence[str], *, in_file: bool) -> list[str]:
-        """How a run that is gone is told: code as it was, other text without its values."""
-        if in_file:
-            return _minus(run, self.as_sent)
-        return _minus([self._without_values[line] for line in run], self._ordered)
-
-    @cached_property
-    def _without_values(self) -> dict[str, str]:
-        return _told(self.before, self.after)
-
-    @cached_property
-    def _ordered(self) -> list[str]:
-        return sorted(self._without_values.values())
 
 
 def _by_whether_moved(gone: Sequence[str], still: Set[str], *, as_block: bool) -> Iterator[tuple[bool, Sequence[str]]]:
@@ -238,25 +213,14 @@ def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int,
         left, right = i + 1, j + 1
 
 
-def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of lines that stand once in `a` and once in `b`: the longest row of them that is in order in both."""
+def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Places of lines that stand once in `a` and once in `b`, as far as they are in order in both."""
     in_a, in_b = Counter(a), Counter(b)
-    place = {line: j for j, line in enumerate(b) if in_b[line] == 1}
-    pairs = [(i, place[line]) for i, line in enumerate(a) if in_a[line] == 1 and line in place]
-    ends: list[int] = []
-    tops: list[int] = []
-    before: list[int] = []
-    for index, (_, j) in enumerate(pairs):
-        length = bisect_left(ends, j)
-        before.append(tops[length - 1] if length else -1)
-        ends[length : length + 1] = [j]
-        tops[length : length + 1] = [index]
-    row = []
-    index = tops[-1] if tops else -1
-    while index >= 0:
-        row.append(pairs[index])
-        index = before[index]
-    return row[::-1]
+    places_a = [i for i, line in enumerate(a) if in_a[line] == in_b[line] == 1]
+    places_b = [j for j, line in enumerate(b) if in_a[line] == in_b[line] == 1]
+    lines = [a[i] for i in places_a], [b[j] for j in places_b]
+    for i, j, size in SequenceMatcher(None, *lines, autojunk=False).get_matching_blocks():
+        yield from zip(places_a[i : i + size], places_b[j : j + size], strict=True)
 
 
 def _ends(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:

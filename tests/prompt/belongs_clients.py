@@ -33,7 +33,7 @@ SYSTEM_LINES = {
     "time": "Current time: {}",
     "clock": "Now it is {} UTC.",
     "mode": "Mode: {}",
-    "customer": "The customer is {}",
+    "customer": "The customer is {}.",  # a sentence: where it goes, it is not told
     "branch": "Current branch: {}",
     "role": "You are {}, who only says what was done.",
     "house": "In this house one asks before anything is deleted, moved or sent to people outside of it: {} is the name "
