@@ -294,7 +294,7 @@ def replay_ours(
             written += _written(disk, device, state_tokens)
             store, disk = opened()
         tokens = request.tokens
-        prompt = Prompt(tuple(tokens.tolist()), head=request.head, generation=request.generation)
+        prompt = Prompt(tuple(tokens.tolist()), system_end=request.head, generation=request.generation)
         plan = store.lookup(prompt.tokens, len(tokens) - 1)
         paged = store.stats()["paged_tokens"]
         found = store.restore(prompt.tokens, plan, lend=True)
@@ -307,7 +307,7 @@ def replay_ours(
         about = StoredEnd(session=request.conversation, seconds_per_token=1 / device.prefill)
         for place in store.stops(prompt, found.length):
             model.prefill(found.cache, place)
-            store.put(tokens[:place], found.cache, replace(about, system_end=place == prompt.head, answered=False))
+            store.put(tokens[:place], found.cache, replace(about, system_end=place == prompt.system_end, answered=False))
         model.prefill(found.cache, len(tokens))
         store.put(prompt.tokens, found.cache, replace(about, calls=request.calls))
         store.take_back(found.cache)

@@ -22,7 +22,7 @@ class Prompt:
 
     tokens: tuple[int, ...]  # model tokens, the generation prompt included
     boundaries: tuple[int, ...] = ()  # ascending token offsets at which a message begins (0 excluded)
-    head: int = 0  # end of the tools+system block, a token offset, 0 if there is none
+    system_end: int = 0  # end of the tools+system block, a token offset, 0 if there is none
     transient: int | None = None  # offset at which a trailing transient message begins, or ``None``
     generation: int = 0  # offset at which the generation prompt begins (``len(tokens)`` if there is none)
     images: tuple[ImageSpan, ...] = ()  # the images in it, ascending; `tokens` hold ids of their own in their places

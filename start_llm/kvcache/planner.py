@@ -72,12 +72,12 @@ def stops(
     stands for `grid`: an agent of the same client may have other tools, and there are no boundaries between them.
     """
     last = len(prompt.tokens) - 1
-    wanted = {prompt.head, prompt.generation, *(prompt.boundaries[-recent:] if recent else ())}
+    wanted = {prompt.system_end, prompt.generation, *(prompt.boundaries[-recent:] if recent else ())}
     if prompt.transient is not None:
         wanted.add(prompt.transient)
     wanted.update(offset for offset in _partings(match) if offset - start >= _WORTH)
     fixed = sorted(offset for offset in wanted if start < offset <= last)
-    head = sum(offset <= prompt.head for offset in fixed)
+    head = sum(offset <= prompt.system_end for offset in fixed)
     behind = max(start, *fixed[:head]) if head else start
     dense = _fill(fixed[:head], (), start, behind, head_grid or grid)
     return (*dense, *_fill(fixed[head:], prompt.boundaries, behind, last, grid))

@@ -229,7 +229,7 @@ class Composer:
         return Prompt(
             tokens=rendering.tokens,
             boundaries=rendering.boundaries(len(rendering.tokens)),
-            head=rendering.anchor_at(rendering.head).token if rendering.head else 0,
+            system_end=rendering.anchor_at(rendering.head).token if rendering.head else 0,
             transient=_transient_offset(view, rendering) if view.transient else None,
             generation=max(0, generation),
             images=images,

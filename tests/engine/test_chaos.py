@@ -102,7 +102,7 @@ class Life:
         tokens = self.prompt(*texts)
         sink = self.clients[name] = Client(**client)
         marks = tuple(i for i, token in enumerate(tokens) if token == START and i)
-        prompt = Prompt(tokens, boundaries=marks, generation=len(tokens) - 3, head=marks[0])
+        prompt = Prompt(tokens, boundaries=marks, generation=len(tokens) - 3, system_end=marks[0])
         self.scheduler.add(Submit(name, prompt, GREEDY, 80, sink, session=name[0]))
 
     def run(self, steps: int = 10_000) -> None:

@@ -141,7 +141,7 @@ class Server:
         tokens = self.oracle.prompt(messages)
         request = Request(str(len(self.requests)), messages, tokens, f"{expected_truth(tokens)}\n{' the' * filler}")
         marks = tuple(place for place, token in enumerate(tokens) if token == START and place)
-        prompt = Prompt(tuple(tokens), boundaries=marks, generation=len(tokens) - 3, head=marks[0])
+        prompt = Prompt(tuple(tokens), boundaries=marks, generation=len(tokens) - 3, system_end=marks[0])
         self.requests.append(request)
         self.scheduler.add(Submit(request.name, prompt, GREEDY, 200, request.sink, session=request.name))
         return request

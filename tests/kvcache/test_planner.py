@@ -44,7 +44,7 @@ def test_ghosts_are_seen_and_what_is_on_disk_counts() -> None:
 
 
 def test_no_pause_beyond_the_last_token_or_before_the_start() -> None:
-    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 99), head=10, generation=100)
+    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 99), system_end=10, generation=100)
     empty = fake_tree().walk(array(RUN))
     assert stops(prompt, empty, 10, recent=8, grid=1000) == (40, 99)
     assert stops(prompt, empty, 99, recent=8, grid=1000) == ()
@@ -52,7 +52,7 @@ def test_no_pause_beyond_the_last_token_or_before_the_start() -> None:
 
 
 def test_no_recent_boundaries_leaves_head_and_grid() -> None:
-    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 70), head=10, generation=90)
+    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 70), system_end=10, generation=90)
     assert stops(prompt, fake_tree().walk(array(RUN)), 0, recent=0, grid=50) == (10, 40, 90)
 
 
@@ -88,7 +88,7 @@ def test_gaps_are_no_wider_than_the_grid() -> None:
 
 
 def test_a_system_text_has_a_grid_of_its_own() -> None:
-    prompt = Prompt(tuple(RUN), boundaries=(40, 70), head=40, generation=95)
+    prompt = Prompt(tuple(RUN), boundaries=(40, 70), system_end=40, generation=95)
     empty = fake_tree().walk(array([1]))
     assert stops(prompt, empty, 0, recent=8, grid=1000, head_grid=15) == (15, 30, 40, 70, 95)
     assert stops(prompt, empty, 35, recent=8, grid=1000, head_grid=15) == (40, 70, 95)

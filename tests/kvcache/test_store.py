@@ -140,7 +140,7 @@ def test_states_of_an_answer_are_checkpoints_inside_of_it() -> None:
 def test_pauses_stand_at_boundaries_and_partings() -> None:
     store = store_of(hybrid=True, checkpoints_recent=2, checkpoint_grid=1000)
     tokens = run(0, 100)
-    prompt = Prompt(tuple(tokens), boundaries=(10, 30, 50, 80), head=20, transient=90, generation=95)
+    prompt = Prompt(tuple(tokens), boundaries=(10, 30, 50, 80), system_end=20, transient=90, generation=95)
     assert store.stops(prompt, 0) == (20, 50, 80, 90, 95)
     assert store.stops(prompt, 50) == (80, 90, 95)
     assert store_of().stops(prompt, 0) == ()
@@ -153,7 +153,7 @@ def test_pauses_stand_at_boundaries_and_partings() -> None:
 
 def test_grid_gaps_are_filled_at_message_boundaries() -> None:
     store = store_of(hybrid=True, checkpoints_recent=1, checkpoint_grid=100)
-    prompt = Prompt(tuple(run(0, 500)), boundaries=(60, 90, 150, 420), head=20, generation=495)
+    prompt = Prompt(tuple(run(0, 500)), boundaries=(60, 90, 150, 420), system_end=20, generation=495)
     assert store.stops(prompt, 0) == (20, 90, 150, 250, 350, 420, 495)
 
 
@@ -325,12 +325,12 @@ def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
     for n in range(12):
         clock.now += 1
         tokens = tuple(system + random_tokens(200, seed=n + 1))
-        prompt = Prompt(tokens, boundaries=(500, 600), head=500, generation=700)
+        prompt = Prompt(tokens, boundaries=(500, 600), system_end=500, generation=700)
         plan = store.lookup(tokens)
         assert n == 0 or plan.length == 500
         start = store.restore(tokens, plan).length
         for stop in store.stops(prompt, start):
-            put(store, list(tokens[:stop]), hybrid=True, session=str(n), system_end=stop == prompt.head)
+            put(store, list(tokens[:stop]), hybrid=True, session=str(n), system_end=stop == prompt.system_end)
         put(store, list(tokens), hybrid=True, session=str(n))
 
 
@@ -339,7 +339,7 @@ def test_another_agent_of_the_same_client_computes_its_difference() -> None:
     head, parting = random_tokens(4000), 1000
     store = store_of(hybrid=True)
     put(store, random_tokens(2, seed=1), hybrid=True)  # what a token takes is known
-    prompt = Prompt(tuple(head + random_tokens(200, seed=2)), boundaries=(4000,), head=4000, generation=4195)
+    prompt = Prompt(tuple(head + random_tokens(200, seed=2)), boundaries=(4000,), system_end=4000, generation=4195)
     for stop in store.stops(prompt, 0):
         put(store, list(prompt.tokens[:stop]), hybrid=True, session="main", system_end=stop == 4000, answered=False)
     put(store, list(prompt.tokens), hybrid=True, session="main")

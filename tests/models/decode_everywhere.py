@@ -90,7 +90,7 @@ class Engine:
             self._count += 1
             sink = _Sink()
             inside = tuple(place for place in boundaries if place < len(prompt))
-            tokens = Prompt(tuple(prompt), boundaries=inside, head=boundaries[0], generation=len(prompt))
+            tokens = Prompt(tuple(prompt), boundaries=inside, system_end=boundaries[0], generation=len(prompt))
             work = Submit(str(self._count), tokens, Sampling(temperature=0), ANSWER, sink)
             self._runtime.scheduler.add(work)
             sinks.append(sink)

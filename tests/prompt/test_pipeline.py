@@ -198,7 +198,7 @@ def test_boundaries_are_message_starts(family):
     assert any("Hi." in text and "And now" not in text for text in before), before
     assert not any(text.endswith(("H", "Hi", "And", "You")) for text in before)
     if family != "gemma":  # its system text is part of the first user message
-        head = tokenizer.decode(prompt.tokens[: prompt.head])
+        head = tokenizer.decode(prompt.tokens[: prompt.system_end])
         assert "Hello" not in head and ("Be brief." in head or family == "mistral")
     assert "And now?" in tokenizer.decode(prompt.tokens[: prompt.generation])
 

@@ -178,7 +178,7 @@ def numbers(pipe: Pipeline, messages: list[Message], **who: str) -> tuple[object
         prepared.rendering.taken,
         prepared.notes,
         prepared.prompt.tokens,
-        prepared.prompt.head,
+        prepared.prompt.system_end,
     )
 
 
@@ -352,7 +352,7 @@ def test_what_was_sent_is_not_new_though_it_was_never_answered():
     pipe.sent(first)
     assert pipe.prepare(request(talk), thinking=True).new == 0
     other = pipe.prepare(request([talk[0], Message("user", "Stop")]), thinking=True)
-    assert 8 <= other.new <= len(other.prompt.tokens) - first.prompt.head
+    assert 8 <= other.new <= len(other.prompt.tokens) - first.prompt.system_end
     assert pipe.prepare(request(talk, owner="b"), thinking=True).new == len(first.prompt.tokens)
     raw = pipe.prepare(request([], prompt="one two three " * 99), thinking=False)
     pipe.sent(raw)

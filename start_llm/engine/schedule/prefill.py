@@ -85,7 +85,7 @@ class Prefill:
         """Stores what the job's prefill has computed so far."""
         at = job.prefill
         if at.cache is not None:
-            at_system_end = at.position == job.work.prompt.head
+            at_system_end = at.position == job.work.prompt.system_end
             about = StoredEnd(checkpoint=checkpoint, system_end=at_system_end, answered=False)
             self.store(job, job.tokens[: at.position], at.cache, about)
 
