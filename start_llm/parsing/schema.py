@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import SchemaError, UnknownType
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from start_llm.core.jsontext import finite, too_much_to_read
 from start_llm.parsing.schema_form import pointed
 
 ANY: Mapping[str, Any] = {}
 STEPS = 20_000
-"""Keywords that are looked at for one request's tool, all values together; a second's work. After that all is valid."""
+"""Schemas that are looked at for one request's tool, all values together; after that all is valid."""
+_MOST_DEPTH = 64
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _TYPE_NAMES = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (Mapping, "object"))
-
-
-class _TooMuch(Exception):
-    """A schema takes too many steps: references that branch can make any number of them out of a few lines."""
-
-
-_CANNOT_BE_APPLIED = (
-    *(_TooMuch, RecursionError, SchemaError, UnknownType, Unresolvable),
-    *(AttributeError, TypeError, LookupError, ValueError, ArithmeticError),
-)
-"""All that jsonschema raises for a schema with parts of the wrong kind, which it does not check before it uses them."""
 
 
 @dataclass(slots=True)
@@ -42,37 +26,6 @@ class Root:
     schema: Mapping[str, Any]
     types: dict[int, frozenset[str]] = field(default_factory=dict)
     steps: int = STEPS
-
-
-_NOWHERE: Registry[Any] = Registry()
-"""jsonschema's own registry fetches what a ``$ref`` names, from the network or the disk."""
-_applied: ContextVar[Root] = ContextVar("_applied")
-"""The schema that is being applied: jsonschema has no place to hand it through."""
-_PATTERNS = frozenset({"pattern", "patternProperties", "unevaluatedProperties"})
-"""Not looked at: they say nothing of types, and Python's `re` can take for ever over a pattern that a client chose."""
-
-
-def _counting(name: str, keyword: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        _applied.get().steps -= 1
-        if _applied.get().steps < 0:
-            raise _TooMuch
-        if name == "additionalProperties" and "patternProperties" in schema:
-            return None
-        return keyword(validator, value, instance, schema)
-
-    return counted
-
-
-_Validator = validators.create(
-    meta_schema=Draft202012Validator.META_SCHEMA,
-    validators={
-        name: _counting(name, keyword)
-        for name, keyword in Draft202012Validator.VALIDATORS.items()
-        if name not in _PATTERNS
-    },
-    type_checker=Draft202012Validator.TYPE_CHECKER,
-)
 
 
 class Schema:
@@ -152,14 +105,40 @@ class Schema:
         found = (part.schema["items"] for part in self._parts() if isinstance(part.schema.get("items"), Mapping))
         return Schema(next(found, ANY), self._root)
 
-    def valid(self, value: Any) -> bool:
-        """Whether `value` satisfies the schema; a schema that cannot be applied accepts everything."""
-        _applied.set(self._root)
-        try:
-            validator = _Validator(dict(self._root.schema), registry=_NOWHERE)
-            return bool(validator.evolve(schema=dict(self.schema)).is_valid(value))
-        except _CANNOT_BE_APPLIED:
+    def valid(self, value: Any, depth: int = 0) -> bool:
+        """Whether `value` and its parts have a type that the schema allows, and are among the values that it lists.
+
+        Bounds, lengths and patterns are not looked at: another type does not help against them.
+        """
+        self._root.steps -= 1
+        if depth > _MOST_DEPTH or self._root.steps < 0:
             return True
+        whole = isinstance(value, float) and value.is_integer() and self.allows("integer")
+        if not (whole or self.allows(type_name(value))) or not self._is_listed(value):
+            return False
+        for word, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+            branches = list(self._branches(word))
+            if branches and not enough(branch.valid(value, depth + 1) for branch in branches):
+                return False
+        if isinstance(value, dict):
+            return self._has_members(value, depth)
+        items = self.schema.get("items")
+        return not isinstance(value, list) or all(Schema(items, self._root).valid(part, depth + 1) for part in value)
+
+    def _is_listed(self, value: Any) -> bool:
+        listed = self.schema.get("enum")
+        options = [self.schema["const"]] if "const" in self.schema else listed if isinstance(listed, list) else [value]
+        return dump(value) in map(dump, options)
+
+    def _has_members(self, value: dict[str, Any], depth: int) -> bool:
+        members, required = self.schema.get("properties"), self.schema.get("required")
+        known: Mapping[str, Any] = members if isinstance(members, Mapping) else ANY
+        others = self.schema.get("additionalProperties")
+        if isinstance(required, list) and any(name not in value for name in required):
+            return False
+        if others is False and "patternProperties" not in self.schema and not value.keys() <= known.keys():
+            return False
+        return all(Schema(known.get(key, others), self._root).valid(part, depth + 1) for key, part in value.items())
 
     def coerce(self, value: Any) -> Any:
         """`value` in a type that the schema allows, if there is an obvious one; else as it is."""

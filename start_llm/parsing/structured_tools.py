@@ -19,10 +19,12 @@ from llguidance import regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
+from start_llm.parsing.schema import Root
+from start_llm.parsing.schema import Schema as ToolSchema
 from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
 
-MOST_BRANCHES = 1_000  # of a parameter's schema that are looked at for whether it may be a string
+_OF_OTHERS = {"properties", "items", "required", "minimum", "maximum", "allOf"}  # no schema of a text has these
 ANY_TEXT = "(?s:.*)"
 
 
@@ -231,7 +233,8 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
     schema = _resolve(schema, call.schema)
     if "const" in schema or "enum" in schema:
         return f"{_one_of(schema)} {lark.marker(end)}"
-    if not _may_be_text(schema, call.schema):
+    found = ToolSchema(schema, Root(call.schema))
+    if not found.allows("string") or (not found.types and not _OF_OTHERS.isdisjoint(schema)):
         return f"{_json(call, schema, path)} {lark.marker(end)}"
     text = _text_terminals(call, schema, path)
     name = prefix.upper() + "_TEXT"
@@ -270,27 +273,6 @@ def _resolve(schema: Any, root: Schema) -> Schema:
         found = pointed(root, target)
         schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}} if isinstance(found, dict) else {}
     return {}
-
-
-def _may_be_text(schema: Schema, root: Schema) -> bool:
-    """Whether a string is among what it allows. One whose references lead back to it may be text."""
-    waiting: list[Any] = [schema]
-    for _ in range(MOST_BRANCHES):
-        if not waiting:
-            return False
-        found = _resolve(waiting.pop(), root)
-        kind = found.get("type")
-        branches = [*found.get("anyOf", []), *found.get("oneOf", [])]
-        if kind is not None:
-            text = kind == "string" or (isinstance(kind, list) and "string" in kind)
-        elif branches:
-            text = False
-            waiting += branches
-        else:
-            text = not {"properties", "items", "required", "minimum", "maximum", "allOf"} & found.keys()
-        if text:
-            return True
-    return True
 
 
 def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:
