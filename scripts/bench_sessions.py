@@ -307,7 +307,8 @@ def replay_ours(
         about = StoredEnd(session=request.conversation, seconds_per_token=1 / device.prefill)
         for place in store.stops(prompt, found.length):
             model.prefill(found.cache, place)
-            store.put(tokens[:place], found.cache, replace(about, system_end=place == prompt.system_end, answered=False))
+            at_end = place == prompt.system_end
+            store.put(tokens[:place], found.cache, replace(about, system_end=at_end, answered=False))
         model.prefill(found.cache, len(tokens))
         store.put(prompt.tokens, found.cache, replace(about, calls=request.calls))
         store.take_back(found.cache)

@@ -68,18 +68,17 @@ def diff(old: str, new: str) -> list[str] | None:
 
 def withdraws(old: str, new: str) -> bool:
     """Whether a sentence of `old` is gone and nothing came in its place: a model reads it where it stands, whatever a
-    note says. A line that has a name is told without its value, and so many lines at once are a mode's instructions."""
+    note says. A line that has a name is told without its value. So many lines at once are another mode's instructions.
+    """
     before, after = old.split("\n"), new.split("\n")
-    still = _still(after)
-    runs = (
-        run
-        for _, gone, came in _hunks(before, after) or ()
-        for is_moved, run in _by_whether_moved(gone, still, as_block=True)
-        if not came and not is_moved
-    )
-    sentences = [line for run in runs for line in run if _SENTENCE.match(line)]
+    still, hunks = _still(after), _hunks(before, after) or []
+    if sum(max(len(gone), len(came)) for _, gone, came in hunks) >= _ELIDE:
+        return False
+    runs = (_by_whether_moved(gone, still, as_block=True) for _, gone, came in hunks if not came)
+    lines = (line for parts in runs for is_moved, run in parts if not is_moved for line in run)
+    sentences = [line for line in lines if _SENTENCE.match(line)]
     told = _told(before, after) if sentences else {}
-    return 0 < sum(told[line] == line for line in sentences) < _ELIDE
+    return any(told[line] == line for line in sentences)
 
 
 def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:
