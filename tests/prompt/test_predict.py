@@ -145,7 +145,8 @@ def test_a_head_that_is_sent_otherwise_than_shown_is_guessed_when_it_stays() -> 
     guess = head_guessed(client, head, block)
     assert guess is not None
     text = model(client.family)[1].decode(guess.tokens)
-    assert "Branch: dev" in text and "It is Monday." in text and "Go." not in text and guess.head < len(guess.tokens)
+    assert "Branch: dev" in text and "It is Monday." in text and "Go." not in text
+    assert guess.system_end < len(guess.tokens)
     # Behind a summary all of it is there.
     summary = [Message("system", head), Message("user", f"{block}What was said: much.")]
     asked = client.pipe.prepare(request(summary, client.tools), thinking=True)
