@@ -18,7 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NoReturn
@@ -55,14 +55,8 @@ class RankGroup(Ranks, ABC):
         self._shared_sampler = lru_cache(MOST_SAMPLERS)(lambda sampler: _LeadersSampler(sampler, self._group))
 
     @abstractmethod
-    def agree(self, value: Any) -> Any: ...
-
-    @abstractmethod
     def confirm(self, digest: int) -> None:
         """All ranks are here, with this digest. Rank 0 waits for the others; they do not wait."""
-
-    @abstractmethod
-    def loaded(self) -> None: ...
 
     @abstractmethod
     def fail(self, why: str) -> NoReturn:
@@ -89,9 +83,10 @@ class RankGroup(Ranks, ABC):
     def connect(self, usable: int) -> int:
         """The thread that calls this is the model thread."""
         self._thread = threading.get_ident()
-        self._meet()  # rank 0 may have fetched the model first
-        self._reach_neighbour()
-        self._meet()  # nobody asks for neighbours any more: the ring takes who connects to these ports
+        try:
+            self._reach_neighbour()
+        except OSError as error:
+            self.fail(f"The ring cannot be made: {error}.")
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump([[address] for address in self.addresses], file)
             file.flush()
@@ -128,16 +123,17 @@ class RankGroup(Ranks, ABC):
         self.agree(0)
 
     def _reach_neighbour(self) -> None:
-        """Fails if the machine of the next rank of the ring cannot be reached."""
+        """Connects to the next rank of the ring, at the port at which the ring will. Raises OSError in words."""
         rank = (self.rank + 1) % self.size
-        host, _, port = self.addresses[rank].rpartition(":")
-        try:
-            # Its machine refuses the call: nobody listens at that port before the ring is made.
-            with suppress(ConnectionRefusedError):
-                socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-        except OSError as error:
-            where = f"rank {rank} ({self.addresses[rank]}) cannot be reached from rank {self.rank}"
-            self.fail(f"The ring cannot be made: {where}: {error}.")
+        (here, _, own), (there, _, port) = (self.addresses[each].rpartition(":") for each in (self.rank, rank))
+        with socket.create_server((here, int(own))):  # the system takes calls; nobody need read them
+            self._meet()  # all listen; rank 0 may have fetched the model first
+            try:
+                socket.create_connection((there, int(port)), timeout=REACH_SECONDS).close()
+            except OSError as error:
+                where = f"rank {rank} ({self.addresses[rank]}) cannot be reached from rank {self.rank}"
+                raise OSError(f"{where}: {error}") from None
+            self._meet()  # nobody calls any more: the ring takes who connects to these ports
 
     def _check_ring(self) -> None:
         """Fails if a stranger was quicker than a rank: the ring takes who comes first, and asks for no key."""
