@@ -16,6 +16,7 @@ import start_llm
 from start_llm.app import App
 from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import Settings
+from start_llm.host.processes import wait_until
 from start_llm.launch.chat import Answer, ask
 from start_llm.launch.conversation import Message
 from start_llm.models.device import inspect_device
@@ -26,7 +27,7 @@ WORDS = (
     "the server reads a file and tells which line of it holds the name that was asked for in the last turn red green "
     "blue one two three north south east west river stone paper house garden window letter"
 )
-CALL_SECONDS = 60.0
+WEIGHTS_SECONDS, CALL_SECONDS = 120.0, 60.0
 _LIBRARIES = ("mlx", "mlx-lm", "transformers")
 
 
@@ -97,6 +98,8 @@ def own_server(settings: Settings, folder: Path, **changes: object) -> Iterator[
     app = App(settings.model_copy(update=own | {"api_key": None, "enable_request_logging": False} | changes))
     try:
         app.start()
+        if "kv_disk_dir" in changes:  # nothing is written before all bytes of the weights are known
+            wait_until(lambda: figures(app).get("kv_disk_paused") == 0, WEIGHTS_SECONDS)
         card = app.service.models()[0]
         yield app, Endpoint(url=app.url, key="none", model=card.id, context=card.context, answer=1024)
     finally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,14 +29,14 @@ from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import LanguageAlone, VisionModel
 from start_llm.files.lru import Lru
 from start_llm.host.home import command
-from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVListener
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.catalog import name_of
 from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, read_config
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
-from start_llm.models.fingerprint import fingerprint, lasting, stamps_of, tokenizer_key
+from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
 from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model, load_steps
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.recommended import published_head
@@ -239,7 +239,11 @@ class Assembly:
         folder = settings.disk_dir
         if folder is None:
             return None
-        disk = DiskTier(folder, lasting(loaded.fingerprint, loaded.stamps), self._disk_bytes(settings))
+        weights = WeightsDigest(loaded.stamps, folder)
+        whose: str | Identify = partial(_identified, loaded.fingerprint, weights)
+        if weights.value:
+            whose = f"{loaded.fingerprint} {weights.value}"
+        disk = DiskTier(folder, whose, self._disk_bytes(settings))
         if not disk.ready:
             self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
         return disk
@@ -247,6 +251,11 @@ class Assembly:
     def _disk_bytes(self, settings: Settings) -> int:
         folder, limit = settings.disk_dir, settings.kv_disk_bytes
         return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
+
+
+def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
+    found = weights.compute(is_over)
+    return f"{fingerprint} {found}" if found else ""
 
 
 def _check_vocabulary(loaded: LoadedModel, folder: Path) -> None:

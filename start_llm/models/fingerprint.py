@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from start_llm.files.atomic import write_atomic
 from start_llm.models.checkpoint import INDEX, safetensors_header
 
 _ENDS_BYTES = 1 << 20
 _TENSOR_BYTES = 4096
+_READ_BYTES = 8 << 20
+LITTLE_BYTES = 64 << 20
+"""Weights of so many bytes are read at once: that takes a twentieth of a second."""
 _MOST_TENSORS = 4096
 _WHOLE = frozenset({".json", ".jinja", ".py", ".model", ".txt"})
 _SMALL = _WHOLE | {".tiktoken", ".jsonl"}
@@ -36,7 +42,7 @@ def fingerprint(folder: Path, *, extra: str = "") -> str:
 
     The weights are sampled: the header, the size, the first and the last MiB of each file, and both ends of each
     tensor. A fine-tuned copy may differ from its base in a few layers only, which lie anywhere. What outlives the
-    process needs `lasting`.
+    process needs `WeightsDigest`, too.
 
     Raises OSError.
     """
@@ -82,7 +88,45 @@ def _stamp(path: Path) -> tuple[str, int, int, int, int, int]:
     return str(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def lasting(fingerprint: str, stamps: Stamps) -> str:
-    """Identifies KV that outlives the process. Samples do not show a row that was mended in the middle of a tensor, but
-    no program writes into a file without another time of its inode. A copy begins anew."""
-    return f"{fingerprint} {sorted((Path(path).name, *rest) for path, _, _, *rest in stamps)}"
+class WeightsDigest:
+    """SHA-256 of every byte of weights. Samples do not show a row that was mended in the middle of a tensor.
+
+    Reading 16 GB takes many seconds, so it is done once: the digest is kept in a file that the stamps name.
+
+    Args:
+        stamps: of the files, as they were before they were loaded.
+        folder: of the kept digests; made with mode 0700 if it is missing.
+
+    Attributes:
+        value: the digest in hex; empty: not known yet.
+    """
+
+    def __init__(self, stamps: Stamps, folder: Path) -> None:
+        self._stamps = stamps
+        self._kept = folder / f"weights-{hashlib.sha256(repr(sorted(stamps)).encode()).hexdigest()[:32]}"
+        self.value = ""
+        with suppress(OSError, ValueError):
+            kept = self._kept.read_text("ascii")
+            self.value = kept if re.fullmatch("[0-9a-f]{64}", kept) else ""
+        if not self.value and sum(stamp[3] for stamp in stamps) <= LITTLE_BYTES:
+            with suppress(OSError):
+                self.compute()
+
+    def compute(self, is_over: Callable[[], bool] = lambda: False) -> str:
+        """Reads all bytes; empty once `is_over`. Raises OSError: they cannot be read, or are others by now."""
+        files = list[tuple[str, str]]()
+        for stamp in self._stamps:
+            path, digest = Path(stamp[0]), hashlib.sha256()
+            with path.open("rb", buffering=0) as file:
+                while data := file.read(_READ_BYTES):
+                    if is_over():
+                        return ""
+                    digest.update(data)
+            if _stamp(path) != stamp:
+                raise OSError(f"{path.name} was changed since it was loaded")
+            files.append((path.name, digest.hexdigest()))
+        self.value = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
+        with suppress(OSError):  # then it is read again at the next start
+            self._kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomic(self._kept, self.value)
+        return self.value

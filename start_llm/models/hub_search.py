@@ -46,12 +46,18 @@ class HubModel:
 def search_hub(words: str) -> list[HubModel]:
     """Models for MLX whose names hold the words, those that are fetched most first. Raises PullError."""
     reach_hub(f"What a hub has for {words!r}")
-    wanted: dict[str, str | int] = {"search": words, "filter": "mlx", "sort": "downloads", "direction": -1}
-    wanted["limit"] = MOST
-    about: dict[str, Any] = {"headers": build_hf_headers(), "timeout": TIMEOUT_SECONDS, "follow_redirects": True}
-    with httpx.Client(base_url=constants.ENDPOINT, **about) as client:
+    wanted: dict[str, str | int | list[str]] = {
+        "search": words,
+        "filter": "mlx",
+        "sort": "downloads",
+        "direction": -1,
+        "limit": MOST,
+    }
+    wanted["expand"] = ["downloads", "safetensors"]
+    with httpx.Client(base_url=constants.ENDPOINT, headers=build_hf_headers(), timeout=TIMEOUT_SECONDS) as client:
+        client.follow_redirects = True
         try:
-            answer = client.get("/api/models", params={**wanted, "expand": ["downloads", "safetensors"]})
+            answer = client.get("/api/models", params=wanted)
             answer.raise_for_status()
             rows = parse_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:

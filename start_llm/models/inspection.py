@@ -27,7 +27,7 @@ from start_llm.core.settings import Settings
 from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.checkpoint import CheckpointError, check_source, library_of, read_config
-from start_llm.models.fingerprint import lasting, stamps_of, tokenizer_key
+from start_llm.models.fingerprint import stamps_of, tokenizer_key
 from start_llm.models.probe_table import PROBES, decode, keep_probe, probe_key, read_probe
 
 MOST_BYTES = 4 << 30
@@ -53,8 +53,8 @@ def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult |
     if config.get("model_file"):
         return None
     vision = settings.vision != "off" and settings.kv_bits is None
-    read = lasting(tokenizer_key(folder), stamps_of(folder))  # all that the child reads
-    table, key = settings.cache_dir / PROBES, probe_key(f"inspected {vision} {read}")
+    read = f"inspected {vision} {tokenizer_key(folder)} {sorted(stamps_of(folder))}"  # all that the child reads
+    table, key = settings.cache_dir / PROBES, probe_key(read)
     known = read_probe(table, key)
     if known is None:
         known = _inspect(source, folder, vision, MOST_SECONDS)

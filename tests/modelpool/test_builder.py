@@ -97,12 +97,13 @@ def leaves_nothing(builder: ModelBuilder, before: set[threading.Thread]) -> None
     assert "GiB in" in loads_and_closes(builder), "the folder of its KV is still taken"
 
 
-def test_kv_on_disk_is_of_these_very_weights(
-    builder: ModelBuilder, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("little", [0, 1 << 30])  # all bytes are read in the background, or at once
+def test_kv_on_disk_is_of_every_byte_of_the_weights(
+    builder: ModelBuilder, model: Path, tmp_path: Path, little: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two copies differ in a value that the samples do not show, as they do not show all of larger tensors."""
-    for name in ("_ENDS_BYTES", "_TENSOR_BYTES"):
-        monkeypatch.setattr(f"start_llm.models.fingerprint.{name}", 4)
+    for name, value in {"LITTLE_BYTES": little, "_ENDS_BYTES": 4, "_TENSOR_BYTES": 4}.items():
+        monkeypatch.setattr(f"start_llm.models.fingerprint.{name}", value)
     mended = Path(shutil.copytree(model, tmp_path / "mended"))
     file = next(mended.glob("*.safetensors"))
     header = safetensors_header(file)

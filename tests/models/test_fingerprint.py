@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from start_llm.models.fingerprint import fingerprint, lasting, stamps_of
+from start_llm.models import fingerprint as module
+from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of
 
 NAMES = [f"model.layers.{number}.weight" for number in range(10)]
 SHAPE = (512, 256)  # ten of them are 5 MiB
@@ -52,20 +53,25 @@ def test_a_file_without_a_sound_header_has_a_fingerprint_too(tmp_path: Path, hea
     assert fingerprint(tmp_path) != fingerprint(tmp_path.parent)
 
 
-def test_what_lasts_is_of_every_change(tmp_path: Path) -> None:
+def test_a_digest_is_of_every_byte_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a file is written in place and its time of change is set back."""
-    base = checkpoint(tmp_path / "base")
+    base, kept = checkpoint(tmp_path / "base"), tmp_path / "kept"
     file = base / "model.safetensors"
-    about, chance = file.stat(), random.Random(7)
-    found = {lasting("it", stamps_of(base))}
-    for place in chance.sample(range(4096, about.st_size - 1), 10):
+    monkeypatch.setattr(module, "LITTLE_BYTES", 0)
+    assert WeightsDigest(stamps_of(base), kept).value == ""
+    found, about, chance = {WeightsDigest(stamps_of(base), kept).compute()}, file.stat(), random.Random(7)
+    for place in (about.st_size - 1, *chance.sample(range(4096, about.st_size - 1), 50)):
         with file.open("r+b") as stream:
             stream.seek(place)
             stream.write(b"\x01")
-        before = file.stat().st_ctime_ns
-        while file.stat().st_ctime_ns == before:  # its clock ticks some hundred times a second
-            os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-        found.add(lasting("it", stamps_of(base)))
-    assert len(found) == 11
-    base.rename(tmp_path / "other")
-    assert lasting("it", stamps_of(tmp_path / "other")) in found, "a folder of another name has the same files"
+        os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+        stamps = stamps_of(base)
+        assert WeightsDigest(stamps, kept).value == "", place
+        found.add(WeightsDigest(stamps, kept).compute())
+    assert len(found) == 52
+    shutil.copytree(base, tmp_path / "copy")
+    assert WeightsDigest(stamps_of(tmp_path / "copy"), kept).compute() == WeightsDigest(stamps, kept).value
+    assert WeightsDigest(stamps, kept).compute(lambda: True) == ""
+    file.touch()
+    with pytest.raises(OSError, match="was changed"):
+        WeightsDigest(stamps, kept).compute()

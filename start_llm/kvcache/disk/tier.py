@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 Buffers = dict[str, np.ndarray[Any, Any]]
 
+Identify = Callable[[Callable[[], bool]], str]
+"""Finds out the fingerprint on the disk thread; empty once its argument says that nobody waits. Raises OSError."""
 RETRY_SECONDS = 10.0
 
 
@@ -40,7 +43,8 @@ class DiskTier:
 
     Args:
         folder: made with mode 0700 if it is missing; ``None``: nothing is kept, and the tier is never ready.
-        fingerprint: what the KV depends on (weights, quantisation, tokenizer, mlx-lm version).
+        fingerprint: what the KV depends on (weights, quantisation, tokenizer, mlx-lm version), or what finds that out;
+            the tier pauses until then.
         max_bytes: most bytes of files; other models' folders give way first.
         queue_bytes: most bytes waiting to be written.
 
@@ -52,13 +56,14 @@ class DiskTier:
     def __init__(
         self,
         folder: Path | None,
-        fingerprint: str = "",
+        fingerprint: str | Identify = "",
         max_bytes: int = 0,
         *,
         queue_bytes: int = 512 << 20,
         retry_seconds: float | None = None,
     ) -> None:
-        self._place, self._fingerprint, self._max_bytes = folder, fingerprint, max_bytes
+        self._place, self._max_bytes = folder, max_bytes
+        self._fingerprint = fingerprint if isinstance(fingerprint, str) else ""
         self._most_waiting = queue_bytes
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
@@ -71,11 +76,15 @@ class DiskTier:
         self.detail = ""
         self._next_try = 0.0
         self._closed = folder is None
-        self._abandoned = False
+        self._closing = self._abandoned = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
         if folder is not None:
-            self._try_open()
+            if isinstance(fingerprint, str):
+                self._try_open()
+            else:
+                self.detail, self._next_try = "all bytes of the weights are read, once", math.inf
+                self._tasks.put(lambda: self._identify(fingerprint))
             self._thread.start()
 
     # --- for the model thread ----------------------------------------------
@@ -155,6 +164,7 @@ class DiskTier:
         """Writes what is queued, for at most `timeout` seconds, and lets go of the folder."""
         if self._closed:
             return
+        self._closing = True
         self._abandoned = not self.flush(timeout)
         self._closed = True
         self._tasks.put(None)
@@ -191,6 +201,18 @@ class DiskTier:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+
+    def _identify(self, find: Identify) -> None:
+        """Nothing is read or written before it is known whose it is; never, if that cannot be found out."""
+        try:
+            self._fingerprint = find(lambda: self._closing)
+        except OSError as error:
+            log.warning("KV stays in memory only: %s", error)
+            self.detail = str(error)
+            return
+        if self._fingerprint:
+            self._next_try = 0.0
+            self._try_open()
 
     def _try_open(self) -> None:
         """Opens the folder, where it is not open."""

@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -60,6 +63,31 @@ def test_written_and_found_again(tmp_path: Path) -> None:
     rebuilt = again.read(checkpoint)
     assert rebuilt is not None and rebuilt[0]["state"].dtype == np.uint16 and rebuilt[1] == "of a state"
     again.close()
+
+
+def test_while_nobody_knows_whose_kv_it_is_nothing_is_kept(tmp_path: Path) -> None:
+    first = DiskTier(tmp_path, "model", MAX)
+    name = write(first, 1)
+    first.close()
+    known = threading.Event()
+    tier = DiskTier(tmp_path, lambda is_over: "model" if known.wait(60) else "", MAX, retry_seconds=0.01)
+    assert not tier.ready and tier.contents() == [] and tier.read(name) is None and "weights" in tier.detail
+    known.set()
+    until(lambda: tier.ready, "the tier does not open")
+    assert names(tier) == [name] and tier.read(name) is not None
+    tier.close()
+
+    def is_given_up(is_over: Callable[[], bool]) -> str:
+        until(is_over, "nobody says that it is over")
+        return ""
+
+    never = DiskTier(tmp_path, is_given_up, MAX)
+    never.close()
+    lost = DiskTier(tmp_path, Mock(side_effect=OSError("it was changed")), MAX, retry_seconds=0.01)
+    until(lambda: lost.detail == "it was changed", "why is not told")
+    lost.flush()
+    assert not lost.ready and not never.ready and len(list(tmp_path.iterdir())) == 1
+    lost.close()
 
 
 def test_modes(tmp_path: Path) -> None:
