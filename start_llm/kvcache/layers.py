@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -378,10 +378,19 @@ def eval_and_free(*arrays: Any) -> None:
 
 
 def _checkpoint(states: Sequence[Any]) -> Checkpoint:
-    """Evaluates them."""
-    made, own = Checkpoint(tuple(states), 0), _arrays(states)
-    mx.eval(own, [piece.arrays for piece in made.pieces()])
-    return replace(made, own_bytes=sum(a.nbytes for a in own), own_arrays=len(own))
+    """Evaluates them. Arrays of one type become parts of one: each array is a buffer of the device, and of small states
+    there are so many that the device's number of buffers is reached long before its memory is full."""
+    parts: dict[int, Any] = {}
+    own = _arrays(states)
+    types = {a.dtype: [one for one in own if one.dtype == a.dtype] for a in own}
+    for alike in types.values():
+        ends = list(accumulate(a.size for a in alike))
+        cut = mx.split(mx.concatenate([a.reshape(-1) for a in alike]), ends[:-1])
+        parts |= {id(a): part.reshape(a.shape) for a, part in zip(alike, cut, strict=True)}
+    packed = tree_map(lambda leaf: parts.get(id(leaf), leaf), list(states))
+    made = Checkpoint(tuple(packed), sum(a.nbytes for a in own), len(types))
+    mx.eval(_arrays(packed), [piece.arrays for piece in made.pieces()])
+    return made
 
 
 def _kept(leaf: Any, before: Any) -> Any:
