@@ -30,7 +30,8 @@ _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their 
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
 TAG = re.compile(r"^</?[\w-]+>$")
-_SENTENCE = re.compile(r"(?:.*?\w\W+){2}.*[.!?。！？][\"'`)*_]*\s*$")  # three words and a full stop
+# three words and a full stop; possessive, as what is tried again takes the cube of a line's length
+_SENTENCE = re.compile(r"(?=\W*+(?:\w++\W++){2}\w).*[.!?。！？][\"'`)*_]*+\s*+$")
 
 
 def diff(old: str, new: str) -> list[str] | None:

@@ -65,6 +65,7 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
         ("Be kind.\nOn branch main\n M x.py\n1a2b3c Add a parser", "Be kind.", False),  # no sentences
         ("Be kind.\n# The rules of it", "Be kind.", False),
         ("Be kind.\n" + "\n".join(f"Rule {n} is to be kept." for n in range(13)), "Be kind.", False),  # a mode
+        ("Be kind.\n" + "a. " * 20_000 + "x", "Be kind.", False),  # looked at once, or it would take for ever
     ],
 )
 def test_a_sentence_that_is_gone_cannot_be_told(old: str, new: str, is_withdrawn: bool):
