@@ -93,7 +93,14 @@ class Schema:
             members = part.schema.get("properties")
             if isinstance(members, Mapping) and key in members:
                 return Schema(members[key], self._root)
-        return Schema(self.schema.get("additionalProperties"), self._root)
+        return self._other_members
+
+    @property
+    def _other_members(self) -> Schema:
+        """Of members without a name; where there are patterns, any: nobody looks which of them a name fits."""
+        return Schema(
+            ANY if "patternProperties" in self.schema else self.schema.get("additionalProperties"), self._root
+        )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -102,8 +109,10 @@ class Schema:
 
     @property
     def items(self) -> Schema:
-        found = (part.schema["items"] for part in self._parts() if isinstance(part.schema.get("items"), Mapping))
-        return Schema(next(found, ANY), self._root)
+        """Of a list's values; any where the first ones have schemas of their own (``prefixItems``)."""
+        parts = [part.schema for part in self._parts()]
+        found = (schema["items"] for schema in parts if isinstance(schema.get("items"), Mapping))
+        return Schema(ANY if any("prefixItems" in schema for schema in parts) else next(found, ANY), self._root)
 
     def valid(self, value: Any, depth: int = 0) -> bool:
         """Whether `value` and its parts have a type that the schema allows, and are among the values that it lists.
@@ -122,23 +131,27 @@ class Schema:
                 return False
         if isinstance(value, dict):
             return self._has_members(value, depth)
-        items = self.schema.get("items")
-        return not isinstance(value, list) or all(Schema(items, self._root).valid(part, depth + 1) for part in value)
+        if not isinstance(value, list) or "prefixItems" in self.schema:
+            return True
+        items = Schema(self.schema.get("items"), self._root)
+        return all(items.valid(part, depth + 1) for part in value)
 
     def _is_listed(self, value: Any) -> bool:
-        listed = self.schema.get("enum")
-        options = [self.schema["const"]] if "const" in self.schema else listed if isinstance(listed, list) else [value]
-        return dump(value) in map(dump, options)
+        listed = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
+        return not isinstance(listed, list) or dump(value) in map(dump, listed)
 
     def _has_members(self, value: dict[str, Any], depth: int) -> bool:
         members, required = self.schema.get("properties"), self.schema.get("required")
         known: Mapping[str, Any] = members if isinstance(members, Mapping) else ANY
         others = self.schema.get("additionalProperties")
-        if isinstance(required, list) and any(name not in value for name in required):
+        if isinstance(required, list) and any(isinstance(name, str) and name not in value for name in required):
             return False
         if others is False and "patternProperties" not in self.schema and not value.keys() <= known.keys():
             return False
-        return all(Schema(known.get(key, others), self._root).valid(part, depth + 1) for key, part in value.items())
+        return all(
+            (Schema(known[key], self._root) if key in known else self._other_members).valid(part, depth + 1)
+            for key, part in value.items()
+        )
 
     def coerce(self, value: Any) -> Any:
         """`value` in a type that the schema allows, if there is an obvious one; else as it is."""

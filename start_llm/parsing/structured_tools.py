@@ -24,7 +24,7 @@ from start_llm.parsing.schema import Schema as ToolSchema
 from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
 
-_OF_OTHERS = {"properties", "items", "required", "minimum", "maximum", "allOf"}  # no schema of a text has these
+_OF_OTHERS = {"properties", "items", "required", "minimum", "maximum"}  # no schema of a text has these
 ANY_TEXT = "(?s:.*)"
 
 
@@ -234,7 +234,8 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
     if "const" in schema or "enum" in schema:
         return f"{_one_of(schema)} {lark.marker(end)}"
     found = ToolSchema(schema, Root(call.schema))
-    if not found.allows("string") or (not found.types and not _OF_OTHERS.isdisjoint(schema)):
+    is_text = found.allows("string") and (bool(found.types) or _OF_OTHERS.isdisjoint(schema))
+    if not is_text or ("allOf" in schema and "type" not in schema):  # what holds together is checked as JSON
         return f"{_json(call, schema, path)} {lark.marker(end)}"
     text = _text_terminals(call, schema, path)
     name = prefix.upper() + "_TEXT"
@@ -263,16 +264,27 @@ def _json(call: CallableTool, schema: Schema, path: str) -> str:
 
 
 def _resolve(schema: Any, root: Schema) -> Schema:
-    """`schema` with its own local reference followed, for looking at its type; ``true`` is any value."""
+    """`schema` with its own local reference followed, or one that is alone in an ``allOf``, for looking at its type;
+    ``true`` is any value."""
     for _ in range(16):
         if not isinstance(schema, dict):
             return {}
-        target = schema.get("$ref")
-        if not isinstance(target, str):
-            return schema
-        found = pointed(root, target)
-        schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}} if isinstance(found, dict) else {}
+        keyword, found = "$ref", schema.get("$ref")
+        if isinstance(found, str):
+            found = pointed(root, found)
+        else:
+            keyword, found = "allOf", _alone(schema)
+            if found is None:
+                return schema
+        schema = {**found, **{k: v for k, v in schema.items() if k != keyword}} if isinstance(found, dict) else {}
     return {}
+
+
+def _alone(schema: Schema) -> Schema | None:
+    """The one schema of an ``allOf`` that says nothing which stands beside it, too."""
+    parts = schema.get("allOf")
+    part = parts[0] if isinstance(parts, list) and len(parts) == 1 else None
+    return part if isinstance(part, dict) and part.keys().isdisjoint(schema) else None
 
 
 def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:

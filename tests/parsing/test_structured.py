@@ -225,13 +225,16 @@ def xml_tool(schema: dict[str, Any], **more: Any) -> Tool:
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, ["abc", "3"], []),
         ({"anyOf": [{"type": "boolean"}, {"type": "integer"}]}, ["true", "3"], ["abc"]),
         ({"$ref": "#/$defs/d"}, ["[true]"], ["[1]", "true"]),
+        ({"allOf": [{"$ref": "#/$defs/e"}], "default": "red"}, ["red"], ["green", '"red"']),  # as pydantic 1 writes it
+        ({"allOf": [{"type": "string"}, {"enum": ["red"]}]}, ['"red"'], ["green", '"green"']),
         ({}, ["anything"], []),
     ],
 )
 def test_xml_values_keep_to_their_schema(
     words: Vocabulary, tool_format: str, schema: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
-    tool = xml_tool(schema, **{"$defs": {"d": {"type": "array", "items": {"type": "boolean"}}}})
+    colour = {"type": "string", "enum": ["red", "blue"]}
+    tool = xml_tool(schema, **{"$defs": {"d": {"type": "array", "items": {"type": "boolean"}}, "e": colour}})
     wanted = constraint(words, tool_format, tools=(tool,), tool_choice=ToolChoice("required"))
     frame = {
         "qwen3_coder": "<tool_call>\n<function=t>\n<parameter=v>\n{}\n</parameter>\n</function>\n</tool_call>",
