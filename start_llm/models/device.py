@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -147,8 +148,8 @@ def default_disk_bytes(folder: Path) -> int:
 
 
 def free_disk(folder: Path) -> tuple[Path, int]:
-    """The part of the path that exists, and the free bytes there."""
-    here = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    """The part of the path that exists, as far as this user may see, and the free bytes there."""
+    here = next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
     return here, shutil.disk_usage(here).free
 
 

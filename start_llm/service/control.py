@@ -161,7 +161,7 @@ class Follower:
             return
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         for line in lines:
-            if text := line.rsplit("\r", 1)[-1].strip():
+            if text := line.rstrip().rsplit("\r", 1)[-1]:
                 self._say(text)
         if "\r" in self._rest:  # a bar that goes on: its last whole state
             *_, state, self._rest = ["", *self._rest.rsplit("\r", 2)]

@@ -35,7 +35,7 @@ def user(block: Any) -> dict[str, Any]:
         (MESSAGES, lambda w: user({"type": w}), "messages[0].content[0]"),
         (MESSAGES, lambda w: user({"type": "document", "source": {"type": w}}), "messages[0].content[0].source"),
         (MESSAGES, lambda w: user("x") | {"tools": [{"name": "f", "input_schema": {}, "type": w}]}, "tools[0]"),
-        (MESSAGES, lambda w: {"messages": USER, "tool_choice": {"type": w}}, "tool_choice"),
+        (MESSAGES, lambda w: {"messages": USER, "tool_choice": {"type": w}}, "tool_choice.type"),
         (RESPONSES, lambda w: {"input": [{"type": w}]}, "input[0].type"),
         (RESPONSES, lambda w: {"input": [{"type": "message", "role": w}]}, "input[0].role"),
         (RESPONSES, lambda w: {"input": [{"type": "additional_tools", "tools": w}]}, "input[0].tools"),

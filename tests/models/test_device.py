@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -33,6 +35,19 @@ def test_a_containers_limit_counts_where_it_is_less(
     assert device.machine_memory(tmp_path) == 16 * GIB
     write(tmp_path, "sys/fs/cgroup/memory.max", limit + "\n")
     assert device.machine_memory(tmp_path) == expected * GIB
+
+
+def test_a_folder_that_this_user_may_not_see_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = os.stat
+
+    def stat(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        if "hidden" in str(path):
+            raise PermissionError(path)
+        return looked(path, *more, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    here, free = device.free_disk(tmp_path / "hidden" / "kv")
+    assert here == tmp_path and free > 0
 
 
 def test_an_unreadable_machine_is_no_error(tmp_path: Path) -> None:

@@ -29,6 +29,21 @@ def test_who_interrupts_a_start_is_told_that_it_goes_on(tmp_path: Path, monkeypa
     assert said[-1].startswith("the server goes on starting; ") and said[-1].endswith(" stop --port 1` ends it")
 
 
+def test_what_is_added_to_a_log_is_passed_on_with_its_indentation(tmp_path: Path) -> None:
+    """`logs -f` shows tracebacks by it. Of a bar that is drawn again and again, the last state."""
+    log = tmp_path / "log"
+    log.write_bytes(b"told before\n")
+    said: list[str] = []
+    follower = control.Follower(log, said.append, log.stat().st_size)
+    with log.open("ab") as file:
+        file.write(b'Traceback:\n  File "a.py", line 1\n    x\n\n10%\r20%\n  ends with CR LF\r\nhal')
+    follower.look()
+    with log.open("ab") as file:
+        file.write(b"f\n")
+    follower.look()
+    assert said == ["Traceback:", '  File "a.py", line 1', "    x", "20%", "  ends with CR LF", "half"]
+
+
 def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

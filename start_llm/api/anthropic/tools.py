@@ -11,6 +11,8 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice, ToolSearch
 
+CHOICES = ("auto", "any", "tool", "none")
+
 
 def tools_of(items: list[Any], contents: list[Any], chosen: Any = None) -> tuple[tuple[Tool, ...], ToolSearch | None]:
     """The tools, without those that are deferred and were not found: no ``tool_reference`` in `contents` names them.
@@ -63,6 +65,9 @@ def choice_of(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[T
     """The choice, and whether several calls at once are allowed."""
     if choice is None:
         return ToolChoice(), True
+    kind = choice.get("type")
+    if fields.word(kind) not in CHOICES:  # other dialects have more, which leave tools out
+        raise fields.bad("tool_choice.type", "auto, any, tool or none", kind)
     picked, _ = choose(choice, tools)
     alone = fields.optional_in(choice, "disable_parallel_tool_use", bool, "tool_choice")
     return picked, not alone

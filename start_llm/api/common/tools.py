@@ -102,7 +102,7 @@ def _choice(choice: Any, path: str) -> ToolChoice:
     if isinstance(choice, dict):
         kind = choice.get("type")
         mode = MODES.get(word(kind) or "")
-        if mode is not None and "function" not in choice and "name" not in choice:
+        if mode is not None and choice.get("function") is None and choice.get("name") is None:
             return ToolChoice(mode)  # type: ignore[arg-type]
         place = choice.get("function") if isinstance(choice.get("function"), dict) else choice
         if kind in (None, "function", "tool") and isinstance(place, dict) and isinstance(place.get("name"), str):

@@ -223,6 +223,7 @@ def test_tools_and_choice() -> None:
     assert (request.tool_choice.mode, request.tool_choice.name, request.parallel_tool_calls) == ("named", "f", False)
     assert read(tools=[TOOL], tool_choice={"type": "any"}).tool_choice.mode == "required"
     assert read(tool_choice={"type": "none"}).tool_choice.mode == "none"
+    assert read(tools=[TOOL], tool_choice={"type": "auto", "name": None}).tool_choice.mode == "auto"
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     assert read(output_config={"format": schema}).response_format.kind == "json_schema"
 
@@ -276,7 +277,8 @@ def test_documents_that_are_no_text_are_not_supported(content: Any, path: str) -
         ({"system": 4}, "system"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [TOOL, TOOL]}, "tools[1]"),
-        ({"tool_choice": {"type": "sometimes"}}, "tool_choice"),
+        ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "f"}]}}, "tool_choice.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL | {"strict": "yes"}]}, "tools[0].strict"),
