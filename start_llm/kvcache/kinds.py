@@ -39,6 +39,7 @@ class Kind:
     counts: bool = True  # its `offset` is how many tokens it holds
     derived: tuple[str, ...] = ()  # attributes that it makes again where they are ``None``
     windowed: bool = False  # a window of keys and values: `RotatingKVCache`
+    optional: tuple[str, ...] = ()  # attributes of the state that the class may be without: they count as ``None``
     described: bool = True  # False: nobody knows the class, and its state is all that it has
 
     def arrays(self, layer: Any, there: Sequence[int] | None = None) -> tuple[Any, ...]:
@@ -114,9 +115,10 @@ KINDS: dict[str, Kind] = {
     "MiniMaxM3KVCache": Kind((Column("kv_cache.keys"), Column("kv_cache.values"), Column("index_keys"))),
     "PoolingCache": Kind(
         (Column("pooled", exact=True),),
-        ("buf_kv", "buf_gate", "remainder", "last_group"),  # the last one only where `models.vision` has mended mlx-vlm
+        ("buf_kv", "buf_gate", "remainder", "last_group"),
         rate=_pool_rate,
         counts=False,
+        optional=("last_group",),  # only where `models.vision` has mended mlx-vlm
     ),
     "LayerCache": Kind(  # deepseek_v41 in mlx-lm
         (Column("compress_kv", exact=True), Column("index_k", exact=True)),

@@ -399,8 +399,9 @@ def _kept(leaf: Any, before: Any) -> Any:
     if kind.windowed and not leaf.keep and leaf.keys is not None:
         return _window(leaf, before)
     try:
-        # What the class does not have is nothing; without a `state` one that nobody described cannot be copied.
-        return _copy_state(tuple(getattr(leaf, name, None if kind.described else leaf) for name in kind.state))
+        return _copy_state(
+            tuple(getattr(leaf, name, None) if name in kind.optional else getattr(leaf, name) for name in kind.state)
+        )
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unstorable(f"{type(leaf).__name__} has no readable state: {error}") from error
 

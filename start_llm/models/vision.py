@@ -142,21 +142,28 @@ def mend_mlx_vlm() -> None:
 
     @wraps(compress)
     def compressing(self: Any, x: Any, cache: Any, offset: Any) -> Any:
-        caches[:] = [cache]
-        return compress(self, x, cache, offset)
+        caches.append(cache)
+        try:
+            return compress(self, x, cache, offset)
+        finally:
+            caches.pop()
 
     @wraps(pool)
     def pooling(kv: Any, gate: Any, ape: Any, size: int) -> Any:
-        (cache,) = caches
+        cache = caches[-1]
         if type(cache).__name__ == "BatchPoolingCache":  # found out when the model is checked
             raise ValueError("in a batch, rows close their groups in different passes")
         before = getattr(cache, "last_group", None)
-        if cache is not None:
-            cache.last_group = kv[:, -1:], gate[:, -1:]
         if before is None:
-            return pool(kv, gate, ape, size)
-        joined = [mx.concatenate(list(both), axis=1) for both in zip(before, (kv, gate), strict=True)]
-        return pool(*joined, ape, size)[:, 1:]
+            pooled = pool(kv, gate, ape, size)
+        else:
+            joined = [mx.concatenate(list(both), axis=1) for both in zip(before, (kv, gate), strict=True)]
+            pooled = pool(*joined, ape, size)[:, 1:]
+        if cache is None:
+            return pooled
+        # Copies that are made in this pass: a view, or what is still to be computed, would hold all groups of the pass.
+        cache.last_group = mx.contiguous(kv[:, -1:]), mx.contiguous(gate[:, -1:])
+        return mx.depends(pooled, cache.last_group)
 
     language._overlap_compress_kv, language.Compressor.__call__ = pooling, compressing
 

@@ -7,6 +7,7 @@ first group of each pass as if there were none before it, so other pieces are ot
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.kinds import Column, Kind, kind_of, leaves, undescribed
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.kvcache.types import StoredEnd
+from start_llm.kvcache.types import StoredEnd, Unstorable
 from start_llm.models.vision import mend_mlx_vlm
 from tests.kvcache import sparse
 from tests.models import architectures
@@ -216,8 +217,7 @@ def test_upstream_has_the_attributes_that_are_described(name: str) -> None:
     for layer in EMPTY[name]:
         kind = kind_of(layer)
         assert kind is kinds.KINDS[name] and type(layer).__name__ == name
-        ours = {"last_group"}  # of `models.vision`, where it mends mlx-vlm
-        for attribute in {*kind.state, *kind.derived, *(column.name for column in kind.columns)} - ours:
+        for attribute in {*kind.state, *kind.derived, *(column.name for column in kind.columns)} - {*kind.optional}:
             inner: Any = layer
             for part in attribute.split("."):
                 assert hasattr(inner, part), attribute
@@ -267,6 +267,33 @@ def test_a_group_is_pooled_with_the_one_before_it_in_whatever_pass_that_was(
     assert whole.pooled.shape == cut.pooled.shape == (1, 2, 32)
     assert mx.allclose(whole.pooled[:, 0], cut.pooled[:, 0], atol=1e-5)
     assert bool(mx.allclose(whole.pooled[:, 1], cut.pooled[:, 1], atol=1e-5)) == mended
+
+
+def test_what_stays_of_a_pass_is_its_last_group() -> None:
+    """Neither the other groups, nor the cache once its request is over."""
+    mend_mlx_vlm()
+    compressor = language.Compressor(ModelConfig(**sparse.CONFIGS["deepseek_v4"][2]), compress_ratio=4, head_dim=32)
+    cache = vlm_cache.PoolingCache(4)
+    for start in (0, 8192):
+        compressor(mx.random.normal((1, 8192, 64)), cache, start)
+        mx.eval(cache.state)
+    held = mx.get_active_memory()
+    cache.last_group = None
+    assert held - mx.get_active_memory() < 100_000, "8,192 tokens take 4 MB"
+    gone = weakref.ref(cache)
+    del cache
+    assert gone() is None
+
+
+def test_a_described_class_that_has_lost_an_attribute_is_not_stored() -> None:
+    """Without it a checkpoint would be another state than the model had."""
+    kit = LayerKit(lambda: [vlm_cache.PoolingCache(4)])
+    cache = kit.new()
+    cache[0].accumulate_windows(mx.zeros((1, 3, 8)), mx.zeros((1, 3, 8)), 0)
+    assert kit.checkpoint(cache).own_arrays == 1
+    del cache[0].buf_gate
+    with pytest.raises(Unstorable, match="has no readable state"):
+        kit.checkpoint(cache)
 
 
 def rows_of(name: str, lengths: tuple[int, ...]) -> list[Any]:
