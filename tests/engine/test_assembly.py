@@ -1,4 +1,4 @@
-"""Loaded models with the same files share a tokenizer. Files of earlier versions go, and no others."""
+"""Loaded models with the same files share a tokenizer, and the last ones stay."""
 
 from __future__ import annotations
 

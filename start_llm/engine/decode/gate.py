@@ -145,10 +145,8 @@ class DraftGate:
         For a draft the loop waits for the newest token before it launches the next pass, and the device meanwhile has
         no work. Without the wait the draft begins one token later.
         """
-        options, chance = (
-            [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else [],
-            self.acceptance.chance,
-        )
+        options = [DraftOption(HEAD_MATCH, MOST_HEADED)] if self.head is not None else []
+        chance = self.acceptance.chance
         if outlook >= LEAST_MATCH and chance(outlook - 1) * chance(outlook) > _WORTH_WAITING:
             options.append(DraftOption(outlook, MOST_DRAFTED))
         if not options or self._seconds_tried < _TRIED_SHARE * self._seconds:
