@@ -213,14 +213,28 @@ def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int,
         left, right = i + 1, j + 1
 
 
-def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Places of lines that stand once in `a` and once in `b`, as far as they are in order in both."""
+def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of lines that stand once in `a` and once in `b`: the longest row of them that is in order in both.
+
+    SequenceMatcher would take the square of their number where neighbours have changed places.
+    """
     in_a, in_b = Counter(a), Counter(b)
-    places_a = [i for i, line in enumerate(a) if in_a[line] == in_b[line] == 1]
-    places_b = [j for j, line in enumerate(b) if in_a[line] == in_b[line] == 1]
-    lines = [a[i] for i in places_a], [b[j] for j in places_b]
-    for i, j, size in SequenceMatcher(None, *lines, autojunk=False).get_matching_blocks():
-        yield from zip(places_a[i : i + size], places_b[j : j + size], strict=True)
+    place = {line: j for j, line in enumerate(b) if in_b[line] == 1}
+    pairs = [(i, place[line]) for i, line in enumerate(a) if in_a[line] == 1 and line in place]
+    ends: list[int] = []  # of the rows of each length, the one that ends first
+    tops: list[int] = []  # its last pair
+    before: list[int] = []  # the pair before each in its row
+    for index, (_, j) in enumerate(pairs):
+        length = bisect_left(ends, j)
+        before.append(tops[length - 1] if length else -1)
+        ends[length : length + 1] = [j]
+        tops[length : length + 1] = [index]
+    row = []
+    index = tops[-1] if tops else -1
+    while index >= 0:
+        row.append(pairs[index])
+        index = before[index]
+    return row[::-1]
 
 
 def _ends(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:

@@ -189,6 +189,16 @@ def test_many_changed_lines_of_many_equal_words_are_told_in_bounded_time():
     assert time.process_time() - begun < 20
 
 
+def test_lines_that_have_changed_places_with_their_neighbours_are_told_in_bounded_time():
+    old = [f"number {n} of the rules" for n in range(MAX_LINES)]
+    new = [old[n ^ 1] for n in range(MAX_LINES)]
+    begun = time.process_time()
+    for _ in range(10):
+        told = diff("\n".join(old), "\n".join(new))
+        assert told is not None and applied(old, new, told) == new
+    assert time.process_time() - begun < 20
+
+
 PHRASES = st.lists(st.sampled_from(["one", "two", "three", "a longer part of the line that is the same in both", "x"]))
 
 
