@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -53,8 +53,9 @@ class BodyModel(BaseModel):
 
 
 class Drawn(BodyModel):
-    """How tokens are drawn, with OpenAI's names."""
+    """How tokens are drawn, with OpenAI's names. `place`: of these fields in the body, for errors."""
 
+    place: ClassVar[str] = ""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_BIG)] | None = None

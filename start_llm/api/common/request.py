@@ -108,7 +108,7 @@ def sampling_of(body: Drawn, settings: Settings) -> Sampling:
         **values | {"top_k": max(0, values["top_k"])},
         presence_penalty=pick(body.presence_penalty, 0.0),
         frequency_penalty=pick(body.frequency_penalty, 0.0),
-        logit_bias=_logit_bias(body.logit_bias),
+        logit_bias=_logit_bias(body.logit_bias, f"{body.place}logit_bias"),
         seed=body.seed,
         drafts=pick(body.drafts, True),
         repetition_guard=pick(body.repetition_guard, settings.repetition_guard),
@@ -116,15 +116,15 @@ def sampling_of(body: Drawn, settings: Settings) -> Sampling:
     )
 
 
-def _logit_bias(bias: dict[str, Any] | None) -> tuple[tuple[int, float], ...]:
-    within(BIAS, len(bias or {}), "logit_bias")
+def _logit_bias(bias: dict[str, Any] | None, path: str) -> tuple[tuple[int, float], ...]:
+    within(BIAS, len(bias or {}), path)
     pairs = []
     for key, value in (bias or {}).items():
-        path = f"logit_bias.{key[:MOST_SHOWN]}"
+        where = f"{path}.{key[:MOST_SHOWN]}"
         if not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise bad(path, "named by a token id", key)
+            raise bad(where, "named by a token id", key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-            raise bad(path, "a number from -100 to 100", value)
+            raise bad(where, "a number from -100 to 100", value)
         pairs.append((int(key), float(value)))
     return tuple(sorted(pairs))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -31,6 +31,7 @@ NEWEST = ":latest"
 class Options(fields.Drawn):
     """What of Ollama's options can be done here. Others (``num_gpu``, ``num_ctx``, ...) belong to its own engine."""
 
+    place: ClassVar[str] = "options."
     repetition_penalty: Annotated[float | None, Field(gt=0, le=2)] = Field(default=None, alias="repeat_penalty")
     repetition_context_size: Annotated[int | None, Field(ge=-1, le=LOOK_BACK.most)] = Field(
         default=None, alias="repeat_last_n"

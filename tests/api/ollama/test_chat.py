@@ -207,6 +207,7 @@ def test_who_may_not_see_everything_unloads_nothing(path: str, who: dict[str, st
         ("/api/chat", {"messages": [{"role": "x", "content": "y"}]}, "messages[0].role"),
         ("/api/chat", {"messages": ASKED, "options": {"top_p": 5}}, "options.top_p"),
         ("/api/chat", {"messages": ASKED, "options": {"stop": 5}}, "options.stop"),
+        ("/api/chat", {"messages": ASKED, "options": {"logit_bias": {"a": 1}}}, "options.logit_bias.a"),
         ("/api/chat", {"messages": ASKED, "format": "xml"}, "format"),
         ("/api/chat", {"messages": ASKED, "think": "so"}, "think"),
         (
