@@ -40,8 +40,11 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
         return NOT_RUNNING
     meant = str(expanded(name).resolve()) if name.startswith(_PATHS) else name
     body: dict[str, Any] = {"model": meant} | ({"pinned": not options.off} if what == "pin" else {})
-    began = time.monotonic()
-    with Console(stderr=True, markup=False).status(f"{_DOING[what]} {name} ..."):  # it may take minutes
+    began, doing = time.monotonic(), f"{_DOING[what]} {name} ..."
+    console = Console(stderr=True, markup=False)
+    if not console.is_terminal:  # a file or a pipe, where `status` shows nothing
+        console.print(doing, soft_wrap=True)
+    with console.status(doing):  # it may take minutes
         status, answer = ask_json(f"{place.url}/v1/models/{what}", settings.api_key, _CHANGE_SECONDS, body)
     if status != 200 or not isinstance(answer, dict):
         print(_refusal(settings, name, status, answer), file=sys.stderr)

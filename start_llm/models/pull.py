@@ -165,7 +165,9 @@ def removable(repository: str) -> Path:
     except ValueError as error:
         raise PullError(f"{error}.") from error
     if not folder.is_dir():
-        raise PullError(f"{repository} came from no hub; `{command()} models` lists what is on this disk.")
+        raise PullError(
+            f"{repository} is none of the models that were fetched; `{command()} models` lists what is on this disk."
+        )
     if folder.is_symlink():  # to a disk of the user's, say: what is behind it is not ours to remove
         raise PullError(f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to.")
     return folder

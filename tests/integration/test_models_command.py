@@ -86,7 +86,7 @@ def states(command: Command, server: Live) -> dict[str, dict[str, Any]]:
 def test_in_and_out_of_a_running_server(command: Command, server: Live) -> None:
     assert states(command, server)["oracle-hybrid"]["state"] == "stored"
     code, out, err = command(server, "load", "oracle-hybrid")
-    assert (code, err) == (0, "") and out.startswith("oracle-hybrid is loaded: ")
+    assert (code, err) == (0, "loading oracle-hybrid ...\n") and out.startswith("oracle-hybrid is loaded: ")
     server.chat([{"role": "user", "content": "Hello."}], model="oracle-hybrid")
     found = states(command, server)
     assert {name: model["state"] for name, model in found.items()} == {

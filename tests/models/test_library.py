@@ -152,10 +152,10 @@ def test_a_model_is_fetched_unloaded_and_removed_by_any_of_its_names(hub: Hub, t
     assert (place / "blobs").is_dir()
     name, size = library.remove("model")
     assert (name, shelf.done) == ("owner/model", ["model"]) and size > 1 << 20 and not place.exists()
-    with pytest.raises(Conflict, match="came from no hub"):
+    with pytest.raises(Conflict, match="is none of the models that were fetched"):
         library.remove("model")
     shelf.cards = (MAIN,)
-    with pytest.raises(NotFound, match="owner/model came from no hub"):
+    with pytest.raises(NotFound, match="owner/model is none of the models"):
         library.remove("owner/model")
 
 
