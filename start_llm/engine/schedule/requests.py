@@ -103,6 +103,7 @@ class Requests:
     """
     Attributes:
         decoded: what decoding those took that have ended.
+        full: of those that wait, the next one found no place or no memory.
         waiting: not admitted, or put back after they had run; the first one is next.
     """
 
@@ -114,6 +115,7 @@ class Requests:
         self._by_id: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
         self.decoded: Counter[str] = Counter()
+        self.full = False
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -137,8 +139,14 @@ class Requests:
         return not job.alone or not any(other.alone for other in self if not isinstance(other.state, Waiting))
 
     def may_decode(self, job: Job) -> bool:
-        """Whether a job whose prompt is done may decode: one of a step that failed alone, the others after those."""
-        return not len(self._rows) if job.alone else not any(other.alone for other in self)
+        """Whether a job whose prompt is done may decode: one of a step that failed alone, the others after those.
+
+        Unless those cannot be admitted before others end: then nobody would ever decode.
+        """
+        if job.alone:
+            return not len(self._rows)
+        before = [other for other in self if other.alone]
+        return not before or (self.full and all(isinstance(other.state, Waiting) for other in before))
 
     @contextmanager
     def failing(self, job: Job) -> Iterator[None]:

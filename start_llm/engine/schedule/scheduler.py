@@ -182,6 +182,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         waiting = self.requests.waiting
+        self.requests.full = False
         while waiting and self.running < self._most_running:
             job = waiting[0]
             if self._prompts.urgent.goes_first:
@@ -190,11 +191,13 @@ class Scheduler:
                 return
             with self.requests.failing(job):
                 if not self._preemption.admit(job):
+                    self.requests.full = True
                     return
                 waiting.remove(job)
                 self._rows.prepare(job)
                 self._prompts.begin(job)
                 self._preemption.restored(job)
+        self.requests.full = bool(waiting)
 
     def _decode(self) -> None:
         began = self._clock()

@@ -100,6 +100,37 @@ def test_a_request_that_comes_meanwhile_waits_for_those_of_the_failed_step(expec
     assert [sink.tokens for sink in sinks[1:]] == expected
 
 
+@pytest.mark.parametrize("short_of", ["places", "memory"])
+def test_others_that_hold_what_those_of_the_failed_step_need_end_before_them(short_of: str) -> None:
+    """They had waited for one another for ever."""
+    runner, failed = Failing(answer=1200), list[int]()
+    store, memory, sinks = FakeStore(token_bytes=2**20), 0, list[Collected]()
+    if short_of == "places":
+        runner.max_rows = 2
+    else:
+        memory = 3700 * 2**20
+    scheduler, *_ = make(runner, store, memory=memory)
+
+    def add(length: int, most: int) -> None:
+        first = 10_000 * len(sinks)
+        work, sink = submit(f"r{len(sinks)}", range(first, first + length), max_tokens=most)
+        scheduler.add(work)
+        sinks.append(sink)
+
+    add(100, 5000)
+    while len(sinks[0].tokens) < 1100:
+        scheduler.step()
+    add(10, 300)
+    while not sinks[1].tokens:
+        scheduler.step()
+    add(*((50, 100) if short_of == "places" else (900, 5000)))
+    add(50, 100)
+    runner.when = lambda rows: len(rows.rows) == 2 and not failed and not failed.append(1)
+    for _ in range(5000):
+        scheduler.step()
+    assert failed and not scheduler.busy and [sink.done.reason for sink in sinks[:2]] == ["stop", "length"]
+
+
 def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list[list[int]]) -> None:
     class Stuck(FakeRunner):
         def remove(self, uid: int) -> Any:
