@@ -30,17 +30,19 @@ export async function json(path, body) {
   return answer.json();
 }
 
+const STAY = 5000; // milliseconds
 let leaving = false; // Firefox breaks streams off before it leaves the page
 addEventListener("beforeunload", () => {
   leaving = true;
-  setTimeout(() => { leaving = false; }, 5000); // who was asked to stay, or loaded a file
+  setTimeout(() => { leaving = false; }, STAY); // who was asked to stay, or loaded a file
 });
 
 async function read(reader) {
   try {
     return await reader.read();
   } catch (error) {
-    if (leaving) await new Promise(() => {}); // what had come stays as it is
+    // What had come stays as it is. A page that is still there after that tells what went wrong.
+    if (leaving) await new Promise((done) => { setTimeout(done, STAY); });
     throw error instanceof TypeError ? new Error("the connection to the server was lost") : error;
   }
 }
