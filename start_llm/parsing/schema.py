@@ -15,6 +15,7 @@ ANY: Mapping[str, Any] = {}
 STEPS = 20_000
 """Schemas that are looked at for one request's tool, all values together; after that all is valid."""
 _MOST_DEPTH = 64
+_MOST_LEVELS = 128  # of schemas inside one another that are looked at for their types
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _TYPE_NAMES = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (Mapping, "object"))
 
@@ -25,6 +26,7 @@ class Root:
 
     schema: Mapping[str, Any]
     types: dict[int, frozenset[str]] = field(default_factory=dict)
+    levels: int = 0
     steps: int = STEPS
 
 
@@ -55,11 +57,15 @@ class Schema:
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON type names that are allowed; empty if anything is. A schema that refers to itself allows anything."""
+        """JSON type names that are allowed; empty if anything is, as in a schema that refers to itself or stands too
+        deep."""
         known = self._root.types
         if id(self.schema) not in known:
             known[id(self.schema)] = frozenset()  # for whoever comes back here on the way
-            known[id(self.schema)] = self._own_types()
+            if self._root.levels < _MOST_LEVELS:
+                self._root.levels += 1
+                known[id(self.schema)] = self._own_types()
+                self._root.levels -= 1
         return known[id(self.schema)]
 
     def _own_types(self) -> frozenset[str]:

@@ -133,6 +133,17 @@ def test_references_that_branch_are_given_up() -> None:
     assert time.process_time() - began < 20
 
 
+def chain(length: int) -> dict[str, Any]:
+    """Each definition says what the next one says."""
+    parts: dict[str, Any] = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(length)}
+    return {"$defs": parts | {f"d{length}": INT}, "properties": {"v": {"$ref": "#/$defs/d0"}}}
+
+
+@pytest.mark.parametrize(("length", "value"), [(100, 5), (5_000, "5")])
+def test_definitions_that_stand_too_deep_allow_anything(length: int, value: Any) -> None:
+    assert Schema(chain(length)).coerce({"v": "5"}) == {"v": value}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
