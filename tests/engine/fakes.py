@@ -294,7 +294,7 @@ class Collected:
 
 def submit(name: str, tokens: Sequence[int], *, max_tokens: int = 10, **more: Any) -> tuple[Submit, Collected]:
     sink = Collected()
-    about = {name: more.pop(name) for name in ("boundaries", "head") if name in more}
+    about = {name: more.pop(name) for name in ("boundaries", "system_end") if name in more}
     prompt = Prompt(tuple(tokens), generation=len(tokens), **about)
     return Submit(name, prompt, Sampling(), max_tokens, sink, **more), sink
 

@@ -275,7 +275,7 @@ def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
 def test_the_end_of_a_system_block_is_marked() -> None:
     store = FakeStore(cuttable=False)
     scheduler, *_ = make(store=store)
-    work, _ = submit("a", range(1, 301), boundaries=(50, 200), head=50)
+    work, _ = submit("a", range(1, 301), boundaries=(50, 200), system_end=50)
     scheduler.add(work)
     drain(scheduler)
     assert [len(entry) for entry, head in zip(store.entries, store.heads, strict=True) if head] == [50]
