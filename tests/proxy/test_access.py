@@ -140,6 +140,10 @@ def test_a_page_reads_only_what_it_may() -> None:
         behind = Behind()
         status, answer, _ = ask(behind, headers=[*GOOD, (b"origin", origin)])
         assert status == 403 and b"access-control-allow-origin" not in answer and not behind.scopes
+    behind = Behind()
+    status, answer, body = ask(behind, headers=[*GOOD, page, page])
+    assert status == 400 and b"access-control-allow-origin" not in answer and not behind.scopes
+    assert b"more than one Origin header" in body and b'"param": "Origin"' in body.replace(b'":"', b'": "')
 
 
 def test_readiness_needs_no_key_and_says_nothing_of_what_is_behind() -> None:
