@@ -225,7 +225,7 @@ def check_library(what: str, config: Mapping[str, Any]) -> None:
 def library_of(config: Mapping[str, Any]) -> Library | None:
     """What reads the text model of a checkpoint: mlx-lm if it has the type or the checkpoint brings its own code,
     else the language model alone of mlx-vlm's."""
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if config.get("model_file") or kind in architectures():
         return "mlx-lm"
     sees = isinstance(config.get("vision_config"), dict)

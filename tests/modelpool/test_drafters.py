@@ -88,10 +88,13 @@ def test_a_drafter_larger_than_what_is_free_is_not_read(checkpoint: Path, tmp_pa
     assert len(lines) == 1 and re.fullmatch(why, lines[0])
 
 
-def test_a_head_of_another_family_drafts_not_and_the_model_is_served(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ['"gemma4_assistant"', '["a list"]', "null"])
+def test_a_head_of_another_family_drafts_not_and_the_model_is_served(
+    kind: str, checkpoint: Path, tmp_path: Path
+) -> None:
     head = tmp_path / "head"
     head.mkdir()
-    (head / "config.json").write_text('{"model_type": "gemma4_assistant"}')
+    (head / "config.json").write_text(f'{{"model_type": {kind}}}')
     (head / "model.safetensors").write_bytes(b"")
     found, lines = load(checkpoint, tmp_path, about, draft_model=str(head))
     assert found[:2] == (False, False)
