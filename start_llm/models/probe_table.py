@@ -53,8 +53,9 @@ def keep_probe(folder: Path, key: str, result: ProbeResult) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(folder / f"{key}.json", encode(result))
-        for old in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_FILES]:
-            old.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another server removes them, too
+            for old in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_FILES]:
+                old.unlink()
     except OSError as error:
         log.warning("what a model can do cannot be kept in %s: %s", folder, error)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.checks import greedy
-from start_llm.models import loader
+from start_llm.models import loader, probe_table
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device
@@ -137,6 +139,21 @@ def test_a_damaged_file_is_written_anew(world: World, caplog: pytest.LogCaptureF
     assert world.load(path, CALLERS[2].reply()).capabilities.facts == before and world.asked == 2
     assert "cannot be read" in caplog.text
     assert world.load(path).capabilities.facts == before and world.asked == 2
+
+
+def test_the_newest_files_stay_and_one_that_another_server_removes_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(probe_table, "_MOST_FILES", 2)
+    monkeypatch.setattr(probe_table, "encode", lambda result: "{}")
+    for age, name in enumerate("abcd"):
+        probe_table.keep_probe(tmp_path, name, Mock())
+        os.utime(tmp_path / f"{name}.json", (age, age))
+    probe_table.keep_probe(tmp_path, "e", Mock())
+    assert {path.stem for path in tmp_path.iterdir()} == {"d", "e"}
+    (tmp_path / "gone.json").symlink_to("nowhere")
+    probe_table.keep_probe(tmp_path, "f", Mock())
+    assert (tmp_path / "f.json").exists() and not caplog.records
 
 
 def test_a_result_comes_back_as_it_was(world: World) -> None:
