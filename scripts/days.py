@@ -212,12 +212,12 @@ class Days:
         rss, files, threads = server.memory_info().rss, server.num_fds(), server.num_threads()
         return Look(self._passed(), life, rss, files, threads, arrays, kv, rest - kv)
 
+    def _memories(self, low: float, high: float) -> list[int]:
+        return [look.memory for look in self.looks if low <= look.at <= high]
+
     def growth(self) -> tuple[float, float, float]:
         """MiB early and late, and the growth between."""
-        early, late = (
-            statistics.median([look.memory for look in self.looks if low <= look.at <= high] or [0]) / 2**20
-            for low, high in (EARLY, LATE)
-        )
+        early, late = (statistics.median(self._memories(*part) or [0]) / 2**20 for part in (EARLY, LATE))
         return early, late, late / early - 1 if early else 0.0
 
     def faults(self) -> list[str]:
@@ -225,6 +225,8 @@ class Days:
         quarter = max(len(self.looks) // 4, 1)
         first, last = self.looks[:quarter], self.looks[-quarter:]
         found = list(self.seen.errors)
+        if not all(self._memories(*part) for part in (EARLY, LATE)):
+            found.append("memory was not looked at early and late: it takes more rounds")
         if self.growth()[2] > MOST_GROWTH:
             found.append(f"memory grew by {self.growth()[2]:.1%}")
         for name in ("files", "threads"):
