@@ -11,8 +11,7 @@ Columns: computed / optimum, where the optimum computes what no earlier prompt b
 from memory and from disk; seconds waited at p50 and p90; KB that a real model would have written to disk for each token
 of the optimum; and what was computed beyond the optimum, by cause, in parts of the optimum (evicted; no checkpoint: the
 state there was not kept; floor: between restore places). With `--restart` the server is started again in the middle,
-and a second line tells the next turn of each conversation. With `--hybrid` the one that knows the future keeps states,
-too; the other baselines are always those of plain models.
+and a second line tells the next turn of each conversation. With `--hybrid` only that which knows the future is hybrid.
 """
 
 from __future__ import annotations

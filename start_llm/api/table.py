@@ -133,18 +133,23 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    tools, messages = _dicts(data.get("tools")), _dicts(data.get("messages"))
+    messages = _dicts(data.get("messages"))
     blocks = {word(block.get("type")) for message in messages for block in _dicts(message.get("content"))}
-    keys = {key for tool in tools for key in (*tool, word(tool.get("type")))}
+    keys = _words(_dicts(data.get("tools")), "type")
     if "function" in keys:
         return "chat"
     if "input_schema" in keys or BLOCKS & blocks:
         return "messages"
-    if CHAT_PARTS & {key for message in messages for key in (*message, word(message.get("role")))}:
+    if CHAT_PARTS & _words(messages, "role"):
         return "chat"
     if MESSAGES_FIELDS & data.keys():
         return "messages"
     return "chat" if CHAT_FIELDS & data.keys() else usual
+
+
+def _words(items: list[dict[str, Any]], kind: str) -> set[str | None]:
+    """The keys of all, and what each says that it is."""
+    return {key for item in items for key in (*item, word(item.get(kind)))}
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

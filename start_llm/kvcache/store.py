@@ -211,17 +211,16 @@ class KVStore:
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
-        filled = [segment.rows for segment in match.path if segment.rows is not None]
-        if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
-            self._kit.check_joins(filled[-1], cache)
+        _check_joins(self._kit, tokens, match, cache)
         path = resident.tree.extend(tokens)
         resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
-            segment.one_shot = about.one_shot and (segment.one_shot or segment.rows is None)
-        for segment in [each for each in path if each.rows is None]:
-            self.lent_rows.fill_from(segment, cache)
-            resident.counters["stored_tokens"] += segment.length
-            segment.seconds_per_token = about.seconds_per_token
+            is_new = segment.rows is None
+            segment.one_shot = about.one_shot and (segment.one_shot or is_new)
+            if is_new:
+                self.lent_rows.fill_from(segment, cache)
+                resident.counters["stored_tokens"] += segment.length
+                segment.seconds_per_token = about.seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
             resident.attach(end, state)
@@ -319,3 +318,10 @@ def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequenc
         if segment.end <= match.length and segment.checkpoint is not None:
             return None if segment.end == len(tokens) else kit.checkpoint(cache, segment.checkpoint)
     return kit.checkpoint(cache)
+
+
+def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:
+    """Raises Unstorable: the KV that is to be stored does not go on from what is there."""
+    filled = [segment.rows for segment in match.path if segment.rows is not None]
+    if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
+        kit.check_joins(filled[-1], cache)

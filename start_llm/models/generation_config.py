@@ -44,14 +44,19 @@ def read_generation_config(folder: Path) -> GenerationConfig:
         given = data.get(name)
         if given is None or (data.get("do_sample") is False and name in _NOT_GREEDY):
             continue
-        if name == "top_k" and isinstance(given, float) and given.is_integer():
-            given = int(given)
         if name == "temperature" and given == 0:  # greedy is what makers write as do_sample, and what they warn of
             continue
-        number = sampling_number(name, 0 if (name, given) == ("top_k", -1) else given)  # both turn it off
+        number = sampling_number(name, _top_k(given) if name == "top_k" else given)
         if number is None:
             shown = f"a {type(given).__name__}" if isinstance(given, list | dict) else repr(given)[:40]
             odd[name] = f"{FILE}: {name}={shown} is passed over, it must be {sampling_range(name)}"
         else:
             values[name] = number if name == "top_k" else float(number)
     return GenerationConfig(values, odd)
+
+
+def _top_k(given: object) -> object:
+    """As a whole number; -1 turns it off, as 0 does."""
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    return 0 if given == -1 else given

@@ -131,16 +131,21 @@ class Schema:
         whole = isinstance(value, float) and value.is_integer() and self.allows("integer")
         if not (whole or self.allows(type_name(value))) or not self._is_listed(value):
             return False
-        for word, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
-            branches = list(self._branches(word))
-            if branches and not enough(branch.valid(value, depth + 1) for branch in branches):
-                return False
+        if not self._fits_branches(value, depth):
+            return False
         if isinstance(value, dict):
             return self._has_members(value, depth)
         if not isinstance(value, list) or "prefixItems" in self.schema:
             return True
         items = Schema(self.schema.get("items"), self._root)
         return all(items.valid(part, depth + 1) for part in value)
+
+    def _fits_branches(self, value: Any, depth: int) -> bool:
+        for word, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+            branches = list(self._branches(word))
+            if branches and not enough(branch.valid(value, depth + 1) for branch in branches):
+                return False
+        return True
 
     def _is_listed(self, value: Any) -> bool:
         listed = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")

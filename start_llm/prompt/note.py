@@ -47,10 +47,8 @@ def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | 
 
     Its first tag alone has the nonce, which costs tokens: none of its lines may look like its last one.
     """
-    kinds: dict[str, list[Change]] = {"system": [], "tool": [], "": []}
-    for change in changes:
-        kinds[change.slot.rule if change.slot.rule in kinds else ""].append(change)
-    if any(change.new and withdraws(change.old or "", change.new) for change in kinds["system"]):
+    kinds = _by_kind(changes)
+    if any(map(_withdraws, kinds["system"])):
         return None
     told = [told_of(change) for change in kinds["system"]]
     is_role = None in told
@@ -67,6 +65,18 @@ def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | 
         return None
     opening = f"{NOTE_OPEN}{nonce_after(path, query.request.session)} {_INTRO}>"
     return Note((opening, *lines, NOTE_CLOSE), is_role, replaces)
+
+
+def _by_kind(changes: Sequence[Change]) -> dict[str, list[Change]]:
+    """Those of system texts, of tools, and all others under an empty name."""
+    kinds: dict[str, list[Change]] = {"system": [], "tool": [], "": []}
+    for change in changes:
+        kinds[change.slot.rule if change.slot.rule in kinds else ""].append(change)
+    return kinds
+
+
+def _withdraws(change: Change) -> bool:
+    return bool(change.new) and withdraws(change.old or "", change.new or "")
 
 
 def _role(path: Path, query: MatchQuery) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import groupby
@@ -49,22 +49,30 @@ def diff(old: str, new: str) -> list[str] | None:
     names = cache(lambda: sorted(told().values()))
     for at, gone, came in hunks:
         place = places[at]
-        if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
+        if _are_pairs(gone, came):
             pairs = zip(gone, came, strict=True)
-            lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
+            is_short = len(lines) < _MOST_WITHIN
+            lines += [f"{place}, now:", *_plus(changed(*pair, within=is_short) for pair in pairs)]
             continue
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
-            if is_moved or came:  # what is new stands below
-                lines += [f"{place}, {MOVED}:" if is_moved else f"{place}:", *_minus(run, as_sent())]
-            elif place.startswith("line "):
+            if not is_moved and not came and place.startswith("line "):
                 lines += [f"{place}, {GONE}:", *_minus([told()[line] for line in run], names())]
-            else:  # a file's lines are told as they were
-                lines += [f"{place}, {GONE}:", *_minus(run, as_sent())]
-        if came:
-            is_open = bool(runs) and not runs[-1][0]  # under the last heading both are told
-            lines += [*(() if is_open else (f"{place}:",)), *(f"+{line}" for line in came)]
+            else:  # what is new stands below; a file's lines are told as they were
+                why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"
+                lines += [f"{place}{why}:", *_minus(run, as_sent())]
+        if came and (not runs or runs[-1][0]):  # else both are told under the last heading
+            lines.append(f"{place}:")
+        lines += _plus(came)
     return lines
+
+
+def _plus(lines: Iterable[str]) -> list[str]:
+    return [f"+{line}" for line in lines]
+
+
+def _are_pairs(gone: Sequence[str], came: Sequence[str]) -> bool:
+    return len(gone) == len(came) and all(map(_begin_alike, gone, came))
 
 
 def withdraws(old: str, new: str) -> bool:

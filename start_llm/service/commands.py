@@ -192,7 +192,7 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         return
     where = "in the background" if known.get("background") else "in the foreground"
     of_ours = f"process {known['pid']}, {where}, {ago(known['since'])}" if known["managed"] else ""
-    requests, last = known["requests"], known.get("last_exit")
+    requests = known["requests"]
     users = f", {known['users']} connected by launch" if known.get("users") else ""
     lines = [
         (known["state"], f"{known['url']}  ({of_ours or 'not one that `start` knows'})"),
@@ -204,16 +204,18 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         ("machine", known["machine"]),
         *(("note", line) for line in known["notes"]),
         ("awake", known.get("awake") and "the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"),
-        (
-            "restarts",
-            last
-            and known["restarts"]
-            and f"{known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago",
-        ),
+        ("restarts", _restarts(known)),
         ("log", known.get("background") and known["log"]),
         ("settings", home() / ".env"),
     ]
     yield from (f"{label:12} {text}" for label, text in lines if text)
+
+
+def _restarts(known: dict[str, Any]) -> str:
+    last = known.get("last_exit")
+    if not last or not known["restarts"]:
+        return ""
+    return f"{known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago"
 
 
 def _ended_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:

@@ -257,12 +257,14 @@ class SingleRow:
             began = self._clock()
             draft = self._head.propose(self.state.cache, [*carried, token], ahead, length, self.state.sampler)
             self._gate.proposed(length, self._clock() - began)
-        # It ends where the answer may end, where a state is to be kept, and where the grammar forbids it.
+        draft = self._cut(token, draft)
+        return Proposal(draft, chosen.match) if draft else None
+
+    def _cut(self, token: int, draft: list[int]) -> list[int]:
+        """A draft ends where the answer may end, where a state is to be kept, and where the grammar forbids it."""
         end = next((i for i, drafted in enumerate(draft) if drafted in self._ends), len(draft))
         draft = draft[: end + 1]
-        if self._guide is not None and draft:
-            draft = draft[: self._guide.allowed(token, draft)]
-        return Proposal(draft, chosen.match) if draft else None
+        return draft[: self._guide.allowed(token, draft)] if self._guide is not None and draft else draft
 
     def _longest(self, carried: int) -> int:
         """The most tokens that a draft may have."""
