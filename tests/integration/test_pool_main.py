@@ -88,6 +88,11 @@ def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
         assert admin(server, "unload", model="default").status_code == 200
         monkeypatch.setattr(assembly, "read_tokenizer", noted(assembly.read_tokenizer))
         assert ask(server).status_code == 200
+        assert not readers, "the last ones are kept"
+        assert admin(server, "unload", model="default").status_code == 200
+        for file in hub.rglob("tokenizer.json"):
+            file.write_text(file.read_text() + "\n")
+        assert ask(server).status_code == 200
         assert set(readers) == {"loader"}
 
 
