@@ -131,7 +131,6 @@ def test_ranks(tmp_path: Path) -> None:
             timeout=START_SECONDS,
         )
         assert found.returncode == 0, found.stdout + found.stderr
-        assert re.search(r"^ok +mac-2 +answers, same versions, same model", found.stdout, re.MULTILINE), found.stdout
         until(is_answered)
     finally:
         mac.end()

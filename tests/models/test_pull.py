@@ -230,7 +230,7 @@ def test_the_commands(hub: Hub, tmp_path: Path) -> None:
     assert "owner/model" in listed.stdout
     assert start_llm(hub, tmp_path, "rm", "owner/model").returncode == 0
     again = start_llm(hub, tmp_path, "rm", "owner/model")
-    assert again.returncode == 1 and "not on this disk" in again.stderr
+    assert again.returncode == 1 and "none of the models that were fetched" in again.stderr
 
 
 @pytest.mark.slow
