@@ -26,6 +26,7 @@ class Root:
 
     schema: Mapping[str, Any]
     types: dict[int, frozenset[str]] = field(default_factory=dict)
+    listed: dict[int, frozenset[str]] = field(default_factory=dict)
     levels: int = 0
     steps: int = STEPS
 
@@ -149,7 +150,12 @@ class Schema:
 
     def _is_listed(self, value: Any) -> bool:
         listed = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
-        return not isinstance(listed, list) or dump(value) in map(dump, listed)
+        if not isinstance(listed, list):
+            return True
+        known = self._root.listed
+        if id(self.schema) not in known:  # a list may have 100,000 values, and be asked for each value of another one
+            known[id(self.schema)] = frozenset(map(dump, listed))
+        return dump(value) in known[id(self.schema)]
 
     def _has_members(self, value: dict[str, Any], depth: int) -> bool:
         members, required = self.schema.get("properties"), self.schema.get("required")
@@ -164,22 +170,27 @@ class Schema:
             for key, part in value.items()
         )
 
-    def coerce(self, value: Any) -> Any:
-        """`value` in a type that the schema allows, if there is an obvious one; else as it is."""
+    def coerce(self, value: Any, within: frozenset[int] = frozenset()) -> Any:
+        """`value` in a type that the schema allows, if there is an obvious one; else as it is.
+
+        `within`: schemas (by `id`) that it was put into a list for: a list of such lists has no end.
+        """
         if self.valid(value):
             return value
         if isinstance(value, dict) and self.allows("object"):
             return {key: self.member(key).coerce(part) for key, part in value.items()}
         if isinstance(value, list) and self.allows("array"):
-            return [self.items.coerce(part) for part in value]
-        candidates = [candidate for candidate in self._candidates(value) if self.allows(type_name(candidate))]
+            return [self.items.coerce(part, within) for part in value]
+        is_known = id(self.schema) in within
+        likely = self._candidates(value) if is_known else (*self._candidates(value), [value])
+        candidates = [candidate for candidate in likely if self.allows(type_name(candidate))]
         for candidate in candidates:
             if self.valid(candidate):
                 return candidate
         if self.allows(type_name(value)) or not candidates:
             return value
         first = candidates[0]
-        return self.coerce(first) if isinstance(first, dict | list) else first
+        return self.coerce(first, within | {id(self.schema)}) if isinstance(first, dict | list) else first
 
     def _candidates(self, value: Any) -> Iterator[Any]:
         """What it may have been meant to be, the likeliest first."""
@@ -198,7 +209,6 @@ class Schema:
                 yield bool(value)
             if value is not None:
                 yield json.dumps(value, ensure_ascii=False)
-        yield [value]
 
 
 ANYTHING = Schema(ANY)
