@@ -25,6 +25,8 @@ from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
 
 _OF_OTHERS = {"properties", "items", "required", "minimum", "maximum"}  # no schema of a text has these
+_OF_TEXTS = ("minLength", "maxLength", "pattern", "format", "enum", "const")
+_NOTES = {"title", "description", "default", "examples", "$comment", "deprecated"}
 ANY_TEXT = "(?s:.*)"
 
 
@@ -231,11 +233,12 @@ def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
 def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, path: str) -> str:
     """A parameter's value and the marker that ends it."""
     schema = _resolve(schema, call.schema)
-    if "const" in schema or "enum" in schema:
-        return f"{_one_of(schema)} {lark.marker(end)}"
-    found = ToolSchema(schema, Root(call.schema))
-    is_text = found.allows("string") and (bool(found.types) or _OF_OTHERS.isdisjoint(schema))
-    if not is_text or ("allOf" in schema and "type" not in schema):  # what holds together is checked as JSON
+    optional = _optional(schema, call.schema)
+    if "const" in optional or "enum" in optional:
+        return f"{_one_of(optional, or_null=optional is not schema)} {lark.marker(end)}"
+    if optional.get("type") == "string" and optional is not schema:
+        schema = {**optional, "type": ["string", "null"]}
+    if not _is_text(call, schema, path):
         return f"{_json(call, schema, path)} {lark.marker(end)}"
     text = _text_terminals(call, schema, path)
     name = prefix.upper() + "_TEXT"
@@ -245,9 +248,46 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
     return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
 
 
-def _one_of(schema: Schema) -> str:
+def _optional(schema: Schema, root: Schema) -> Schema:
+    """What a schema allows beside ``null``, if it says nothing else; else the schema itself."""
+    keyword = next((word for word in ("anyOf", "oneOf") if word in schema), "anyOf")
+    parts = [_resolve(part, root) for part in schema.get(keyword, ())[:3]]
+    others = [part for part in parts if part.get("type") != "null"]
+    alone = len(parts) == 2 and len(others) == 1 and schema.keys() - {keyword} <= _NOTES
+    return others[0] if alone else schema
+
+
+def _is_text(call: CallableTool, schema: Schema, path: str) -> bool:
+    """Whether it is written without quotes. Raises BadRequest where text cannot be held to what the schema says.
+
+    Where nothing but a string or ``null`` is allowed parsers read no JSON: quotes would become part of the text.
+    """
+    found = ToolSchema(schema, Root(call.schema))
+    if not found.allows("string") or not (found.types or _OF_OTHERS.isdisjoint(schema)):
+        return False
+    only = bool(found.types) and found.types <= {"string", "null"}
+    if only and set(_types(schema)) == found.types:
+        return True
+    if call.lenient:
+        return only or "allOf" not in schema or "type" in schema
+    parts = [schema, *(_resolve(part, call.schema) for word in ("anyOf", "oneOf") for part in schema.get(word, ()))]
+    said = next((word for part in parts for word in ("allOf", *_OF_TEXTS) if word in part), None)
+    if any(part.get("type") == "string" and part.keys().isdisjoint({"allOf", *_OF_TEXTS}) for part in parts[1:]):
+        said = None  # any text is allowed
+    if said is not None and only:
+        raise call.refused(said, path, ": say it beside a 'type' of string, or of string and null")
+    return said is None
+
+
+def _types(schema: Schema) -> list[str]:
+    named = schema.get("type", [])
+    return [named] if isinstance(named, str) else named
+
+
+def _one_of(schema: Schema, *, or_null: bool = False) -> str:
     """The values of a ``const`` or an ``enum``: texts as they are, others as JSON."""
-    options = [schema["const"]] if "const" in schema else schema["enum"]
+    options = [schema["const"]] if "const" in schema else list(schema["enum"])
+    options += [None] * or_null
     words = [option if isinstance(option, str) else json.dumps(option) for option in options]
     return f"({' | '.join(literal(word) for word in words)})"
 
@@ -273,24 +313,29 @@ def _resolve(schema: Any, root: Schema) -> Schema:
         if isinstance(found, str):
             found = pointed(root, found)
         else:
-            keyword, found = "allOf", _alone(schema)
+            keyword, found = "allOf", _together(schema)
             if found is None:
                 return schema
         schema = {**found, **{k: v for k, v in schema.items() if k != keyword}} if isinstance(found, dict) else {}
     return {}
 
 
-def _alone(schema: Schema) -> Schema | None:
-    """The one schema of an ``allOf`` that says nothing which stands beside it, too."""
+def _together(schema: Schema) -> Schema | None:
+    """The schemas of an ``allOf`` as one: a single one, or several of a text, that say nothing which is said twice."""
     parts = schema.get("allOf")
-    part = parts[0] if isinstance(parts, list) and len(parts) == 1 else None
-    return part if isinstance(part, dict) and part.keys().isdisjoint(schema) else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return None
+    words = [*(schema.keys() - {"allOf"}), *(word for part in parts for word in part)]
+    if len(set(words)) < len(words) or (len(parts) > 1 and not {"type", *_OF_TEXTS, *_NOTES}.issuperset(words)):
+        return None
+    return {word: value for part in parts for word, value in part.items()}
 
 
 def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:
     """A terminal for a string as it stands, by its length and pattern."""
     least, most, patterns = schema.get("minLength", 0), schema.get("maxLength"), []
-    if schema.get("type") != "string":
+    types = _types(schema)
+    if "string" not in types or not {"string", "null"}.issuperset(types):
         return f"/{ANY_TEXT}/"
     if least or most is not None:
         patterns.append(f"(?s:.{{{least},{'' if most is None else most}}})")
@@ -301,7 +346,10 @@ def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:
     if patterns:  # parsers trim a value, so what counts must not be white space
         patterns.append(r"(\S((?s:.*)\S)?)?")
     terminals = [f"/{regex_to_lark(regex, use_ascii='dw')}/" for regex in patterns]
-    return " & ".join([f"/{ANY_TEXT}/", *terminals, "~/[nN][uU][lL][lL]/"])  # read as null, whatever the schema says
+    if "null" not in types:
+        # The word is read as null, whatever the schema says.
+        return " & ".join([f"/{ANY_TEXT}/", *terminals, "~/[nN][uU][lL][lL]/"])
+    return f"({' & '.join(terminals)} | /null/)" if terminals else f"/{ANY_TEXT}/"
 
 
 def _unanchored(pattern: str, call: CallableTool, path: str) -> str:

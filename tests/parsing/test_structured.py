@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from tokenizers import AddedToken
 
 from start_llm.core.errors import BadRequest
+from start_llm.core.events import ToolCallDelta
 from start_llm.core.messages import Tool
 from start_llm.core.request import Dialect, ResponseFormat, ToolChoice
 from start_llm.parsing.registry import output_style
@@ -226,7 +228,14 @@ def xml_tool(schema: dict[str, Any], **more: Any) -> Tool:
         ({"anyOf": [{"type": "boolean"}, {"type": "integer"}]}, ["true", "3"], ["abc"]),
         ({"$ref": "#/$defs/d"}, ["[true]"], ["[1]", "true"]),
         ({"allOf": [{"$ref": "#/$defs/e"}], "default": "red"}, ["red"], ["green", '"red"']),  # as pydantic 1 writes it
-        ({"allOf": [{"type": "string"}, {"enum": ["red"]}]}, ['"red"'], ["green", '"green"']),
+        ({"allOf": [{"type": "string"}, {"enum": ["red"]}]}, ["red"], ["green", '"red"']),
+        ({"allOf": [{"type": "string"}, {"minLength": 2}]}, ["ab"], ["a"]),
+        ({"allOf": [{"allOf": [{"type": "string", "maxLength": 2}]}]}, ["ab"], ["abc"]),
+        ({"anyOf": [{"$ref": "#/$defs/e"}, {"type": "null"}], "title": "V"}, ["red", "null"], ["green", '"red"']),
+        ({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a+$"}]}, ["aa", "null"], ["b", "nil"]),
+        ({"type": ["string", "null"], "minLength": 5}, ["abcde", "null"], ["abcd"]),
+        ({"anyOf": [{"$ref": "#/$defs/e"}, {"type": "string"}]}, ["red", "green"], []),
+        ({"anyOf": [{"$ref": "#/$defs/e"}, {"type": "integer"}]}, ['"red"', "3"], ["red", '"green"']),
         ({}, ["anything"], []),
     ],
 )
@@ -242,6 +251,11 @@ def test_xml_values_keep_to_their_schema(
     }[tool_format]
     for value in good:
         assert words.accepts(wanted, frame.format(value)), value
+        seen = run(
+            frame.format(value), form=output_style(tool_parser=tool_format, reasoning_parser="null"), tools=(tool,)
+        )
+        read = json.loads("".join(event.arguments for event in seen[0] if isinstance(event, ToolCallDelta)))
+        assert Draft202012Validator(dict(tool.parameters)).is_valid(read), read
     for value in bad:
         assert not words.accepts(wanted, frame.format(value)), value
 
@@ -251,6 +265,7 @@ def test_xml_values_keep_to_their_schema(
     [
         (xml_tool({"type": "string", "format": "date"}), ["'format'", "$.properties.v"]),
         (xml_tool({"type": "string", "pattern": "^a|b$"}), ["'pattern'", "$.properties.v"]),
+        (xml_tool({"anyOf": [{"type": "string", "minLength": 2}, {"const": "a"}]}), ["'minLength'", "$.properties.v"]),
         (xml_tool({"type": "string"}, minProperties=1), ["'minProperties'", "$"]),
         (Tool("t", "", {"type": "object", "properties": {"a b": {}}}, strict=True), ["'a b'"]),
     ],
