@@ -30,8 +30,12 @@ _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their 
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
 TAG = re.compile(r"^</?[\w-]+>$")
-# three words and a full stop; possessive, as what is tried again takes the cube of a line's length
-_SENTENCE = re.compile(r"(?=\W*+(?:\w++\W++){2}\w).*[.!?。！？][\"'`)*_]*+\s*+$")
+# three words, or so many signs of a script without spaces, and a full stop; possessive, as what is tried again takes
+# the cube of a line's length
+_SENTENCE = re.compile(
+    r"(?=\W*+(?:\w++\W++){2}\w|.*?[\u3040-\u30ff\u3400-\u9fff]{6})"
+    r".*[.!?…。！？](?:[\"'`)*_\]”’」』）】]|</[\w-]++>)*+\s*+$"
+)
 
 
 def diff(old: str, new: str) -> list[str] | None:
@@ -83,7 +87,8 @@ def withdraws(old: str, new: str) -> bool:
     still, hunks = _still(after), _hunks(before, after) or []
     if sum(max(len(gone), len(came)) for _, gone, came in hunks) >= _ELIDE:
         return False
-    runs = (_by_whether_moved(gone, still, as_block=True) for _, gone, came in hunks if not came)
+    empty = (gone for _, gone, came in hunks if not re.search(r"\w", "".join(came)))
+    runs = (_by_whether_moved(gone, still, as_block=True) for gone in empty)
     lines = (line for parts in runs for is_moved, run in parts if not is_moved for line in run)
     sentences = [line for line in lines if _SENTENCE.match(line)]
     told = _told(before, after) if sentences else {}

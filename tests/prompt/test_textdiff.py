@@ -59,6 +59,12 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
     [
         ("Be kind.\nThe wiki is at wiki.acme.test.", "Be kind.", True),
         ("Be kind.\n2. Ask Milena before a migration.\nBye.", "Be kind.\nBye.", True),
+        ("Be kind.\nAsk Milena before a migration.\nBye.", "Be kind.\n\nBye.", True),  # as templates leave a line
+        ("Be kind.\nAsk Milena before a migration.\nBye.", "Be kind.\n---\nBye.", True),
+        ("Be kind.\n<rule>Never push to main.</rule>", "Be kind.", True),
+        ("Be kind.\n永远不要删除任何文件。", "Be kind.", True),
+        ("Be kind.\nファイルを削除しないでください（必ず）。", "Be kind.", True),
+        ("Be kind.\n終了。", "Be kind.", False),
         ("Be kind.\nThe wiki is at a.test.", "Be kind.\nThe wiki is at b.test.", False),  # another one
         ("Be kind.\nThe wiki is at a.test.\nBye.", "The wiki is at a.test.\nBe kind.\nBye.", False),  # elsewhere
         ("Be kind.\n- Region: eu-1", "Be kind.", False),  # told without its value
