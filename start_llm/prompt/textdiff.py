@@ -87,12 +87,14 @@ def withdraws(old: str, new: str) -> bool:
     still, hunks = _still(after), _hunks(before, after) or []
     if sum(max(len(gone), len(came)) for _, gone, came in hunks) >= _ELIDE:
         return False
-    empty = (gone for _, gone, came in hunks if not re.search(r"\w", "".join(came)))
-    runs = (_by_whether_moved(gone, still, as_block=True) for gone in empty)
-    lines = (line for parts in runs for is_moved, run in parts if not is_moved for line in run)
-    sentences = [line for line in lines if _SENTENCE.match(line)]
-    told = _told(before, after) if sentences else {}
-    return any(told[line] == line for line in sentences)
+    told = cache(lambda: _told(before, after))  # most changes need it not
+    for _, gone, came in hunks:
+        instead = sum(re.search(r"\w", line) is not None for line in came)
+        runs = _by_whether_moved(gone, still, as_block=not instead)
+        lines = [line for is_moved, run in runs if not is_moved for line in run if _SENTENCE.match(line)]
+        if len(lines) > instead and sum(told()[line] == line for line in lines) > instead:
+            return True
+    return False
 
 
 def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:

@@ -61,6 +61,9 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
         ("Be kind.\n2. Ask Milena before a migration.\nBye.", "Be kind.\nBye.", True),
         ("Be kind.\nAsk Milena before a migration.\nBye.", "Be kind.\n\nBye.", True),  # as templates leave a line
         ("Be kind.\nAsk Milena before a migration.\nBye.", "Be kind.\n---\nBye.", True),
+        ("Be very kind.\nAsk Milena before a migration.\nBye.", "Be rude.\nBye.", True),  # one came in the place of two
+        ("It is 10:05.\nAsk Milena before a migration.\nBye.", "It is 10:06.\nBye.", True),
+        ("It is 10:05.\n- Region: eu-1\nBye.", "It is 10:06.\nBye.", False),
         ("Be kind.\n<rule>Never push to main.</rule>", "Be kind.", True),
         ("Be kind.\n永远不要删除任何文件。", "Be kind.", True),
         ("Be kind.\nファイルを削除しないでください（必ず）。", "Be kind.", True),
