@@ -131,6 +131,16 @@ def test_others_that_hold_what_those_of_the_failed_step_need_end_before_them(sho
     assert failed and not scheduler.busy and [sink.done.reason for sink in sinks[:2]] == ["stop", "length"]
 
 
+def add_all(scheduler: Any) -> list[Any]:
+    """Submits all prompts as ``r0``, ``r1``, ... Their sinks."""
+    sinks = []
+    for i, prompt in enumerate(PROMPTS):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+    return sinks
+
+
 def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list[list[int]]) -> None:
     class Stuck(FakeRunner):
         def remove(self, uid: int) -> Any:
@@ -140,11 +150,7 @@ def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list
 
     runner = Stuck(answer=20)
     scheduler, *_ = make(runner)
-    sinks = []
-    for i, prompt in enumerate(PROMPTS):
-        work, sink = submit(f"r{i}", prompt, max_tokens=30)
-        scheduler.add(work)
-        sinks.append(sink)
+    sinks = add_all(scheduler)
     while len([e for e in sinks[2].events if isinstance(e, Sampled)]) < 6:
         scheduler.step()
     scheduler.requests.cancel("r2")
@@ -168,11 +174,7 @@ def test_a_runner_that_cannot_be_cleared_at_once_costs_no_token(expected: list[l
     runner = Stuck(answer=20)
     runner.when = lambda r: r.steps == 5 and not setattr(r, "steps", 6)
     scheduler, *_ = make(runner)
-    sinks = []
-    for i, prompt in enumerate(PROMPTS):
-        work, sink = submit(f"r{i}", prompt, max_tokens=30)
-        scheduler.add(work)
-        sinks.append(sink)
+    sinks = add_all(scheduler)
     with pytest.raises(RuntimeError, match="not now"):
         drain(scheduler)
     scheduler.recover(RuntimeError("not now"))
@@ -197,11 +199,7 @@ def test_a_step_that_always_fails_elsewhere_gives_up_and_serves_the_next(monkeyp
 
 def test_recovering_loses_no_token(expected: list[list[int]]) -> None:
     scheduler, *_ = make(FakeRunner(answer=20))
-    sinks = []
-    for i, prompt in enumerate(PROMPTS):
-        work, sink = submit(f"r{i}", prompt, max_tokens=30)
-        scheduler.add(work)
-        sinks.append(sink)
+    sinks = add_all(scheduler)
     for _ in range(5):
         scheduler.step()
     scheduler.recover(RuntimeError("out of nowhere"))
