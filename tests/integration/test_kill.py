@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.kill_server import figures
 from tests.integration.live import live
 from tests.integration.processes import WAIT, process
 from tests.waiting import until
@@ -24,11 +25,8 @@ TURNS = 5
 
 def is_written(url: str, tokens: int) -> bool:
     """The figures are told together, about once a second: they count if they know of the last answer."""
-    lines = httpx.get(f"{url}/metrics", timeout=WAIT).text.splitlines()
-    told = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    stored, *waiting = (
-        float(told[f"start_llm_kv_{name}"]) for name in ("tokens", "disk_waiting_bytes", "disk_waiting_segments")
-    )
+    told, names = figures(url), ("tokens", "disk_waiting_bytes", "disk_waiting_segments")
+    stored, *waiting = (told[f"start_llm_kv_{name}"] for name in names)
     return stored >= tokens - 8 and not any(waiting)
 
 

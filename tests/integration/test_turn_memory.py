@@ -14,8 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
+from tests.integration.kill_server import figures
 from tests.integration.processes import process
-from tests.integration.test_kill import figure
 from tests.oracle import build_oracle
 from tests.waiting import until
 
@@ -61,8 +61,7 @@ def turn(url: str, messages: list[dict[str, Any]]) -> None:
 
 def used_after(url: str, before: float) -> float:
     """Bytes of KV once a turn is stored, which adds to them; figures are a second old at most."""
-    until(lambda: figure(url, "kv_used_bytes") > before)
-    return figure(url, "kv_used_bytes")
+    return until(lambda: (held := figures(url)["start_llm_kv_used_bytes"]) > before and held)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read, and set back, in /proc")
