@@ -27,6 +27,8 @@ class Root:
     schema: Mapping[str, Any]
     types: dict[int, frozenset[str]] = field(default_factory=dict)
     listed: dict[int, frozenset[str]] = field(default_factory=dict)
+    members: dict[int, dict[str, Any]] = field(default_factory=dict)
+    items: dict[int, Any] = field(default_factory=dict)
     levels: int = 0
     steps: int = STEPS
 
@@ -96,11 +98,15 @@ class Schema:
 
     def member(self, key: str) -> Schema:
         """The schema of an object's member."""
-        for part in self._parts():
-            members = part.schema.get("properties")
-            if isinstance(members, Mapping) and key in members:
-                return Schema(members[key], self._root)
-        return self._other_members
+        known = self._root.members
+        if id(self.schema) not in known:  # there may be thousands of alternatives, and as many names to look up
+            known[id(self.schema)] = {}
+            for part in self._parts():
+                members = part.schema.get("properties")
+                for name, schema in members.items() if isinstance(members, Mapping) else ():
+                    known[id(self.schema)].setdefault(name, schema)
+        found = known[id(self.schema)]
+        return Schema(found[key], self._root) if key in found else self._other_members
 
     @property
     def _other_members(self) -> Schema:
@@ -117,9 +123,12 @@ class Schema:
     @property
     def items(self) -> Schema:
         """Of a list's values; any where the first ones have schemas of their own (``prefixItems``)."""
-        parts = [part.schema for part in self._parts()]
-        found = (schema["items"] for schema in parts if isinstance(schema.get("items"), Mapping))
-        return Schema(ANY if any("prefixItems" in schema for schema in parts) else next(found, ANY), self._root)
+        known = self._root.items
+        if id(self.schema) not in known:
+            parts = [part.schema for part in self._parts()]
+            found = (schema["items"] for schema in parts if isinstance(schema.get("items"), Mapping))
+            known[id(self.schema)] = ANY if any("prefixItems" in schema for schema in parts) else next(found, ANY)
+        return Schema(known[id(self.schema)], self._root)
 
     def valid(self, value: Any, depth: int = 0) -> bool:
         """Whether `value` and its parts have a type that the schema allows, and are among the values that it lists.
@@ -143,8 +152,8 @@ class Schema:
 
     def _fits_branches(self, value: Any, depth: int) -> bool:
         for word, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
-            branches = list(self._branches(word))
-            if branches and not enough(branch.valid(value, depth + 1) for branch in branches):
+            fits = (branch.valid(value, depth + 1) for branch in self._branches(word))
+            if isinstance(self.schema.get(word), list) and self.schema[word] and not enough(fits):
                 return False
         return True
 

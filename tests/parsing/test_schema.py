@@ -207,6 +207,34 @@ def test_the_values_of_an_enum_are_written_once(monkeypatch: pytest.MonkeyPatch)
     assert len(written) < 3_000
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"anyOf": [{"type": "integer"}, *[{"type": "string"}] * 2_000]}}, [1] * 500),
+        ({"anyOf": [{"properties": {"a": {"type": "string"}}}] * 2_000, "type": "object", "required": ["b"]}, "names"),
+        ({"anyOf": [{"items": {"type": "integer"}}] * 2_000}, "items"),
+    ],
+)
+def test_thousands_of_alternatives_are_not_gone_through_for_each_value(
+    monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any], value: Any
+) -> None:
+    made = 0
+    resolve = Schema._resolve
+
+    def counted(self: Schema, plain: Any) -> Any:
+        nonlocal made
+        made += 1
+        return resolve(self, plain)
+
+    monkeypatch.setattr(Schema, "_resolve", counted)
+    asked = Schema(schema)
+    if value == "items":
+        assert {asked.items.types for _ in range(500)} == {frozenset({"integer"})}
+    else:
+        asked.coerce({f"k{n}": 1 for n in range(500)} if value == "names" else value)
+    assert made < 100_000
+
+
 def test_references_to_elsewhere_are_not_fetched(tmp_path: Path) -> None:
     asked: list[str] = []
 
