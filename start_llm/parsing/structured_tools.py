@@ -245,7 +245,9 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
     if lark.is_token(end):  # text cannot run over a token, so it may be taken greedily
         return f"{lark.rule(name, text)} {lark.marker(end)}"
     lark.rule(name, f"{text} & ~/{ANY_TEXT}{regex_to_lark(re.escape(end.strip()))}{ANY_TEXT}/")
-    return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
+    # Where null is no such text, DSML must not say that it is one.
+    is_either = "null" in _types(schema) and not schema.keys().isdisjoint(_OF_TEXTS)
+    return lark.rule(f"{prefix}_{'either' if is_either else 'text'}", f"{name} {literal(end)}", "[lazy]")
 
 
 def _optional(schema: Schema, root: Schema) -> Schema:

@@ -260,6 +260,17 @@ def test_xml_values_keep_to_their_schema(
         assert not words.accepts(wanted, frame.format(value)), value
 
 
+def test_dsml_does_not_call_null_a_text_where_it_is_none() -> None:
+    tool = xml_tool({"type": ["string", "null"], "pattern": "^a+$"})
+    wanted = constraint(BYTES, "deepseek_v4", tools=(tool,), tool_choice=ToolChoice("required"))
+    call = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="t">\n<｜DSML｜parameter name="v" string="{}">{}'
+    call += "</｜DSML｜parameter>\n"
+    end = "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+    assert BYTES.accepts(wanted, call.format("false", "null") + end)
+    assert BYTES.accepts(wanted, call.format("false", "aa") + end)
+    assert not BYTES.accepts(wanted, call.format("true", "null") + end)
+
+
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
