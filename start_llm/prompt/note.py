@@ -48,9 +48,9 @@ def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | 
     Its first tag alone has the nonce, which costs tokens: none of its lines may look like its last one.
     """
     kinds = _by_kind(changes)
-    if any(map(_withdraws, kinds["system"])):
-        return None
     told = [told_of(change) for change in kinds["system"]]
+    if any(map(_withdraws, kinds["system"], told)):
+        return None
     is_role = None in told
     again = _as_at_top(path, query) if told else None
     if again is not None and (is_role or _length(again) < sum(map(_length, told))):
@@ -75,8 +75,8 @@ def _by_kind(changes: Sequence[Change]) -> dict[str, list[Change]]:
     return kinds
 
 
-def _withdraws(change: Change) -> bool:
-    return bool(change.new) and withdraws(change.old or "", change.new or "")
+def _withdraws(change: Change, told: list[str] | None) -> bool:
+    return bool(change.new) and withdraws(change.old or "", change.new or "", is_whole=told is None)
 
 
 def _role(path: Path, query: MatchQuery) -> list[str] | None:

@@ -79,9 +79,11 @@ def _are_pairs(gone: Sequence[str], came: Sequence[str]) -> bool:
     return len(gone) == len(came) and all(map(_begin_alike, gone, came))
 
 
-def withdraws(old: str, new: str) -> bool:
+def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:
     """Whether a sentence of `old` is gone and nothing came in its place: a model reads it where it stands, whatever a
     note says. A line that has a name is told without its value. So many lines at once are another mode's instructions.
+
+    `is_whole`: the note tells all of `new`, so what came at a place stands for all that is gone there.
     """
     before, after = old.split("\n"), new.split("\n")
     still, hunks = _still(after), _hunks(before, after) or []
@@ -90,6 +92,8 @@ def withdraws(old: str, new: str) -> bool:
     told = cache(lambda: _told(before, after))  # most changes need it not
     for _, gone, came in hunks:
         instead = sum(re.search(r"\w", line) is not None for line in came)
+        if instead and is_whole:
+            continue
         runs = _by_whether_moved(gone, still, as_block=not instead)
         lines = [line for is_moved, run in runs if not is_moved for line in run if _SENTENCE.match(line)]
         if len(lines) > instead and sum(told()[line] == line for line in lines) > instead:

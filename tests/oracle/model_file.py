@@ -104,7 +104,10 @@ class Summed:
 
 def go_wrong(file: Path) -> None:
     """Does what the file asks for, until it is gone."""
-    fault = file.read_text() if file.exists() else ""
+    try:
+        fault = file.read_text()
+    except FileNotFoundError:  # it may go between a look and a reading
+        return
     while fault == "hang" and file.exists():
         time.sleep(0.05)
     if fault == "exit":

@@ -81,6 +81,13 @@ def test_a_sentence_that_is_gone_cannot_be_told(old: str, new: str, is_withdrawn
     assert withdraws(old, new) is is_withdrawn
 
 
+def test_another_text_that_is_told_whole_stands_for_all_lines_it_replaces():
+    old, new = "You are a coder.\nAlways run the tests.\nBye.", "You write summaries of talks.\nBye."
+    assert withdraws(old, new)
+    assert not withdraws(old, new, is_whole=True)
+    assert withdraws(old, "You are a coder.\nBye.", is_whole=True)
+
+
 def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_as_replaced():
     told = diff("Never push.\nBe kind.\nNever push.", "Never push.\nBe kind.\nAsk first.")
     assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "+Ask first."]
