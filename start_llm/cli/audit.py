@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 
-from start_llm.core.errors import ExitCode
+from start_llm.core.errors import WrongWords
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, AuditEntry, Sum, Wanted, entries, sums
 from start_llm.dashboard.tables import print_table
-from start_llm.files.database import FileUnavailable
 from start_llm.host.home import home
 
 UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -23,20 +21,10 @@ Row = Sequence[str]
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """Prints requests, oldest first, or sums of them; 2 for a time that is none."""
-    try:
-        since = moment(options.since, time.time())
-    except ValueError as error:
-        print(f"audit: {error}", file=sys.stderr)
-        return ExitCode.BAD_SETTING
-    wanted = Wanted(since, options.client, options.of_model, options.outcome)
-    path = home() / settings.cache_dir / AUDIT_FILE
-    try:
-        by = options.by
-        found = sums(path, wanted, by) if by else entries(path, wanted, max(options.lines, 0))
-    except FileUnavailable as error:
-        print(f"audit: {error}", file=sys.stderr)
-        return 1
+    """Prints requests, oldest first, or sums of them. Raises WrongWords, FileUnavailable."""
+    wanted = Wanted(moment(options.since, time.time()), options.client, options.of_model, options.outcome)
+    path, by = home() / settings.cache_dir / AUDIT_FILE, options.by
+    found = sums(path, wanted, by) if by else entries(path, wanted, max(options.lines, 0))
     if options.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
     elif found:
@@ -48,12 +36,12 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def moment(age: str, now: float) -> float:
-    """Unix seconds of an age like ``12h``; 0 for ``all``. Raises ValueError."""
+    """Unix seconds of an age like ``12h``; 0 for ``all``. Raises WrongWords."""
     if age == "all":
         return 0.0
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([mhdw])", age)
     if found is None:
-        raise ValueError(f"--since {age}: allowed are ages like 30m, 12h, 7d, 2w, and all")
+        raise WrongWords(f"--since {age}: allowed are ages like 30m, 12h, 7d, 2w, and all")
     return now - float(found[1]) * UNITS[found[2]]
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from start_llm.cli.measure import Timed, about, own_server, timed, words
 from start_llm.clients.agent import Endpoint
-from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
 from start_llm.host.ports import ask_json, free_port
 from start_llm.host.processes import wait_until
@@ -32,13 +31,9 @@ Rows = dict[str, str]
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """Prints a table, and the same as text to paste; 1 if a server fails."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="start-llm-bench-") as folder:
-            model, columns = measure(settings, Path(folder), options.against)
-    except (StartLLMError, ChatError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    """Prints a table, and the same as text to paste. Raises StartLLMError, ChatError: a server fails."""
+    with tempfile.TemporaryDirectory(prefix="start-llm-bench-") as folder:
+        model, columns = measure(settings, Path(folder), options.against)
     print("\nThis text can be pasted into a report:\n")
     print("\n".join([*about(model), "", *table(columns)]))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 
 from rich.console import Console
@@ -17,64 +18,53 @@ from start_llm.models.device import GB, inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import full_name, published_head
-from start_llm.models.servers import StillNeeded, check_unused
+from start_llm.models.servers import check_unused
 
 
 def main_pull(settings: Settings, options: argparse.Namespace) -> int:
-    """0 once all of the model is here and verified, with or without the head that drafts for it; 1 with a sentence."""
+    """Returns once the whole model is here and verified, with or without its head for drafts. Raises PullError."""
     repository = full_name(options.name) or options.name
-    if not _pull(repository, options.revision, f" Serve it: {program()} serve {options.name}"):
-        return 1
+    _pull(repository, options.revision, f" Serve it: {program()} serve {options.name}")
     wanted = settings.drafts != "off" and settings.draft_model == "auto"
     if wanted and (head := published_head(repository)):
-        _pull(head, None, f" It drafts for {options.name} (DRAFT_MODEL=auto).")
+        try:
+            _pull(head, None, f" It drafts for {options.name} (DRAFT_MODEL=auto).")
+        except PullError as error:
+            print(error, file=sys.stderr)
     return 0
 
 
-def _pull(repository: str, revision: str | None, then: str) -> bool:
-    """Fetches a model and prints the outcome, with `then` behind it. False: it failed, and stderr says why."""
-    bars = ProgressBars(Console(stderr=True))
-    try:
+def _pull(repository: str, revision: str | None, then: str) -> None:
+    """Fetches a model and prints the outcome, with `then` behind it. Raises PullError."""
+    with closing(ProgressBars(Console(stderr=True))) as bars:
         done = pull(repository, bars, revision=revision)
-    except PullError as error:
-        bars.close()
-        print(error, file=sys.stderr)
-        return False
-    bars.close()
     came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
     print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}.{then}")
-    return True
 
 
 def main_rm(settings: Settings, options: argparse.Namespace) -> int:
-    """Removes a model that came from a hub. 1 if it is not there, is somebody's own folder, or is in use."""
+    """Removes a model that came from a hub.
+
+    Raises PullError, StillNeeded: it is not there, is somebody's own folder, or is in use.
+    """
     repository = full_name(options.name) or options.name
-    try:
-        removable(repository)
-        check_unused(repository, settings)
-        size = remove(repository)
-    except (PullError, StillNeeded) as error:
-        print(error, file=sys.stderr)
-        return 1
+    removable(repository)
+    check_unused(repository, settings)
+    size = remove(repository)
     print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
     return 0
 
 
 def main_search(settings: Settings, options: argparse.Namespace) -> int:
-    """Models on the hub, those that are fetched most first. 1 with a sentence where there is no hub or no model."""
+    """Models on the hub, those that are fetched most first. Raises PullError: there is no hub or no model."""
     words = " ".join(options.words)
-    try:
-        found = search_hub(words)
-    except PullError as error:
-        print(error, file=sys.stderr)
-        return 1
+    found = search_hub(words)
     usable = inspect_device(likely_accelerator).usable
     if options.json:
         print(json.dumps([asdict(model) | {"fits": model.fits(usable)} for model in found], indent=2))
         return 0
     if not found:
-        print(f"The hub has no model for MLX with {words!r} in its name.", file=sys.stderr)
-        return 1
+        raise PullError(f"The hub has no model for MLX with {words!r} in its name.")
     fits = {True: "yes", False: "no", None: "-"}
     rows = [
         (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import sys
 import time
 from typing import Any
 
 from rich.console import Console
 
-from start_llm.core.errors import ExitCode
+from start_llm.core.errors import WrongWords
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.host.hints import hint
@@ -20,7 +19,7 @@ from start_llm.host.ports import ask_json, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
 from start_llm.models.servers import Card, running_ports, server_cards
-from start_llm.service.commands import NOT_RUNNING
+from start_llm.service.control import NotRunning, ServiceError
 from start_llm.service.place import Place
 
 _CHANGE_SECONDS = 3600.0  # the server gives up earlier
@@ -29,15 +28,13 @@ _DOING = {"load": "loading", "unload": "unloading", "pin": "pinning"}
 
 
 def change(settings: Settings, options: argparse.Namespace) -> int:
-    """Loads, unloads or pins a model of the running server. 1: it could not be done; 2: typed wrong; 3: no server."""
+    """Loads, unloads or pins a model of the running server. Raises ServiceError, WrongWords, NotRunning."""
     what, name = options.what, options.name
     if not name:
-        print(f"models {what}: NAME is missing; `{program()} models` lists them", file=sys.stderr)
-        return ExitCode.BAD_SETTING
+        raise WrongWords(f"models {what}: NAME is missing; `{program()} models` lists them")
     place = Place(settings)
     if server_state(place.host, place.port) is None:
-        print(_no_server(settings, what, name), file=sys.stderr)
-        return NOT_RUNNING
+        raise NotRunning(_no_server(settings, what, name))
     meant = str(expanded(name).resolve()) if name.startswith(_PATHS) else name
     body: dict[str, Any] = {"model": meant} | ({"pinned": not options.off} if what == "pin" else {})
     began, doing = time.monotonic(), f"{_DOING[what]} {name} ..."
@@ -47,8 +44,7 @@ def change(settings: Settings, options: argparse.Namespace) -> int:
     with console.status(doing):  # it may take minutes
         status, answer = ask_json(f"{place.url}/v1/models/{what}", settings.api_key, _CHANGE_SECONDS, body)
     if status != 200 or not isinstance(answer, dict):
-        print(_refusal(settings, name, status, answer), file=sys.stderr)
-        return ExitCode.NOT_STARTED
+        raise ServiceError(_refusal(settings, name, status, answer))
     print(json.dumps(answer, indent=1) if options.json else _done(what, answer, time.monotonic() - began))
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
@@ -12,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from start_llm.cli.loaded import state_of
-from start_llm.core.errors import ExitCode
+from start_llm.core.errors import WrongWords
 from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
@@ -43,8 +42,7 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     """What is on this disk, and what of it a server has loaded; or what is known of one; or a change of one."""
     for option, (what, written, example) in _BELONGS.items():
         if getattr(options, option) and options.what != what:
-            print(f"models: {written} belongs to {what}: {program()} models {what} {example}", file=sys.stderr)
-            return ExitCode.BAD_SETTING
+            raise WrongWords(f"models: {written} belongs to {what}: {program()} models {what} {example}")
     if options.what in ("show", "set"):  # what reads all of a model takes a second to import
         shown = import_module("start_llm.cli.show")
         return int((shown.show if options.what == "show" else shown.set_values)(settings, options))

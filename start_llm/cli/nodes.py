@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
-from start_llm.core.errors import ExitCode
+from start_llm.core.errors import WrongWords
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table, printable
 from start_llm.host.ports import address
@@ -19,16 +18,13 @@ _ANSWERING = frozenset({"ready", "busy"})
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """0: all nodes answer; 1: one does not; 2: NODES_CA_FILE cannot be read."""
+    """0: all nodes answer; 1: one does not. Raises WrongWords: NODES_CA_FILE cannot be read."""
     nodes = nodes_of(settings, address(settings.mlx_host, settings.mlx_port))
     try:
         found = look_at(nodes, settings.nodes_ca_file)
     except OSError as error:
-        print(
-            f"NODES_CA_FILE={str(settings.nodes_ca_file)!r}: it must be a file of PEM certificates: {error}",
-            file=sys.stderr,
-        )
-        return ExitCode.BAD_SETTING
+        wrong = f"NODES_CA_FILE={str(settings.nodes_ca_file)!r}: it must be a file of PEM certificates"
+        raise WrongWords(f"{wrong}: {error}") from None
     if options.json:
         print(json.dumps(found, indent=1))
     elif not settings.nodes and found[0]["state"] == "gone":

@@ -10,16 +10,18 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 
 from start_llm.api.http.listener import check_bind
 from start_llm.cli.commands import Command
 from start_llm.cli.reading import ParsedCommand
-from start_llm.core.errors import ExitCode, NotSupported
+from start_llm.core.errors import ExitCode, Explained, NotSupported
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError, load_settings, stored_values
 from start_llm.dashboard.process_log import json_line
+from start_llm.dashboard.tables import words_only
 from start_llm.host.blas import begin_again
 from start_llm.host.home import command as program
 from start_llm.host.home import home, made_home
@@ -33,6 +35,7 @@ from start_llm.service.place import port_of_one
 log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 0.4
+_NAMED = frozenset({"audit", "bench", "chat", "launch"})  # commands that say who speaks
 LOADS = frozenset({"serve", "start", "restart", "launch", "chat", "demo", "bench"})
 COMPUTES = frozenset({"serve", "demo", "doctor", "bench"})
 """Commands in whose process, or in children of it, MLX computes."""
@@ -68,14 +71,7 @@ def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
         return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)
     if own_process and folder is not None and typed.command.name in COMPUTES:
         begin_again(folder)
-    try:
-        return _start(typed, settings)
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # a disk that is full, a folder that is a file: no fault of the program's
-        log.debug("%s failed", typed.command.name, exc_info=True)
-        print(f"{typed.command.name}: {error}", file=sys.stderr)
-        return ExitCode.NOT_STARTED
+    return called(_imported(typed.command.place), typed, settings)
 
 
 def _here() -> str | None:
@@ -85,18 +81,34 @@ def _here() -> str | None:
         return None
 
 
-def _start(typed: ParsedCommand, settings: Settings) -> int:
-    module, _, function = typed.command.place.partition(":")
+def called(command: Callable[..., int], typed: ParsedCommand, settings: Settings) -> int:
+    """The command's exit code. Why it could not be done is printed."""
+    name = typed.command.name
+    try:
+        return int(command(settings, typed.options))
+    except BrokenPipeError:
+        raise
+    except Explained as error:
+        print(words_only(f"{name}: {error}" if name in _NAMED else f"{error}"), file=sys.stderr)
+        return error.exit_code
+    except OSError as error:  # a disk that is full, a folder that is a file: no fault of the program's
+        log.debug("%s failed", name, exc_info=True)
+        print(f"{name}: {error}", file=sys.stderr)
+        return ExitCode.NOT_STARTED
+
+
+def _imported(place: str) -> Callable[..., int]:
+    module, _, function = place.partition(":")
     # What imports make stays: looking for garbage in it is an eighth of the work of a start, and some 80 ms in each
     # full collection later, inside whichever request sets it off. Frozen here, before a model is loaded: what a model
     # leaves is found only where it is not frozen.
     gc.disable()
     try:
-        command = getattr(import_module(module), function)
+        command: Callable[..., int] = getattr(import_module(module), function)
     finally:
         gc.freeze()
         gc.enable()
-    return int(command(settings, typed.options))
+    return command
 
 
 def _refuse(message: str, typed: ParsedCommand) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.cli.commands import context_word
-from start_llm.core.errors import ExitCode, NotSupported
+from start_llm.core.errors import Explained, NotSupported, WrongWords
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
@@ -42,21 +42,18 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def show(settings: Settings, options: argparse.Namespace) -> int:
-    """A summary; with ``--all`` every fact. 1 with a sentence: no such model is here, or its own file is wrong."""
+    """A summary; with ``--all`` every fact. Raises Explained: no such model is here, or its own file is wrong."""
     asked = _model_name(settings, options.name)
     source = full_name(asked) or asked
     folder = _folder(settings, source)
     if folder is None:
-        near = _similar(settings, asked)
-        print(f"{asked} is not on this disk; `{program()} models` lists what is.{near}", file=sys.stderr)
-        return 1
+        raise _not_here(asked, _similar(settings, asked))
     # What the model's last load found out, if it was ever loaded here.
     probe = read_probe(home() / settings.cache_dir / PROBES, probe_key(fingerprint(folder)))
     try:
         known, makers = read_capabilities(settings, home() / FOLDER, source, folder)
     except (NotSupported, OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        raise Explained(str(error)) from None
     known = known if probe is None else known.with_probe(probe)
     head = own_drafter(folder, known.config)
     drafts = {} if head is None else {"drafts_by": Fact(head.detail, "weights")}
@@ -80,28 +77,29 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def set_values(settings: Settings, options: argparse.Namespace) -> int:
-    """Writes values into the model's own file. 1: no such model is here; 2: typed wrong, nothing is written."""
+    """Writes values into the model's own file. Raises Explained, WrongWords: then nothing is written."""
     if not options.name or ("=" in options.name and not options.values):
         given = options.name or "KEY=VALUE"
-        print(f"models set: NAME is missing: {program()} models set NAME {given}", file=sys.stderr)
-        return ExitCode.BAD_SETTING
+        raise WrongWords(f"models set: NAME is missing: {program()} models set NAME {given}")
     asked = _model_name(settings, options.name)
     folder = _folder(settings, full_name(asked) or asked)
     if folder is None:
-        print(f"{asked} is not on this disk; `{program()} models` lists what is.", file=sys.stderr)
-        return 1
+        raise _not_here(asked)
     source = EMBEDDED_NAME if is_embedded(str(folder)) else name_of(folder)
     try:
         own = write_overrides(home() / FOLDER, source, dict(map(_change, options.values)))
     except NotSupported as error:
-        print(error, file=sys.stderr)
-        return ExitCode.BAD_SETTING
+        raise WrongWords(str(error)) from None
     print(own.path.read_text("utf-8") if own.path else "", end="")
     card = card_of(server_cards(settings) or [], source)
     loaded = card is not None and card["details"].get("state") != "stored"
     then = f"; `{hint(f'models unload {asked}', settings.mlx_port)}` takes it out of memory" if loaded else ""
     print(f"# {own.path}: counts when {source} is loaded next{then}", file=sys.stderr)
     return 0
+
+
+def _not_here(asked: str, near: str = "") -> Explained:
+    return Explained(f"{asked} is not on this disk; `{program()} models` lists what is.{near}")
 
 
 def _change(word: str) -> tuple[str, Any]:

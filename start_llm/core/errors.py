@@ -9,7 +9,16 @@ NOT_LOADABLE = "model_not_loadable"
 """The `refusal` of a request whose model could not be loaded."""
 
 
-class StartLLMError(Exception):
+class Explained(Exception):
+    """The message is a sentence for people: why something cannot be done, and what to do.
+
+    A command that raises it prints that, and the program ends with `exit_code`.
+    """
+
+    exit_code = 1
+
+
+class StartLLMError(Explained):
     """Base. `param` names the field of the request; `code` is a stable machine-readable word.
 
     `refusal`: the request is sound, and it is this server that cannot answer it now: the word for why. Another model
@@ -123,6 +132,12 @@ class TimedOut(StartLLMError, status=504, type="timeout_error", code="watchdog")
 
 class OutOfMemory(StartLLMError, status=507, code="out_of_memory", refusal="out_of_memory"):
     """It does not fit."""
+
+
+class WrongWords(Explained):
+    """A command was typed wrong."""
+
+    exit_code = 2
 
 
 class ExitCode(IntEnum):

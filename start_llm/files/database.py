@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from start_llm.core.errors import Explained
 from start_llm.files.atomic import remove_anything
 from start_llm.files.locks import locked
 
@@ -52,7 +53,7 @@ class Damaged(Exception):
     """Raised inside `CacheDatabase.run` by a function that finds content that cannot be right."""
 
 
-class FileUnavailable(Exception):
+class FileUnavailable(Explained):
     """The file cannot be used now, through no fault of its content; the message says why."""
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import start_llm
 from start_llm.clients.agent import Endpoint
-from start_llm.core.errors import ExitCode
+from start_llm.core.errors import ExitCode, Explained
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import words_only
 from start_llm.host.home import command as program
@@ -30,7 +30,7 @@ from start_llm.launch.conversation import (
     typed_before,
     user_message,
 )
-from start_llm.launch.server import LaunchError, running_server
+from start_llm.launch.server import running_server
 
 ANSWER_SECONDS = 6 * 3600.0  # a long cold prefill must fit
 CONNECT_SECONDS = 10.0
@@ -38,7 +38,7 @@ INTERRUPTED = 130
 HISTORY = "chat_history"  # in the cache folder: the lines that were typed, for this user only
 
 
-class ChatError(RuntimeError):
+class ChatError(Explained):
     """The server has not answered. The message says why."""
 
 
@@ -53,7 +53,7 @@ class Answer:
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """0 after an answer, 1 if there was none, 2 if nothing was asked."""
+    """0 after an answer, 2 if nothing was asked. Raises LaunchError, ChatError."""
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     asked = "\n\n".join(part for part in (" ".join(options.words), piped.strip()) if part)
     if not asked and not sys.stdin.isatty():
@@ -69,9 +69,6 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
             if asked:
                 return once(endpoint, user_message(asked, images), as_json=options.json)
             return converse(endpoint, home() / settings.cache_dir / HISTORY, images)
-    except (LaunchError, ChatError) as error:
-        print(words_only(f"chat: {error}"), file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
 

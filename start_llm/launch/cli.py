@@ -28,7 +28,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.launch.folder import claimed, set_up_of
 from start_llm.launch.mine import bring, config_folder, take_away
-from start_llm.launch.server import LaunchError, expected_endpoint, running_server, say
+from start_llm.launch.server import expected_endpoint, running_server, say
 
 OWN_HOSTS = "127.0.0.1,localhost"  # never through the user's HTTP proxy
 SECRET_BYTES = 24
@@ -38,7 +38,7 @@ MANY = 500  # computed tokens that a request needs to tell a speed
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """Runs a client and returns its exit code; 1 where it cannot be launched, 127 if it is missing."""
+    """Runs a client and returns its exit code; 127 if it is missing. Raises LaunchError."""
     client = CLIENTS[options.client]
     executable = shutil.which(client.name)
     if executable is None and not options.print:
@@ -47,31 +47,27 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return 127
     # The server runs in `home`, the agent in the user's repository.
     first = home() / expanded(settings.cache_dir) / "launch" / client.name
-    try:
-        if options.print:
-            expected = expected_endpoint(settings, options.via_proxy)
-            warn_of_context(client, expected)
-            if options.my_config:
-                print(f"# {user_config_help(client)}")
-            print_plan(client, client.plan(expected, first))
-            return 0
-        config = client.user_config
-        brought = str(config_folder(config, os.environ)) if options.my_config and config.folder else ""
-        with running_server(settings, options.overrides, via_proxy=options.via_proxy) as endpoint:
-            warn_of_context(client, endpoint)
-            warn_of_time(client, endpoint, home() / expanded(settings.cache_dir) / AUDIT_FILE)
-            with claimed(
-                first,
-                lambda folder: set_up_of(client.plan(endpoint, folder), folder, brought),
-                lambda folder: _set_up(client, endpoint, folder, options.my_config),
-            ) as folder:
-                if folder != first:
-                    other = f"another {client.title} runs with another set-up"
-                    say(f"launch: {other}; this one keeps its sessions in {folder}.")
-                return run(executable or client.name, client.plan(endpoint, folder), options.arguments)
-    except LaunchError as error:
-        say(f"launch: {error}")
-        return 1
+    if options.print:
+        expected = expected_endpoint(settings, options.via_proxy)
+        warn_of_context(client, expected)
+        if options.my_config:
+            print(f"# {user_config_help(client)}")
+        print_plan(client, client.plan(expected, first))
+        return 0
+    config = client.user_config
+    brought = str(config_folder(config, os.environ)) if options.my_config and config.folder else ""
+    with running_server(settings, options.overrides, via_proxy=options.via_proxy) as endpoint:
+        warn_of_context(client, endpoint)
+        warn_of_time(client, endpoint, home() / expanded(settings.cache_dir) / AUDIT_FILE)
+        with claimed(
+            first,
+            lambda folder: set_up_of(client.plan(endpoint, folder), folder, brought),
+            lambda folder: _set_up(client, endpoint, folder, options.my_config),
+        ) as folder:
+            if folder != first:
+                other = f"another {client.title} runs with another set-up"
+                say(f"launch: {other}; this one keeps its sessions in {folder}.")
+            return run(executable or client.name, client.plan(endpoint, folder), options.arguments)
 
 
 def _set_up(client: AgentClient, endpoint: Endpoint, folder: Path, my_config: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from start_llm.clients.agent import Endpoint
+from start_llm.core.errors import Explained
 from start_llm.core.limits import IDLE_MINUTES
 from start_llm.core.settings import Settings
 from start_llm.host.hints import hint
@@ -28,7 +29,7 @@ MIN_ANSWER_TOKENS = 256
 MOST_ANSWER_TOKENS = 16_384  # long enough for any file that is written at once; the rest of the context is for history
 
 
-class LaunchError(RuntimeError):
+class LaunchError(Explained):
     """The client cannot be launched. The message says why and what to do."""
 
 

@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from start_llm.core.errors import NotFound
+from start_llm.core.errors import Explained, NotFound
 from start_llm.core.paths import expanded
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock
@@ -59,7 +59,7 @@ _REFUSALS: tuple[tuple[type[Exception], str], ...] = (
 """What is said of an answer of the hub: of the repository, its revision, and the reason. The first that fits counts."""
 
 
-class PullError(RuntimeError):
+class PullError(Explained):
     """The model could not be fetched. The message is one sentence that says why and what to do."""
 
 

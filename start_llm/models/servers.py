@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
+from start_llm.core.errors import Explained
 from start_llm.core.settings import Settings
 from start_llm.files.locks import is_locked
 from start_llm.host.home import command, home
@@ -18,7 +19,7 @@ Card = dict[str, Any]
 """A model as ``GET /v1/models`` tells it."""
 
 
-class StillNeeded(Exception):
+class StillNeeded(Explained):
     """A server needs the files of a model; says which, and what to do first."""
 
 

@@ -27,11 +27,10 @@ from start_llm.host.ports import ask_json, free_port, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB, LEAST_FREE, free_disk, inspect_device, likely_accelerator
 from start_llm.models.servers import running_ports
-from start_llm.service.control import Follower, ServiceError, bring_up, family, stop
+from start_llm.service.control import Follower, NotRunning, ServiceError, bring_up, family, stop
 from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how
 
-NOT_RUNNING = 3  # what init scripts say
 MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
@@ -39,17 +38,16 @@ _NEXT = (("launch pi", "an agent in the folder of your project"), ("status", "ho
 
 
 def main_start(settings: Settings, options: argparse.Namespace) -> int:
-    """0 once the server answers; 1 if it does not come up."""
+    """0 once the server answers. Raises ServiceError: it does not come up."""
     place = Place(settings, settings.mlx_port or free_port())
     was_running = place.is_running
     place.keep()
     try:
         begun = bring_up(settings, place, options.overrides, partial(print, flush=True))
-    except ServiceError as error:
+    except ServiceError:
         if not was_running:
             place.forget_keep()
-        print(error, file=sys.stderr)
-        return 1
+        raise
     place.keep()  # also where a launch began it in the same moment
     state = place.read()
     proxy = f", proxy {state.proxy_url}" if state is not None and state.proxy_url else ""
@@ -110,7 +108,7 @@ def main_status(settings: Settings, options: argparse.Namespace) -> int:
         print(words_only("\n".join(_status_lines(place, known))))  # whoever listens there has said some of it
     if known["state"] in {"ready", "busy"}:
         return 0
-    return 1 if known["running"] else NOT_RUNNING
+    return 1 if known["running"] else NotRunning.exit_code
 
 
 def look(place: Place, key: str | None) -> dict[str, Any]:
@@ -287,8 +285,7 @@ def main_logs(settings: Settings, options: argparse.Namespace) -> int:
     place = Place(settings)
     path = home() / expanded(settings.log_root) / "proxy.log" if options.proxy_log else place.log
     if not path.is_file():
-        print(f"There is no log {path}; a server in the foreground writes to its terminal.", file=sys.stderr)
-        return 1
+        raise ServiceError(f"There is no log {path}; a server in the foreground writes to its terminal.")
     print(last_lines(path, options.lines))
     follower = Follower(path, partial(print, flush=True), path.stat().st_size)
     while options.follow:

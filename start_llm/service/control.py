@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import psutil
 
+from start_llm.core.errors import Explained
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.host.hints import hint
@@ -29,8 +30,14 @@ GONE_SECONDS = 10.0
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 
 
-class ServiceError(RuntimeError):
+class ServiceError(Explained):
     """The server does not run as it should. The message says why and what to do."""
+
+
+class NotRunning(ServiceError):
+    """There is no server; the exit code is the one of init scripts."""
+
+    exit_code = 3
 
 
 def answers(place: Place) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from start_llm.cli import audit
 from start_llm.cli.reading import read
+from start_llm.cli.running import called
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, load_settings
@@ -27,7 +28,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def run(settings: Settings, *words: str) -> int:
-    return audit.main(settings, read(["audit", *words]).options)
+    return called(audit.main, read(["audit", *words]), settings)
 
 
 def test_the_last_requests(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

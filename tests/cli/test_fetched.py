@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from start_llm.cli.models import main_recommend
 from start_llm.core.settings import load_settings
 from start_llm.models import servers
 from start_llm.models.pull import Pulled, PullError
+from start_llm.models.servers import StillNeeded
 
 HEAD = "mlx-community/Qwen3.6-27B-MTP-4bit"
 
@@ -48,7 +51,8 @@ def test_a_head_that_would_not_draft_is_not_fetched(given: dict[str, str], monke
 def test_a_head_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("qwen3.6-27b", monkeypatch, refused=HEAD)[0] == 0
     assert capsys.readouterr().err == f"The hub has no model {HEAD}.\n"
-    assert run("qwen3.6-27b", monkeypatch, refused="mlx-community/Qwen3.6-27B-4bit")[0] == 1
+    with pytest.raises(PullError):
+        run("qwen3.6-27b", monkeypatch, refused="mlx-community/Qwen3.6-27B-4bit")
 
 
 @pytest.mark.parametrize(
@@ -60,9 +64,7 @@ def test_a_head_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, caps
         (1, "stored", ""),
     ],
 )
-def test_what_a_server_needs_is_not_removed(
-    at: int, state: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_server_needs_is_not_removed(at: int, state: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cards: list[dict[str, Any]] = [{"id": "other", "details": {"state": "ready", "source": "owner/other"}}]
     cards.insert(at, {"id": "model", "details": {"state": state, "source": "owner/model"}})
     removed: list[str] = []
@@ -70,9 +72,9 @@ def test_what_a_server_needs_is_not_removed(
     monkeypatch.setattr(servers, "model_cards", lambda url, *_: cards if url.endswith(":8123") else None)
     monkeypatch.setattr(fetched, "removable", lambda _: Path())
     monkeypatch.setattr(fetched, "remove", lambda name: removed.append(name) or 0)
-    assert fetched.main_rm(load_settings(None), argparse.Namespace(name="owner/model")) == (1 if said else 0)
+    with pytest.raises(StillNeeded, match=re.escape(f"owner/model {said}")) if said else nullcontext():
+        assert fetched.main_rm(load_settings(None), argparse.Namespace(name="owner/model")) == 0
     assert removed == ([] if said else ["owner/model"])
-    assert capsys.readouterr().err == (f"owner/model {said}\n" if said else "")
 
 
 def test_recommend_names_the_heads(capsys: pytest.CaptureFixture[str]) -> None:

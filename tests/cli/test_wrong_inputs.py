@@ -166,7 +166,7 @@ def test_it_is_refused_before_anything_heavy_is_imported(
 
 def test_a_whole_checkpoint_is_not_refused(places: Path, bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
-    monkeypatch.setattr("start_llm.cli.running._start", lambda typed, settings: begun.append(settings) or 0)
+    monkeypatch.setattr("start_llm.cli.running.called", lambda command, typed, settings: begun.append(settings) or 0)
     assert main(["serve", str(places / "whole"), "--port", "0"]) == 0
     assert main(["serve", "owner/name", "--port", "0"]) == 0
     assert len(begun) == 2

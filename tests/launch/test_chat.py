@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from start_llm.cli.reading import read
+from start_llm.cli.running import called
 from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import load_settings
 from start_llm.host.ports import free_port
@@ -78,7 +79,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def runs(port: int, *words: str, stdin: io.StringIO | None = None) -> int:
         monkeypatch.setattr(sys, "stdin", stdin or io.StringIO())
         settings = load_settings(None, start_llm_cache_dir=tmp_path, mlx_port=port)
-        return chat.main(settings, read(["chat", *words]).options)
+        return called(chat.main, read(["chat", *words]), settings)
 
     return runs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.cli.reading import read
+from start_llm.cli.running import called
 from start_llm.clients import CLIENTS
 from start_llm.clients.agent import Endpoint, LaunchPlan
 from start_llm.core.report import CacheReport
@@ -28,7 +29,7 @@ from tests.launch.stub import make_client, serving
 
 
 def main(words: list[str], settings: Settings) -> int:
-    return cli.main(settings, read(["launch", *words]).options)
+    return called(cli.main, read(["launch", *words]), settings)
 
 
 def settings(folder: Path, **values: object) -> Settings:
