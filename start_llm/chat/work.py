@@ -43,12 +43,11 @@ class RequestWork:
             choice=index,
         )
         detokenizer = Detokenizer(self.model.detokenizer(), raw=bool(self.prepared.request.begun))
-        guard = RepetitionGuard(self._text_of) if self.request.sampling.repetition_guard else None
+        guard = None
+        if self.request.sampling.repetition_guard:
+            guard = RepetitionGuard(lambda tokens: "".join(map(self.model.token_text, tokens)))
         single = not self.request.parallel_tool_calls
         return ChoiceParser(index, parser, detokenizer, work_id, single_call=single, guard=guard)
-
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        return "".join(map(self.model.token_text, tokens))
 
     def of(self, choice: ChoiceParser, sink: Sink, said: Sequence[int] = ()) -> Submit:
         """What the model thread is to do; `said`: tokens of the answer that stand already, its reasoning closed."""

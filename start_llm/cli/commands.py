@@ -39,10 +39,6 @@ class Command:
     tail: bool = False  # takes words behind ``--`` that are not ours (``options.arguments``)
     begins: str = ""  # what is said at once, before what takes its time; ``{agent}``: the one that is launched
 
-    def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        for flag in self.flags:
-            parser.add_argument(*flag["names"], **{name: value for name, value in flag.items() if name != "names"})
-
     def first_words(self, options: argparse.Namespace) -> str:
         """What is said on standard error; empty where only the outcome matters (in a script)."""
         if getattr(options, "print", False) or (self.name == "chat" and not sys.stderr.isatty()):

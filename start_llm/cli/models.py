@@ -10,7 +10,6 @@ from datetime import date
 from importlib import import_module
 from typing import Any
 
-from start_llm.cli.loaded import state_of
 from start_llm.core.errors import WrongWords
 from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
@@ -57,16 +56,12 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if not found and not cards:
         print(f"No model is on this disk. `{program()} recommend` names some; `{program()} pull NAME` fetches one.")
         return 0
-    _print_table(found, cards, adapters)
-    for entry in settings.models_by_name.entries:
-        print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
-    return 0
-
-
-def _print_table(found: list[StoredModel], cards: list[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
     columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
     rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
     print_table(columns, rows, words=("NAME", "STATE", "CAN"))
+    for entry in settings.models_by_name.entries:
+        print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
+    return 0
 
 
 def _embedded_once(models: Iterable[StoredModel], settings: Settings) -> list[StoredModel]:
@@ -174,6 +169,9 @@ def _listed(
     name: str, size: str, context: int | None = None, card: Card | None = None, can: str = ""
 ) -> dict[str, str]:
     """A row, by column. `card`: what a running server tells of it."""
-    state, kv = ("-", "-") if card is None else state_of(card)
-    tokens = context if card is None else card.get("context_length")
+    state, kv, tokens = "-", "-", context
+    if card is not None:
+        details, tokens = card["details"], card.get("context_length")
+        state = f"{details.get('state', '-')}{', pinned' if details.get('pinned') else ''}"
+        kv = f"{(details.get('kv_bytes') or 0) / GIB:.2f} GiB" if details.get("state") == "ready" else "-"
     return dict(zip(_COLUMNS, (name, size, "-" if tokens is None else f"{tokens:,}", state, kv, can), strict=True))

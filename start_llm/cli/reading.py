@@ -53,7 +53,8 @@ class _Parser(argparse.ArgumentParser):
         )
         self._command = command
         self.add_argument("-h", "--help", action="store_true", help="show this")
-        command.add_flags(self)
+        for flag in command.flags:
+            self.add_argument(*flag["names"], **{name: value for name, value in flag.items() if name != "names"})
 
     def error(self, message: str) -> NoReturn:
         name = self._command.name

@@ -65,7 +65,11 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
         print(json.dumps({**about, "facts": values}, indent=1, default=_plain))
         return 0
     print(f"{source}  ({folder})")
-    _print_facts(facts, folder, every=options.all)
+    if options.all:
+        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
+        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
+    else:
+        print("\n".join(f"{name:12} {text}" for name, text in _summary(facts, folder)))
     print("".join(f"{why}.\n" for why in makers.odd.values()), end="")
     for line in _remarks(known, probe, head, folder, options.all):
         print(f"{line[:1].upper()}{line[1:]}.")
@@ -120,14 +124,6 @@ def _change(word: str) -> tuple[str, Any]:
 def _model_name(settings: Settings, asked: str | None) -> str:
     """The main model's name where none is given, or the one that requests may use for it."""
     return asked if asked and asked != MAIN_NAME else settings.model_path or EMBEDDED_NAME
-
-
-def _print_facts(facts: Mapping[str, Fact], folder: Path, *, every: bool) -> None:
-    if every:
-        rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
-        print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
-    else:
-        print("\n".join(f"{name:12} {text}" for name, text in _summary(facts, folder)))
 
 
 def _remarks(

@@ -115,7 +115,10 @@ class EncoderService:
         waiting = deque(sorted(range(len(rows)), key=lambda index: len(rows[index])))
         while waiting:
             batch = [waiting.popleft()]
-            while waiting and _fits(encoder, len(batch) + 1, len(rows[batch[0]]), len(rows[waiting[0]])):
+            while waiting:
+                longest = len(rows[waiting[0]])
+                if (len(batch) + 1) * longest > encoder.size or (longest > len(rows[batch[0]]) and not encoder.pads):
+                    break
                 batch.append(waiting.popleft())
             chosen = [rows[index] for index in batch]
             vectors = self._thread.chore(_step(encoder, chosen))
@@ -186,11 +189,6 @@ def _too_long(param: str, tokens: int, files: EncoderFiles, *, at_least: bool = 
     why = f"{count} tokens, but {files.name} reads at most {files.most_tokens}"
     remedy = 'send shorter texts, or "truncate": true to have the rest left out.'
     return BadRequest(f"{param}: {why}; {remedy}", param=param, code=ContextLengthExceeded.code)
-
-
-def _fits(encoder: Encoder, texts: int, shortest: int, longest: int) -> bool:
-    """Whether so many texts may share a step; lengths in tokens."""
-    return texts * longest <= encoder.size and (encoder.pads or longest == shortest)
 
 
 def _step(encoder: Encoder, rows: Sequence[tuple[int, ...]]) -> Generator[float, None, Any]:

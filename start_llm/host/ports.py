@@ -26,7 +26,7 @@ def address(host: str, port: int) -> str:
 
 def bind_error(host: str, port: int) -> OSError | UnicodeError | None:
     """Why a server cannot listen there, or ``None`` if it can."""
-    with socket.socket(_family(host)) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is not "taken"
         try:
             probe.bind((host, port))
@@ -113,7 +113,3 @@ def model_cards(url: str, key: str | None = None, seconds: float = 2) -> list[di
     _, body = ask_json(f"{url}/v1/models", key, seconds)
     cards = body.get("data") if isinstance(body, dict) else None
     return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
 from start_llm.models.background import in_background
-from start_llm.parsing.choice import Detokenizer, StreamingDetokenizer
+from start_llm.parsing.choice import Detokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.render import Renderer
@@ -92,7 +92,7 @@ def probe_tool_calls(
     tokenizer: HFTokenizer,
     traits: Traits,
     expected: ExpectedStyle,
-    detokenizer: Callable[[], StreamingDetokenizer],
+    detokenizer: Callable[[], Any],
     generate: Generate,
 ) -> Generator[float, None, ToolCallProbe]:
     """Asks and reads; pauses after each token. Prompt and answer are worked on in the background."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from start_llm.core.events import (
     ChoiceDone,
@@ -23,24 +23,14 @@ _BROKEN = "\ufffd"
 _BEFORE = "\n"
 
 
-class StreamingDetokenizer(Protocol):
-    """mlx-lm's: `TokenizerWrapper.detokenizer` makes a fresh one at each access."""
-
-    @property
-    def last_segment(self) -> str: ...
-
-    def add_token(self, token: int) -> None: ...
-
-    def finalize(self) -> None: ...
-
-
 class Detokenizer:
     """One per choice; one thread. A character that is not complete yet is held back.
 
-    With `raw` a space at the beginning stays: the text goes on from a prompt. mlx-lm drops it from an empty text.
+    `streaming`: mlx-lm's, a fresh one. With `raw` a space at the beginning stays, as the text goes on from a prompt;
+    mlx-lm drops it from an empty text.
     """
 
-    def __init__(self, streaming: StreamingDetokenizer, *, raw: bool = False) -> None:
+    def __init__(self, streaming: Any, *, raw: bool = False) -> None:
         self._streaming = streaming
         if raw and "text" in vars(streaming):
             vars(streaming).update(text=_BEFORE, offset=len(_BEFORE))
@@ -48,12 +38,12 @@ class Detokenizer:
     def feed(self, token: int) -> str:
         """The text that this token completes, maybe ``""``."""
         self._streaming.add_token(token)
-        return self._streaming.last_segment
+        return str(self._streaming.last_segment)
 
     def finish(self) -> str:
         """The rest. Bytes that never became a character are left out."""
         self._streaming.finalize()
-        return self._streaming.last_segment.rstrip(_BROKEN)
+        return str(self._streaming.last_segment).rstrip(_BROKEN)
 
 
 class Ending(Enum):

@@ -213,11 +213,9 @@ def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
     Raises BadRequest for a strict tool that says more than that at its top level, or a name that cannot be a tag.
     """
     known = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
-    known |= {"title", "description", "default", "examples", "$comment", "deprecated"}
-    if not call.lenient:
-        for keyword in call.schema:
-            if keyword not in known:
-                raise call.refused(keyword, "$")
+    odd = next((keyword for keyword in call.schema if keyword not in known | _NOTES), None)
+    if odd is not None and not call.lenient:
+        raise call.refused(odd, "$")
     required = call.schema.get("required", [])
     properties = dict(call.schema.get("properties", {}))
     properties.update({key: {} for key in required if key not in properties})

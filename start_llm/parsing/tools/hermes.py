@@ -6,6 +6,7 @@ Such a block may hold Qwen's XML, GLM's keys and values, and GLM-4's ``<name>``/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,8 +25,11 @@ _MAX_FENCE = 20
 JSON = Dialect(enders=("</tool_call>", *LEAKED), restart=("<tool_call>\n{", "<tool_call>{"))
 
 
-def json_block(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
-    """One or more call objects, maybe in a list. The bracket is the next character."""
+type ReadCall = Callable[[Calls, Dialect], Step[None]]
+
+
+def json_block(calls: Calls, dialect: Dialect = JSON, read: ReadCall | None = None) -> Step[None]:
+    """One or more call objects, maybe in a list, each by `read` (`json_call`). The bracket is the next character."""
     source = calls.source
     listed = bool((yield from source.accept(("[",))))
     count = 0
@@ -34,7 +38,7 @@ def json_block(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
         char = yield from source.ahead()
         if char != "{":
             break
-        yield from json_call(calls, dialect)
+        yield from (read or json_call)(calls, dialect)
         count += 1
     if listed and char == "]":
         source.take(1)
@@ -135,7 +139,7 @@ def _late(text: str, call: CallBuilder) -> str:
     return as_object(text, call.schema)
 
 
-def bare_json(calls: Calls) -> Step[None]:
+def bare_json(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
     """A call object with no markup around it: only ``{"name": "<known>", "arguments|parameters": {``."""
     source = calls.source
     with source.lookahead():
@@ -148,21 +152,10 @@ def bare_json(calls: Calls) -> Step[None]:
         yield from _expect(calls, '"arguments"', '"parameters"')
         for literal in (":", "{"):
             yield from _expect(calls, literal)
-    yield from json_call(calls)
+    yield from json_call(calls, dialect)
 
 
-def bare_objects(calls: Calls) -> Step[None]:
-    """One such call, or several with commas or semicolons between them, maybe in a JSON list."""
-    source = calls.source
-    listed = yield from source.accept(("[",))
-    yield from bare_json(calls)
-    while True:
-        yield from source.skip(WHITESPACE + ",;")
-        if (yield from source.ahead()) != "{":
-            break
-        yield from bare_json(calls)
-    if listed:
-        yield from source.accept(("]",))
+bare_objects = partial(json_block, read=bare_json)
 
 
 def _expect(calls: Calls, *literals: str) -> Step[None]:

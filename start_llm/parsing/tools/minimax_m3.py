@@ -56,12 +56,7 @@ def _argument(call: CallBuilder, key: str) -> Step[bool]:
         return complete
     writer = ValueWriter(call, schema)
     writer.trim_start = False
-    return (yield from ValueReader(source, ValueEnd((end,), (_MARK,)), writer, _never).read_value())
-
-
-def _never(tag: str) -> Step[bool]:
-    return False
-    yield
+    return (yield from ValueReader(source, ValueEnd((end,), (_MARK,)), writer).read_value())
 
 
 def _tree(source: Source, schema: Schema, name: str, depth: int) -> Step[tuple[object, bool]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall, Opener, ToolFormat
 from start_llm.parsing.jsonstream import Dialect
@@ -124,9 +125,6 @@ class Tags:
         return complete
 
     def _value(self, call: CallBuilder, head: dict[str, str], key: str) -> Step[bool]:
-        def plausible(tag: str) -> Step[bool]:
-            return self._ends_value(call, tag, equals="" in head)
-
         source = call.source
         schema = call.schema.member(key)
         if not schema.types and head.get("type"):
@@ -143,9 +141,10 @@ class Tags:
         if wrapped:
             source.take(offset + len(_CDATA))
             close = ValueEnd(tags=("]]>",), followers=(self.param[1],))
+        breaks = partial(self._ends_value, call, equals="" in head)
         writer = ValueWriter(call, schema, as_string=head.get("string") == "true")
         writer.trim_start, writer.trim_end = not wrapped, self.trim_end and not wrapped
-        complete = yield from ValueReader(source, close, writer, plausible).read_value()
+        complete = yield from ValueReader(source, close, writer, breaks).read_value()
         if wrapped:
             yield from source.after_space(self.param[1])
         return complete
@@ -207,12 +206,15 @@ class ValueEnd:
 
 @dataclass
 class ValueReader:
-    """Reads one value from `source` into `writer`, up to where `close` says. `plausible`: whether markup breaks it."""
+    """Reads one value from `source` into `writer`, up to where `close` says.
+
+    `plausible`: whether one of `close.breaks` or `close.restart` ends the value where it stands.
+    """
 
     source: Source
     close: ValueEnd
     writer: ValueWriter
-    plausible: Callable[[str], Step[bool]]
+    plausible: Callable[[str], Step[bool]] | None = None
     _last: str = "\n"
     _held: list[str] = field(default_factory=list)
     _mark: int | None = None
@@ -256,7 +258,7 @@ class ValueReader:
         return complete
 
     def _breaks(self, tag: str) -> Step[bool]:
-        if self._last != "\n" and not self.close.anywhere:
+        if self.plausible is None or (self._last != "\n" and not self.close.anywhere):
             return False
         if tag not in self.close.breaks and (tag not in self.close.restart or self._mark is None):
             return False
