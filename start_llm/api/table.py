@@ -117,10 +117,10 @@ class Dialects:
 
     def _named(self, request: ChatRequest, inbound: Request) -> ChatRequest:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""
-        name = self.service.served_name(request.model)
+        name = self.service.models.served_name(request.model)
         side = self.settings.models_by_name.side
         if side is not None and is_side_request(request) and not names_tools(parse_json(inbound.body)):
-            name = self.service.served_name(side) if name == self.service.served_name(MAIN_NAME) else name
+            name = self.service.models.served_name(side) if name == self.service.models.served_name(MAIN_NAME) else name
         return replace(request, model=name, client=agent_of(request.messages, inbound.headers))
 
 

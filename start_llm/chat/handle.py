@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from start_llm.core.errors import Unavailable
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
-from start_llm.core.service import ModelCard
+from start_llm.core.service import ModelCard, ModelList
 from start_llm.core.work import Constraint
 from start_llm.parsing.registry import OutputStyle
 from start_llm.prompt.pipeline import Pipeline
@@ -73,8 +73,8 @@ def loaded[Handle](lease: Lease[Handle], name: str) -> Iterator[Handle]:
         yield lease.handle
 
 
-class Models(Protocol):
-    """The models that there are, loaded or not. Any thread; none waits for a model. See also `core.service.Service`."""
+class Models(ModelList, Protocol):
+    """The list, with what requests hold of it. None of these waits for a model."""
 
     def open(self, name: str) -> Lease[ModelHandle]:
         """A hold on the model that `name` means; it is loaded if it is not.
@@ -88,16 +88,3 @@ class Models(Protocol):
     @property
     def main(self) -> ModelCard | None:
         """The main model, loaded or not; ``None`` before it was loaded once."""
-
-    def card(self, name: str) -> ModelCard:
-        """Raises NotFound."""
-
-    def cards(self) -> tuple[ModelCard, ...]: ...
-
-    def served_name(self, asked: str) -> str: ...
-
-    def token_text(self, token: int, model: str = "") -> str: ...
-
-    def unload(self, name: str) -> ModelCard: ...
-
-    def pin(self, name: str, pinned: bool) -> ModelCard: ...

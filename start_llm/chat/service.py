@@ -21,7 +21,7 @@ from start_llm.chat.work import RequestWork
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import Background, CacheReport, StoredTree
 from start_llm.core.request import ChatRequest, ToolChoice, with_known_effort
-from start_llm.core.service import EventStream, Health, ModelCard
+from start_llm.core.service import EventStream, Health
 from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.images.reader import ImageReader as ImageReader
@@ -47,7 +47,7 @@ class ChatService:
         """`on_prompt`: is told each request's id, and the text that the model is going to read."""
         self._settings = settings
         self._engine = engine
-        self._models = models
+        self.models = models
         self._on_prompt = on_prompt
         self._reports = RecentReports()
         self._images = ImageReader(settings)
@@ -58,7 +58,7 @@ class ChatService:
         return self._chat(request)
 
     def _chat(self, request: ChatRequest) -> EventStream:
-        lease = self._models.open(request.model)
+        lease = self.models.open(request.model)
         poll = min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE
         stream = WaitingStream(lease, lambda: self._begin(lease.handle, request, poll), poll)
         if lease.wait(0.0):
@@ -103,11 +103,11 @@ class ChatService:
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
-        with loaded(self._models.open(request.model), request.model) as model:
+        with loaded(self.models.open(request.model), request.model) as model:
             return len(self._prepare(model, request)[1].prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
-        with loaded(self._models.open(request.model), request.model) as model:
+        with loaded(self.models.open(request.model), request.model) as model:
             _, prepared = self._prepare(model, request)
             return model.pipeline.explain(self._engine.plan(prepared.prompt, model.model), prepared)
 
@@ -117,33 +117,11 @@ class ChatService:
     def background(self, request_id: str) -> Background:
         return self._reports.background(request_id)
 
-    def models(self) -> tuple[ModelCard, ...]:
-        return self._models.cards()
-
-    def served_name(self, asked: str) -> str:
-        return self._models.served_name(asked)
-
-    def token_text(self, token: int, model: str = "") -> str:
-        return self._models.token_text(token, model)
-
-    def unload_model(self, name: str) -> ModelCard:
-        return self._models.unload(name)
-
-    def pin_model(self, name: str, pinned: bool) -> ModelCard:
-        return self._models.pin(name, pinned)
-
     def stored(self) -> StoredTree:
         return self._engine.stored()
 
-    def context_scale(self, model: str) -> float:
-        return self._models.card(model).context_scale
-
-    def load_model(self, name: str) -> ModelCard:
-        with loaded(self._models.open_any(name), name):
-            return self._models.card(name)
-
     def health(self) -> Health:
-        status, main = self._engine.status(), self._models.main
+        status, main = self._engine.status(), self.models.main
         ok = status.state in {"ready", "busy"} and main is not None
         state = "loading" if status.state in {"ready", "busy"} and main is None else status.state
         since = (

@@ -60,7 +60,7 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
             print(f"The proxy did not get ready in {PROXY_SECONDS:.0f} s; see logs/proxy.log.", file=sys.stderr)
             return 1
         url, key = (app.url, settings.api_key or "none") if proxy is None else (proxy.url, proxy.master_key)
-        card = app.service.models()[0]
+        card = app.service.models.cards()[0]
         turns = converse(Endpoint(url=url, key=key, model=card.id, context=card.context, answer=MAX_TOKENS))
     except (StartLLMError, ChatError) as error:
         print(f"The demo failed: {error}", file=sys.stderr)

@@ -100,7 +100,7 @@ def own_server(settings: Settings, folder: Path, **changes: object) -> Iterator[
         app.start()
         if "kv_disk_dir" in changes:  # nothing is written before all bytes of the weights are known
             wait_until(lambda: figures(app).get("kv_disk_paused") == 0, WEIGHTS_SECONDS)
-        card = app.service.models()[0]
+        card = app.service.models.cards()[0]
         yield app, Endpoint(url=app.url, key="none", model=card.id, context=card.context, answer=1024)
     finally:
         app.stop()

@@ -98,7 +98,7 @@ def _tell_owner(app: App) -> Callable[[], None]:
     owner.tell("starting", pid=os.getpid(), url=app.server_url)
 
     def ready() -> None:
-        card = app.service.models()[0]
+        card = app.service.models.cards()[0]
         owner.tell("ready", url=app.server_url, proxy_url=app.proxy_url, model=card.id, context=card.context)
 
     return ready
@@ -109,7 +109,9 @@ def _tell_disk(app: App, place: Place, flags: dict[str, str]) -> Callable[[], No
     pid, now = os.getpid(), time.time()
     state = ServerState(pid, created(pid), background=False, since=now, engine=pid, flags=flags)
     place.write(state)
-    return lambda: place.write(replace(state, phase="ready", model=app.service.models()[0].id, proxy_url=app.proxy_url))
+    return lambda: place.write(
+        replace(state, phase="ready", model=app.service.models.cards()[0].id, proxy_url=app.proxy_url)
+    )
 
 
 def _run(app: App, place: Place, settings: Settings, tell_ready: Callable[[], None]) -> ExitCode:

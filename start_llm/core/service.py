@@ -84,8 +84,36 @@ class EventStream(Protocol):
         """
 
 
+class ModelList(Protocol):
+    """The models that there are, loaded or not. Any thread."""
+
+    def cards(self) -> tuple[ModelCard, ...]:
+        """All that may be asked for; first the one that the server was started with."""
+
+    def card(self, name: str) -> ModelCard:
+        """Raises NotFound."""
+
+    def load(self, name: str) -> ModelCard:
+        """Returns when it is loaded. Raises NotFound, OutOfMemory, or why it cannot be loaded."""
+
+    def unload(self, name: str) -> ModelCard:
+        """Returns when its KV is on disk and its memory is free. Raises NotFound; Conflict if a request uses it."""
+
+    def pin(self, name: str, pinned: bool) -> ModelCard:
+        """A pinned model is not unloaded for another one. Raises NotFound."""
+
+    def served_name(self, asked: str) -> str:
+        """The name of the model that answers who asks for `asked`; `asked` itself where none does."""
+
+    def token_text(self, token: int, model: str = "") -> str:
+        """A token's text, for logprobs, in the vocabulary of the model of that name."""
+
+
 class Service(Protocol):
     """Thread-safe; called on HTTP threads."""
+
+    @property
+    def models(self) -> ModelList: ...
 
     def chat(self, request: ChatRequest) -> EventStream:
         """Validates against the model and submits. Raises StartLLMError before any event."""
@@ -104,26 +132,5 @@ class Service(Protocol):
 
     def stored(self) -> StoredTree:
         """All KV that is stored, for people. Raises Unavailable, TimeoutError."""
-
-    def token_text(self, token: int, model: str = "") -> str:
-        """A token's text, for logprobs, in the vocabulary of the model of that name."""
-
-    def context_scale(self, model: str) -> float:
-        """Of the model's card. Raises NotFound."""
-
-    def models(self) -> tuple[ModelCard, ...]:
-        """All that may be asked for; first the one that the server was started with."""
-
-    def load_model(self, name: str) -> ModelCard:
-        """Returns when it is loaded. Raises NotFound, OutOfMemory, or why it cannot be loaded."""
-
-    def unload_model(self, name: str) -> ModelCard:
-        """Returns when its KV is on disk and its memory is free. Raises NotFound; Conflict if a request uses it."""
-
-    def pin_model(self, name: str, pinned: bool) -> ModelCard:
-        """A pinned model is not unloaded for another one. Raises NotFound."""
-
-    def served_name(self, asked: str) -> str:
-        """The name of the model that answers who asks for `asked`; `asked` itself where none does."""
 
     def health(self) -> Health: ...

@@ -128,7 +128,7 @@ class _VLLMGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         health, figures = self._service.health(), self._figures()
-        names = [next((card.id for card in self._service.models()), ""), "0"]
+        names = [next((card.id for card in self._service.models.cards()), ""), "0"]
         values = (
             ("num_requests_running", "Requests being computed.", health.running),
             ("num_requests_waiting", "Requests waiting for the engine.", health.queued),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
+from start_llm.chat.handle import loaded
 from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.media import AudioTask
 from start_llm.core.service import ModelCard
@@ -138,6 +139,10 @@ class Pool:
             handle = entry.handle if entry.known.task is None else None
             return "" if handle is None else str(handle.token_text(token))
         return ""
+
+    def load(self, name: str) -> ModelCard:
+        with loaded(self.open_any(name), name):
+            return self.card(name)
 
     def unload(self, name: str) -> ModelCard:
         known = self._find(name)

@@ -145,7 +145,7 @@ class Library:
 
         MODEL_MAP has no say: who removes ``gpt-5`` does not mean the model that answers for it.
         """
-        cards = [card for card in self._service.models() if "adapter" not in card.details]
+        cards = [card for card in self._service.models.cards() if "adapter" not in card.details]
         named = (str(card.details["source"]) for card in cards if card.id == asked and "source" in card.details)
         return next(named, None) or full_name(asked) or asked
 
@@ -154,8 +154,8 @@ class Library:
         again. Raises NotFound; Conflict: it must stay, and why.
         """
         source = self.source(asked)
-        cards = [card for card in self._service.models() if card.details.get("source") == source]
-        if cards and self._service.models()[0] in cards:
+        cards = [card for card in self._service.models.cards() if card.details.get("source") == source]
+        if cards and self._service.models.cards()[0] in cards:
             raise Conflict(f"{source} is the model that this server was started with; start it with another one first.")
         if source in self._used:
             raise Conflict(f"{self._used[source]} names {source}; start this server without that first.")
@@ -164,7 +164,7 @@ class Library:
             self._check(source)
             for card in cards:
                 if card.state not in {"stored", "failed"}:
-                    self._service.unload_model(card.id)
+                    self._service.models.unload(card.id)
             return source, remove(source)
         except StillNeeded as error:
             raise Conflict(str(error), param="model") from error
@@ -177,12 +177,12 @@ class Library:
         NotSupported: nothing is written, and why.
         """
         source = self.source(asked)
-        cards = [card for card in self._service.models() if card.details.get("source") == source]
+        cards = [card for card in self._service.models.cards() if card.details.get("source") == source]
         folder = folder_of(source)
         if not cards and (folder is None or not (folder / "config.json").is_file()):
             raise NotFound(f"{asked[:MOST_CHARS]!r} is no model that this server has.", param="name")
         written = write_overrides(FOLDER, source, changes)
         if "pinned" in changes:
             for card in cards:
-                self._service.pin_model(card.id, bool(changes["pinned"]))
+                self._service.models.pin(card.id, bool(changes["pinned"]))
         return dict(written.values)

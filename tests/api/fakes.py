@@ -95,25 +95,29 @@ class FakeService:
     def token_text(self, token: int, model: str = "") -> str:
         return f"<{token}>"
 
-    def load_model(self, name: str) -> ModelCard:
+    def load(self, name: str) -> ModelCard:
         return self._card(name)
 
-    def unload_model(self, name: str) -> ModelCard:
+    def unload(self, name: str) -> ModelCard:
         return self._card(name)
 
-    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+    def pin(self, name: str, pinned: bool) -> ModelCard:
         return replace(self._card(name), pinned=pinned)
 
     def _card(self, name: str) -> ModelCard:
         if name != "tiny":
             raise NotFound(f"model={name!r}: this server serves 'tiny'.", param="model", code="model_not_found")
-        return self.models()[0]
+        return self.cards()[0]
 
-    def models(self) -> tuple[ModelCard, ...]:
+    @property
+    def models(self) -> FakeService:
+        return self
+
+    def cards(self) -> tuple[ModelCard, ...]:
         return (ModelCard("tiny", 1_700_000_000, 4096, context_scale=self.scale),)
 
-    def context_scale(self, model: str) -> float:
-        return self.scale
+    def card(self, name: str) -> ModelCard:
+        return self.cards()[0]
 
     def served_name(self, asked: str) -> str:
         return "tiny" if asked in {"", "default", "claude-anything", "gpt-x/y"} else asked

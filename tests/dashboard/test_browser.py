@@ -208,7 +208,7 @@ def test_a_model_is_kept_and_let_go(page: Browser, server: Live) -> None:
     page.until_text("#served", "tiny", "Keep loaded", "Unload")
     page.press("#served button")
     page.until_text("#served", "Let it go")
-    assert [card.pinned for card in server.app.service.models() if card.state == "ready"] == [True]
+    assert [card.pinned for card in server.app.service.models.cards() if card.state == "ready"] == [True]
     page.press("#served button")
     page.until_text("#served", "Keep loaded")
 
@@ -469,7 +469,7 @@ def test_10000_segments_are_drawn_as_quickly_as_their_number_allows(page: Browse
 class Loading(FakeService):
     """A model that is not there yet."""
 
-    def models(self) -> tuple[Any, ...]:
+    def cards(self) -> tuple[Any, ...]:
         return ()
 
     def health(self) -> Health:

@@ -147,7 +147,7 @@ CLIENTS: dict[str, tuple[str, Callable[[str], list[Any]], dict[str, Any], Callab
 def test_it_finds_the_context_calls_tools_and_goes_on(servers: Callable[..., Live], name: str) -> None:
     server = servers("hybrid")
     path, first, fields, context, back = CLIENTS[name]
-    assert context(server) == server.app.service.models()[0].context
+    assert context(server) == server.app.service.models.cards()[0].context
 
     messages = first(f"What does a.py do, {name}? {script(f'I look.{CALL}{CALL}', 'It adds.', 'It adds.')}")
     body = {"model": "default", "stream": True, "tools": TOOLS, **fields}

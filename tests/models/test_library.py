@@ -122,17 +122,17 @@ class Shelf(FakeService):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cards: tuple[ModelCard, ...] = (MAIN, OTHER)
+        self.shown: tuple[ModelCard, ...] = (MAIN, OTHER)
         self.done: list[Any] = []
 
-    def models(self) -> tuple[ModelCard, ...]:
-        return self.cards
+    def cards(self) -> tuple[ModelCard, ...]:
+        return self.shown
 
-    def unload_model(self, name: str) -> ModelCard:
+    def unload(self, name: str) -> ModelCard:
         self.done.append(name)
         return OTHER
 
-    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+    def pin(self, name: str, pinned: bool) -> ModelCard:
         self.done.append((name, pinned))
         return OTHER
 
@@ -154,7 +154,7 @@ def test_a_model_is_fetched_unloaded_and_removed_by_any_of_its_names(hub: Hub, t
     assert (name, shelf.done) == ("owner/model", ["model"]) and size > 1 << 20 and not place.exists()
     with pytest.raises(Conflict, match="is none of the models that were fetched"):
         library.remove("model")
-    shelf.cards = (MAIN,)
+    shelf.shown = (MAIN,)
     with pytest.raises(NotFound, match="owner/model is none of the models"):
         library.remove("owner/model")
 
@@ -167,7 +167,7 @@ def test_a_model_that_must_stay_stays_and_says_why(hub: Hub, tmp_path: Path) -> 
     with pytest.raises(Conflict, match="is a folder of yours"):
         library.remove(str(tmp_path))
     adapted = replace(OTHER, id="model+a", details={"source": "owner/model", "adapter": "a"})
-    shelf.cards = (MAIN, adapted)
+    shelf.shown = (MAIN, adapted)
     with pytest.raises(NotFound):  # nobody means the base by an adapter's name
         library.remove("model+a")
     assert (tmp_path / "hub" / "models--owner--model").is_dir() and shelf.done == []

@@ -326,7 +326,7 @@ class MessagesExchange(Exchange):
 
     def scale(self) -> float:
         """What every count that the client is told is multiplied by; known once the model is loaded."""
-        return self.service.context_scale(self.request.model)
+        return self.service.models.card(self.request.model).context_scale
 
     def body(self, result: Collected) -> shapes.MessageShape:
         choice = result.choices[0]

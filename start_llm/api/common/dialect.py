@@ -57,7 +57,7 @@ class Exchange(ABC):
         return (self.request,)
 
     def token_text(self, token: int) -> str:
-        return self.service.token_text(token, self.request.model)
+        return self.service.models.token_text(token, self.request.model)
 
     def begin(self) -> EventStream:
         """Submits all at once, so that the engine can batch them. Raises StartLLMError: one is refused, none is run."""

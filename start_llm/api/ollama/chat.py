@@ -148,12 +148,12 @@ def _load(
     body: OllamaBody, data: Mapping[str, Any], inbound: Request, service: Service
 ) -> tuple[str, shapes.OllamaRestShape]:
     """Ollama's way to load a model ahead, and to unload it: ``keep_alive`` of 0. Returns its name."""
-    name = service.served_name(model_of(data))
+    name = service.models.served_name(model_of(data))
     if body.unloads:
         inbound.visitor.check_sees_all()  # everybody's waiting depends on it
-        service.unload_model(name)
+        service.models.unload(name)
     else:
-        service.load_model(name)
+        service.models.load(name)
     return name, {"done": True, "done_reason": "unload" if body.unloads else "load"}
 
 

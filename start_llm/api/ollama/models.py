@@ -81,7 +81,7 @@ class OllamaModels:
 
     def show(self, inbound: Request) -> Reply:
         asked = fields.parse_body(ShowBody, inbound.body)[0].asked
-        served = self.service.served_name(asked)
+        served = self.service.models.served_name(asked)
         card = next((card for card in self._cards() if card.id == served), None)
         if card is None:
             raise NotFound(f"model {asked[:80]!r} not found; /api/tags lists them.", param="model")
@@ -155,7 +155,7 @@ class OllamaModels:
 
     def _cards(self) -> list[ModelCard]:
         """Those that talk."""
-        return [card for card in self.service.models() if card.details.get("kind") != "audio"]
+        return [card for card in self.service.models.cards() if card.details.get("kind") != "audio"]
 
 
 def _listed(card: ModelCard) -> shapes.OllamaModelShape:

@@ -205,7 +205,7 @@ class Page:
         fields = ("id", "context", "state", "pinned", "problem")
         models = [
             {name: getattr(card, name) for name in fields} | {"bytes": card.weight_bytes} | card.capabilities
-            for card in self._service.models()
+            for card in self._service.models.cards()
             if card.state != "stored"
         ]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}
@@ -221,7 +221,7 @@ class Page:
 
     def models(self, inbound: Request) -> Reply:
         """What is on this disk, and what could be fetched."""
-        sources = {str(card.details.get("source")) for card in self._service.models() if card.state == "ready"}
+        sources = {str(card.details.get("source")) for card in self._service.models.cards() if card.state == "ready"}
         found: dict[str, dict[str, Any]] = {}
         for model in stored_models(self._settings.cache_dir, self._settings.model_path):
             row = _model(model)

@@ -120,7 +120,7 @@ class Status:
         return Reply(sse.dumps(body))
 
     def _main(self) -> ModelCard:
-        cards = self.service.models()
+        cards = self.service.models.cards()
         if not cards:
             raise NotFound("No model is served yet; /health says why.")
         return cards[0]
@@ -129,7 +129,7 @@ class Status:
         """The card of the model that the path names. Raises NotFound."""
         name, cards = inbound.params[0], self._cards()
         by_id = {card.id: card for card in reversed(cards)}
-        card = by_id.get(name) or by_id.get(self.service.served_name(name))  # an alias, a name of MODEL_MAP
+        card = by_id.get(name) or by_id.get(self.service.models.served_name(name))  # an alias, a name of MODEL_MAP
         if card is not None:
             return card
         names = ", ".join(card.id for card in cards) or "none"
@@ -137,7 +137,7 @@ class Status:
 
     def _cards(self) -> tuple[ModelCard, ...]:
         """Those that answer come first."""
-        return (*self.service.models(), *(() if self.encoders is None else self.encoders.cards()))
+        return (*self.service.models.cards(), *(() if self.encoders is None else self.encoders.cards()))
 
     def cache_request(self, inbound: Request) -> Reply:
         request_id = self._whole_id(inbound)
@@ -173,11 +173,11 @@ class Status:
 
     def load(self, inbound: Request) -> Reply:
         """``{"model": name}``; answers when it is loaded."""
-        return Reply(sse.dumps(model_body(self.service.load_model(_asked_for(inbound)[0]))))
+        return Reply(sse.dumps(model_body(self.service.models.load(_asked_for(inbound)[0]))))
 
     def unload(self, inbound: Request) -> Reply:
         """``{"model": name}``; answers when its KV is on disk and its memory is free."""
-        return Reply(sse.dumps(model_body(self.service.unload_model(_asked_for(inbound)[0]))))
+        return Reply(sse.dumps(model_body(self.service.models.unload(_asked_for(inbound)[0]))))
 
     def pin(self, inbound: Request) -> Reply:
         """``{"model": name, "pinned": true}``; without ``pinned`` it is pinned."""
@@ -185,7 +185,7 @@ class Status:
         pinned = body.get("pinned", True)
         if not isinstance(pinned, bool):
             raise BadRequest(f"pinned={pinned!r:.40}; give true or false.", param="pinned")
-        return Reply(sse.dumps(model_body(self.service.pin_model(name, pinned))))
+        return Reply(sse.dumps(model_body(self.service.models.pin(name, pinned))))
 
 
 def _asked_for(inbound: Request) -> tuple[str, dict[str, Any]]:

@@ -151,7 +151,7 @@ def test_the_size_and_the_quantisation_are_read_from_the_files(
     weights(tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization": {"bits": 4, "group_size": 64}}))
     card = ModelCard("tiny", 0, 8, details={"source": str(tmp_path)})
-    monkeypatch.setattr(service, "models", lambda: (card,))
+    monkeypatch.setattr(service, "cards", lambda: (card,))
     details = httpx.post(f"{server.url}/api/show", json={"model": "tiny"}).json()["details"]
     assert details["quantization_level"] == "4-bit"
     assert details["parameter_size"] == "0M" and parameters_on_disk(tmp_path) == 64 * 16 * 8 + 100, "without scales"

@@ -159,8 +159,8 @@ def test_each_model_is_listed_once_and_says_what_it_needs(
     other = StoredModel(f"somebody/{EMBEDDED_NAME}", tmp_path / "other", 9, 8192, ())  # of the same name, from a hub
     monkeypatch.setattr("start_llm.api.ops.page.stored_models", lambda *places: [*embedded, *large, other])
     monkeypatch.setattr(server.metrics, "figures", lambda: {"models_memory_bytes": 10**10})
-    card = replace(service.models()[0], details={"source": EMBEDDED_NAME})
-    monkeypatch.setattr(service, "models", lambda: (card,))
+    card = replace(service.cards()[0], details={"source": EMBEDDED_NAME})
+    monkeypatch.setattr(service, "cards", lambda: (card,))
     told = httpx.get(f"{server.url}/page/models").json()
     assert [model["name"] for model in told["models"]] == [EMBEDDED_NAME, str(folder), other.name]
     assert [model["loaded"] for model in told["models"]] == [True, False, False]
