@@ -18,7 +18,7 @@ from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import UNKNOWN, Clients
-from start_llm.prompt.guard import NOTHING, Guard
+from start_llm.prompt.guard import Guard
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.match import NEEDED, PROOF_TOKENS, BaseMatch, BaseSearch, MatchQuery, Proof
 from start_llm.prompt.prepared import Prepared
@@ -60,7 +60,8 @@ class Composer:
         preserve = settings.preserve_thinking
         self._image_marks = ImageMarks(eyes) if eyes is not None else None
         self.length = LengthCheck(tokenizer, context)
-        guard = NOTHING if settings.allow_control_tokens else Guard(tokenizer.control_tokens(template.source))
+        names = () if settings.allow_control_tokens else tokenizer.control_tokens(template.source)
+        guard = Guard(names, template.source)
         self.renderer = Renderer(template, traits, preserve_thinking=preserve, images=eyes is not None, guard=guard)
         self.coder = Coder(tokenizer, traits, self._image_marks, self.length)
         self.sent = SentTexts(lambda text: len(self.coder.encode(text)[0]))

@@ -46,7 +46,7 @@ class Fitter:
         if lead and not self.traits.systems:
             joined = "\n\n".join(message.content for message in messages[:lead])
             messages, lead = [Message("system", joined), *messages[lead:]], 1
-        names = {call_id(call.id): self._guard.text(call.name) for message in messages for call in message.tool_calls}
+        names = {call_id(call.id): self._guard.name(call.name) for message in messages for call in message.tool_calls}
         if not self.traits.many_calls:
             messages = [*interleaved(messages)]
         dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
@@ -126,7 +126,7 @@ class Fitter:
         return result
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        function = {"name": self._guard.text(call.name), "arguments": self._arguments(call.arguments)}
+        function = {"name": self._guard.name(call.name), "arguments": self._arguments(call.arguments)}
         return {"type": "function", "id": self._call_id(call.id), "function": function}
 
     def _arguments(self, arguments: str) -> Any:

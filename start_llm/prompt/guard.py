@@ -8,6 +8,7 @@ name. A text without such names is not touched, so its tokens are as always.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,6 +25,21 @@ CUT = "\udffe"
 
 # An assistant's own thoughts and calls in its text: the client says by the role whose words they are.
 _OWN = re.compile("|".join([*(re.escape(tag) for pair in REASONING_TAGS for tag in pair), "tool"]))
+# A template that writes ``<KEY>``: the key of a schema is all that a token's name needs.
+_MAKES_TAGS = re.compile(r"""<['"]\s*[~+]|<\{\{""")
+
+
+def _any_of(rests: set[str]) -> str:
+    """A regular expression that finds the shortest of these texts.
+
+    It looks at each character once: in some vocabularies a thousand names begin alike.
+    """
+    shared = os.path.commonprefix([*rests])  # noqa: RUF071  (of any texts)
+    by_next: dict[str, set[str]] = defaultdict(set)
+    for rest in rests:
+        by_next[rest[len(shared) :][:1]].add(rest[len(shared) :])
+    behind = "" if "" in by_next else f"(?:{'|'.join(_any_of(by_next[char]) for char in sorted(by_next))})"
+    return re.escape(shared) + behind
 
 
 def _patterns(names: Iterable[str]) -> list[tuple[str, re.Pattern[str]]]:
@@ -31,20 +47,21 @@ def _patterns(names: Iterable[str]) -> list[tuple[str, re.Pattern[str]]]:
 
     A cut behind the first character breaks every name that begins there, also where two names overlap.
     """
-    rests: dict[str, list[str]] = defaultdict(list)
+    rests: dict[str, set[str]] = defaultdict(set)
     for name in names:
-        rests[name[0]].append(re.escape(name[1:]))
-    return [(start, re.compile(f"{re.escape(start)}(?={'|'.join(sorted(those))})")) for start, those in rests.items()]
+        rests[name[0]].add(name[1:])
+    return [(start, re.compile(f"{re.escape(start)}(?={_any_of(those)})")) for start, those in rests.items()]
 
 
 class Guard:
     """Cuts the names of control tokens. Thread-safe."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], template: str | None = "") -> None:
         """`names`: what the tokenizer makes one token of, and only the template may write."""
         names = [name for name in names if len(name) > 1]
         self._of_all = _patterns(names)
         self._of_assistant = _patterns([name for name in names if _OWN.search(name) is None])
+        self._before = "<" if template is None or _MAKES_TAGS.search(template) else ""
         # What the tree holds comes again in each turn: by `id` of a message, it and what was made of it.
         self._known: Lru[int, tuple[Message, Message]] = Lru(_KEPT_CHARS, lambda _, pair: pair[0].chars + 500)
 
@@ -54,6 +71,10 @@ class Guard:
                 text = pattern.sub(start + CUT, text)
         return text
 
+    def name(self, name: str) -> str:
+        """Of a tool, an argument or a property: what a template writes around it must not make it a name either."""
+        return self.text(f"{self._before}{name}>")[len(self._before) : -1]
+
     def value(self, value: Any) -> Any:
         """A JSON value: every text in it, keys included."""
         if isinstance(value, str):
@@ -61,7 +82,7 @@ class Guard:
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
+            return {self.name(key): self.value(item) for key, item in value.items()}
         return value
 
     def message(self, message: Message) -> Message:
@@ -75,7 +96,7 @@ class Guard:
     def _cut(self, message: Message) -> Message:
         content = self.text(message.content, message.role)
         reasoning = self.text(message.reasoning, message.role) if message.reasoning else message.reasoning
-        name = self.text(message.name) if message.name else message.name
+        name = self.name(message.name) if message.name else message.name
         if (content, reasoning, name) == (message.content, message.reasoning, message.name):
             return message
         return replace(message, content=content, reasoning=reasoning, name=name)
@@ -83,6 +104,7 @@ class Guard:
     def function(self, tool: Tool) -> dict[str, Any]:
         """The tool as templates take it."""
         function: dict[str, Any] = self.value(tool.as_function())
+        function["function"]["name"] = self.name(tool.name)
         return function
 
 

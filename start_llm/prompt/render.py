@@ -105,20 +105,20 @@ class Renderer:
         return frame[len(text) :] if found and frame.startswith(text) else ""
 
     def _shows_names(self) -> bool:
-        named = {"role": "user", "content": "alpha7", "name": "nora7"}
-        try:
-            return "nora7" in self._template.render([named], None, True)
-        except TemplateError:
-            return False
+        return "nora7" in self._alone({"role": "user", "content": "alpha7", "name": "nora7"})
 
     def _takes_parts(self) -> bool:
         """Whether the template takes a message's content as a list of text parts."""
         parts = [{"type": "text", "text": "alpha7"}, {"type": "text", "text": "bravo7"}]
-        try:
-            text = self._template.render([{"role": "user", "content": parts}], None, True)
-        except TemplateError:
-            return False
+        text = self._alone({"role": "user", "content": parts})
         return 0 <= text.find("alpha7") < text.find("bravo7") and "'text'" not in text
+
+    def _alone(self, message: dict[str, Any]) -> str:
+        """How one message is shown; nothing if the template refuses it."""
+        try:
+            return self._template.render([message], None, True)
+        except TemplateError:
+            return ""
 
     def _text(self, dicts: Dicts, functions: Dicts | None, agp: bool, variables: dict[str, Any]) -> str:
         try:

@@ -21,17 +21,11 @@ from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
 ROLES = "system, developer, user, assistant, tool or function"
-_SCHEMA = "is not supported; send response_format with a json_schema."
+_SCHEMAS = ("guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs", "json_schema")
 FORMS = {
-    "guided_json": _SCHEMA,
-    "guided_choice": _SCHEMA,
-    "guided_regex": _SCHEMA,
-    "guided_grammar": _SCHEMA,
-    "structured_outputs": _SCHEMA,
-    "json_schema": _SCHEMA,
-    "grammar": _SCHEMA,
-    "regex": _SCHEMA,
-    "ebnf": _SCHEMA,
+    **dict.fromkeys(
+        (*_SCHEMAS, "grammar", "regex", "ebnf"), "is not supported; send response_format with a json_schema."
+    ),
     "stop_token_ids": "is not supported; send stop.",
     "bad_words": "is not supported; send logit_bias.",
 }
