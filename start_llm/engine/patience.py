@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import wait
+from itertools import chain
 
 from start_llm.core.errors import BadRequest, Unavailable
 from start_llm.models.background import on_thread
 
 log = logging.getLogger(__name__)
+
+_LOOKS = 10  # in the time that a call has; by the clock a process that was stopped would look like a slow call
 
 
 class Patience:
@@ -29,19 +32,18 @@ class Patience:
 
         Raises BadRequest: it takes too long. Raises Unavailable: no thread became free in time.
         """
-        until = time.monotonic() + self._seconds
-        if not self._places.acquire(timeout=self._seconds):
+        part, looks = self._seconds / _LOOKS, iter(range(_LOOKS))
+        if not any(self._places.acquire(timeout=part) for _ in looks):
             raise Unavailable(f"No {self._name} could be made within {self._seconds:g} s: others are being made.")
         answer = on_thread(lambda: call(*args, **kwargs), self._name)
         answer.add_done_callback(lambda _: self._places.release())
-        try:
-            return answer.result(timeout=max(until - time.monotonic(), self._seconds / 10))
-        except TimeoutError:
+        for _ in chain((0,), looks):
+            wait([answer], part)
             if answer.done():
-                raise
-            log.warning("a %s takes longer than %g s; its request is given up", self._name, self._seconds)
-            raise BadRequest(
-                f"The schema or the tools could not be made into a {self._name} within {self._seconds:g} s. "
-                "Use fewer or simpler properties, alternatives and tools.",
-                code="limit_exceeded",
-            ) from None
+                return answer.result()
+        log.warning("a %s takes longer than %g s; its request is given up", self._name, self._seconds)
+        raise BadRequest(
+            f"The schema or the tools could not be made into a {self._name} within {self._seconds:g} s. "
+            "Use fewer or simpler properties, alternatives and tools.",
+            code="limit_exceeded",
+        )

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
 from start_llm.core.errors import BadRequest, NotSupported, Unavailable
+from start_llm.engine import patience as patience_module
 from start_llm.engine.patience import Patience
 
 
@@ -42,3 +44,21 @@ def test_who_waits_too_long_goes_on_and_the_thread_keeps_its_place() -> None:
             return
         except (Unavailable, BadRequest):
             assert time.monotonic() < deadline
+
+
+def test_a_process_that_was_stopped_is_no_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a wait is over at once then, however long it was."""
+    waited: list[float] = []
+    wait = patience_module.wait
+
+    def stopped(calls: list[Future[int]], seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) > 3:  # three stops, one after the other
+            wait(calls, seconds)
+        elif len(waited) == 3:
+            go.set()
+
+    go = threading.Event()
+    monkeypatch.setattr(patience_module, "wait", stopped)
+    assert Patience("grammar", threads=1, seconds=300).run(go.wait, 60) is True
+    assert len(waited) > 3 and sum(waited) < 300

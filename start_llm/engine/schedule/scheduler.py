@@ -41,6 +41,7 @@ from start_llm.models.device import PREFILL_BYTES
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3  # steps that may fail around a request before it is given up
+_LOOKS = 8  # at the requests' time, at least, before one is ended by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Scheduler:
         self._preemption = Preemption(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
+        self._looked = math.inf
         self.crowded = False
 
     @property
@@ -175,7 +177,11 @@ class Scheduler:
 
     def _reap(self) -> None:
         now, limit = self._clock(), self._limits.deadline or math.inf
+        # Of what passed since the last look, more than a part of the limit was a process that was stopped.
+        stopped, self._looked = max(0.0, now - self._looked - limit / _LOOKS), now
         for job in self.requests:
+            if job.watched is not None:
+                job.watched = min(now, job.watched + stopped)
             if job.cancelled or job.seconds(now) >= limit:
                 with self.requests.failing(job):
                     self.requests.abort(job, "cancelled" if job.cancelled else "deadline")

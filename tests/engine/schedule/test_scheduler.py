@@ -58,6 +58,14 @@ def drain(scheduler: Scheduler, most: int = 1000) -> None:
     raise AssertionError("the scheduler does not come to an end")
 
 
+def pass_time(scheduler: Scheduler, clock: Clock, seconds: float) -> None:
+    """In steps, as no single one is believed to take long."""
+    until = clock.now + seconds
+    while clock.now < until:
+        clock.now = min(until, clock.now + 0.1)
+        scheduler.step()
+
+
 def test_a_request_is_prefilled_decoded_and_stored() -> None:
     scheduler, runner, store, _ = make()
     work, sink = submit("a", range(1, 251))
@@ -333,9 +341,24 @@ def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
     scheduler.add(work)
     for _ in range(10):
         scheduler.step()
-    clock.now += 10
-    drain(scheduler)
+    pass_time(scheduler, clock, 4.9)
+    assert sink.final is None
+    pass_time(scheduler, clock, 0.2)
     assert sink.done.reason == "deadline"
+
+
+def test_the_watchdog_does_not_count_time_in_which_the_process_was_stopped() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(max_rows=1, answer=300), deadline=5.0)
+    first, sink = submit("first", range(1, 60), max_tokens=500)
+    second, waiting = submit("second", range(5000, 7000), max_tokens=500)
+    scheduler.add(first)
+    scheduler.add(second)
+    for number in range(90):
+        clock.now += 3600.0 if number in (0, 1, 15, 60, 61) else 0.0  # in the queue, in prefill, in an answer
+        scheduler.step()
+    assert sink.final is None and waiting.final is None
+    drain(scheduler)
+    assert (sink.done.reason, waiting.done.reason) == ("stop", "stop")
 
 
 def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress() -> None:
@@ -358,14 +381,13 @@ def test_the_watchdog_counts_what_a_row_decoded_before_it_was_put_back() -> None
     scheduler.add(work)
     for _ in range(5):
         scheduler.step()
-    clock.now += 3
+    pass_time(scheduler, clock, 3)
     scheduler.recover(RuntimeError("an interruption"))
     clock.now += 100  # it waits
     for _ in range(5):
         scheduler.step()
     assert sink.final is None
-    clock.now += 3
-    drain(scheduler)
+    pass_time(scheduler, clock, 3)
     assert sink.done.reason == "deadline"
 
 
