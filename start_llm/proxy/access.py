@@ -58,23 +58,27 @@ class ProxyAccess:
             return
         origin: str | None = None
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        methods = [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
         answer: Response | None = None
         try:
             check_host(_only(headers, "Host") or "", self._names)
             if (page := _only(headers, "Origin")) is not None:
                 check_origin(page)
             origin = page
-            if method == "OPTIONS":
-                _check_route(None, path)
-                allowed = preflight(_methods(path), headers, is_page=origin is not None)
-                answer = Response(status_code=204, headers=allowed | _cors(origin))
-            elif method in {"GET", "HEAD"} and _READY.fullmatch(path):
+            if method in {"GET", "HEAD"} and _READY.fullmatch(path):
                 answer = Response(READY_BODY, 200, _cors(origin), JSON)
+            elif not methods:
+                raise NotFound("There is nothing at this path.")
+            elif method == "OPTIONS":
+                allowed = preflight(methods, headers, is_page=origin is not None)
+                answer = Response(status_code=204, headers=allowed | _cors(origin))
+            elif ("GET" if method == "HEAD" else method) not in methods:
+                raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(methods)} is.")
             else:
-                _check_route(method, path)
                 check_key(headers, self._key, _WHERE)
         except StartLLMError as error:
-            answer = error_answer(path, error, _headers_of(error, path) | _cors(origin))
+            told = {401: {"www-authenticate": "Bearer"}, 405: {"allow": ", ".join(methods)}}.get(error.status, {})
+            answer = error_answer(path, error, told | _cors(origin))
         if answer is not None:
             await answer(scope, receive, send)
             return
@@ -88,24 +92,6 @@ def _only(headers: Headers, name: str) -> str | None:
     if len(values) > 1:
         raise BadRequest(f"There is more than one {name} header.", param=name)
     return values[0] if values else None
-
-
-def _methods(path: str) -> list[str]:
-    return [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
-
-
-def _check_route(method: str | None, path: str) -> None:
-    known = _methods(path)
-    if not known:
-        raise NotFound("There is nothing at this path.")
-    if method is not None and ("GET" if method == "HEAD" else method) not in known:
-        raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(known)} is.")
-
-
-def _headers_of(error: StartLLMError, path: str) -> dict[str, str]:
-    if error.status == 401:
-        return {"www-authenticate": "Bearer"}
-    return {"allow": ", ".join(_methods(path))} if error.status == 405 else {}
 
 
 def _with_own_headers(send: Send, origin: str | None) -> Send:

@@ -66,7 +66,7 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     _bound_answers({httpx.URL(node.url).netloc for node in nodes})
     fleet = NodeFleet(nodes, names_behind(config), additions["fleet"]["ca_file"])
     server, fallback = ServerRoutes(config, fleet), additions["fallback"]
-    server.add_to(app, proxy_server.user_api_key_auth)
+    server.add_to(app)
     litellm.logging_callback_manager.add_litellm_callback(Hooks(fallback and fallback["name"]))
     for name in LOGGERS:
         logging.getLogger(name).addFilter(OneLine())

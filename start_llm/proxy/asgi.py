@@ -24,7 +24,8 @@ BODY = "http.response.body"
 JSON = "application/json"
 _OF_THE_BODY = (b"content-length", b"transfer-encoding")
 _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
-_CONVERSATION = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
+CONVERSATIONS = ("chat/completions", "messages", "responses")
+"""Paths behind ``/v1/`` that ask for an answer of a model."""
 FORWARDED = (
     "messages/count_tokens", "responses/input_tokens", "completions", "embeddings", "audio/transcriptions",
     "audio/speech",
@@ -32,16 +33,10 @@ FORWARDED = (
 """Paths behind ``/v1/`` that go past LiteLLM: it leaves out or refuses much of what these may ask for."""
 
 
-def dialect_of(scope: Scope) -> str | None:
-    """``chat/completions``, ``messages`` or ``responses``; ``None`` where no answer of a model is asked for."""
-    path = _CONVERSATION.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-    return path and path[1]
-
-
-def is_forwarded(scope: Scope) -> bool:
-    """Whether a request goes past LiteLLM."""
+def asked_for(scope: Scope) -> str:
+    """The path of a POST, behind ``/v1/``; empty: the request is none."""
     is_post = scope["type"] == "http" and scope["method"] == "POST"
-    return is_post and scope["path"].removeprefix("/v1").strip("/") in FORWARDED
+    return scope["path"].removeprefix("/v1").strip("/") if is_post else ""
 
 
 async def read_body(receive: Receive, most_bytes: int) -> bytes | None:

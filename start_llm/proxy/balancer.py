@@ -103,16 +103,17 @@ class Balancer:
         self._record = SentRecord(Path(fallback["record"])) if fallback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect, forwarded, outcome = asgi.dialect_of(scope), asgi.is_forwarded(scope), RequestOutcome()
+        path, outcome = asgi.asked_for(scope), RequestOutcome()
+        forwarded = path in asgi.FORWARDED
         if scope["type"] == "lifespan":
             self._fleet.watch()
         elif scope["type"] == "http":
             current.set(outcome)  # of the task that the server runs this request in
-        if dialect is None and not forwarded:
+        if not forwarded and path not in asgi.CONVERSATIONS:
             await self._app(scope, receive, send)
             return
         body, client = (await receive())["body"], _Client(receive)
-        answer = _HeldAnswer(dialect or "chat/completions", send, shows_pages=forwarded)
+        answer = _HeldAnswer("chat/completions" if forwarded else path, send, shows_pages=forwarded)
         key, holder = await asgi.off_the_loop(len(body), self._read, body, Headers(scope=scope))
         asked = _Asked(scope, client, body, answer, outcome, key, holder, forwarded)
         try:
@@ -187,7 +188,8 @@ class Balancer:
         outcome.node = choice.node.name
         with fleet.sending(choice) as begun:
             send = answer.begin(NODE_HEADER, choice.label, begun)
-            await self._until_given_up(asked, choice, self._ask_litellm(asked, asked.scope, asked.body, send))
+            asking = self._forward(asked, send) if asked.is_forwarded else self._ask_litellm(asked, asked.body, send)
+            await self._until_given_up(asked, choice, asking)
         return choice
 
     async def _until_given_up(self, asked: _Asked, choice: Choice, attempt: Coroutine[Any, Any, None]) -> None:
@@ -206,8 +208,8 @@ class Balancer:
             await asyncio.wait((asking,), timeout=_LOOK_SECONDS)  # LiteLLM may say more of it on its way out
             outcome.failed = outcome.is_lost = True
 
-    async def _ask_litellm(self, asked: _Asked, scope: Scope, body: bytes, send: Send) -> None:
-        scope = dict(scope) | {"state": dict(scope.get("state") or {})}
+    async def _ask_litellm(self, asked: _Asked, body: bytes, send: Send) -> None:
+        scope = dict(asgi.with_body(asked.scope, body)) | {"state": dict(asked.scope.get("state") or {})}
         await self._app(scope, asgi.replay(body, asked.client), send)
 
     async def _ask_fallback(self, asked: _Asked, reason: str) -> bool:
@@ -224,7 +226,7 @@ class Balancer:
         own = answer.kept
         current.set(outcome)
         send = answer.begin(FALLBACK_HEADER, label, lambda: None)
-        await self._ask_litellm(asked, asgi.with_body(asked.scope, body), body, send)
+        await self._ask_litellm(asked, body, send)
         current.set(asked.outcome)
         self._record.add(reason, ok=answer.has_begun)
         if answer.has_begun:

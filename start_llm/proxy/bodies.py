@@ -8,7 +8,6 @@ this proxy gets 400 for them. It does not know which names those are: `applicati
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,10 @@ from start_llm.core.errors import BadRequest, StartLLMError
 from start_llm.core.jsontext import parse_object
 from start_llm.core.modelmap import MOST_NAME
 from start_llm.core.protocol import inner_object, session_of
-from start_llm.proxy.asgi import JSON, error_answer, off_the_loop, read_body, replay, with_body
+from start_llm.proxy.asgi import JSON, asked_for, error_answer, off_the_loop, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
 
 _NAMED = ("chat/completions", "responses")
-_CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
 ALLOWED = frozenset({"metadata", "disable_fallbacks", "litellm_session_id", "litellm_trace_id"})
 """A client's own data, names of its conversation, and the word that keeps a request here."""
 _NESTED = ("metadata", EXTRA)
@@ -94,10 +92,10 @@ class RequestBodies:
         self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        dialect = asked_for(scope)
+        if not dialect:
             await self._app(scope, receive, send)
             return
-        dialect = scope["path"].removeprefix("/v1").strip("/")
         is_json = not dialect.endswith("audio/transcriptions")
         try:
             raw = await read_body(receive, self._most_bytes)
@@ -120,7 +118,7 @@ class RequestBodies:
             raise BadRequest(f"model: a name has at most {MOST_NAME} characters.", param="model", code="invalid_value")
         self._litellm_names.check(body)
         changed = {name: value for name, value in body.items() if name not in self._litellm_names.arguments}
-        if _CONVERSATION.fullmatch(dialect):
+        if not dialect.startswith(("audio/", "embeddings")):
             changed = fold(dialect, _named(dialect, changed, headers), self._names)
         halves = b"\\ud" in raw or b"\\uD" in raw  # the parser has replaced them, LiteLLM refuses them
         return raw if changed == body and not halves else json.dumps(changed).encode()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import logging
 import os
 import shutil
 import signal
@@ -16,21 +13,16 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-import psutil
-
 from start_llm.core.extras import is_installed, missing
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.files.atomic import write_atomic
 from start_llm.files.logs import begin_log, last_lines, trim_log
 from start_llm.host.home import python_path
 from start_llm.host.ports import address, ask_json, free_port, is_free, who_listens
-from start_llm.host.processes import created, running, wait_until
+from start_llm.host.processes import wait_until
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MODULE
 from start_llm.proxy.sent import Sent, read_sent
-
-log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 5.0
 _LOG_BYTES = 16 << 20
@@ -93,8 +85,7 @@ class LiteLLMProxy:
         A free port that was picked once is kept: clients know it.
 
         Raises:
-            ProxyError: LiteLLM is not installed, the port is taken by something that is no leftover proxy of ours, or a
-                file cannot be written.
+            ProxyError: LiteLLM is not installed, the port is taken, or a file cannot be written.
         """
         with self._lock:
             if self.alive():
@@ -103,7 +94,7 @@ class LiteLLMProxy:
                 raise ProxyError(missing("litellm"))
             host = self._settings.mlx_host
             if self._port:
-                self._clear_port(host, self._port)
+                _wait_for_port(host, self._port)
             else:
                 self._port = free_port(host)
             try:
@@ -119,7 +110,6 @@ class LiteLLMProxy:
         additions = proxy_config.additions(self._settings, self._server_url, self.master_key, self._folder)
         proxy_config.write_config(self._folder, config, additions)
         self._process = self._spawn(self._folder)
-        self._remember(self._process.pid)
 
     def _spawn(self, folder: Path) -> subprocess.Popen[bytes]:
         """Starts `child` with the files in `folder`; the pipe that ends it with this process stays open here."""
@@ -170,8 +160,6 @@ class LiteLLMProxy:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # the group outlives its leader if anything is left in it
                 process.wait()
-                with suppress(OSError):
-                    self._record_path(self._port).unlink(missing_ok=True)
                 self._process = None
             self._clean()
 
@@ -197,46 +185,17 @@ class LiteLLMProxy:
             self._folder = None
         self._sent = sent
 
-    # --- what runs on the port --------------------------------------------------
 
-    def _record_path(self, port: int) -> Path:
-        return self._settings.cache_dir / "run" / f"proxy-{port}.json"
+def _wait_for_port(host: str, port: int) -> None:
+    """Returns once `port` can be bound: a proxy of ours whose server has ended is about to end, too (`child`).
 
-    def _remember(self, pid: int) -> None:
-        """Writes down that this process's proxy has the port, for `_leftover` of a later server."""
-        path, owner = self._record_path(self._port), os.getpid()
-        record = {"pid": pid, "created": created(pid), "owner": owner, "owner_created": created(owner)}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomic(path, json.dumps(record))
-        except OSError as error:
-            log.warning("the proxy runs, but is not remembered: %s", error)
-
-    def _clear_port(self, host: str, port: int) -> None:
-        """Returns once `port` can be bound: a leftover proxy of ours is ended, anything else is a ProxyError."""
-        if is_free(host, port):
-            return
-        leftover = self._leftover(port)
-        if leftover is None:
-            raise ProxyError(
-                f"PROXY_PORT={port} is taken by {who_listens(port)}. It was left alone. "
-                "Stop it, or set PROXY_PORT to another port (0 picks a free one), or set PROXY=off."
-            )
-        with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-            os.killpg(leftover.pid, signal.SIGKILL)
-            leftover.wait(_STOP_SECONDS)
-        if not wait_until(lambda: is_free(host, port), _STOP_SECONDS):
-            raise ProxyError(f"PROXY_PORT={port} is still taken by {who_listens(port)} after its end.")
-
-    def _leftover(self, port: int) -> psutil.Process | None:
-        """A proxy of ours on `port` whose server is gone: record, creation time and command line must all agree."""
-        try:
-            record = json.loads(self._record_path(port).read_text())
-            process = running(record["pid"], record["created"])
-            owner = running(record["owner"], record["owner_created"])
-            if process is None or (owner is not None and owner.pid != os.getpid()):
-                return None  # it has ended, or another server of ours is using it
-            command = process.cmdline()
-        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
-            return None
-        return process if MODULE in command and ("--port", str(port)) in itertools.pairwise(command) else None
+    Raises ProxyError: somebody else has it.
+    """
+    if is_free(host, port):
+        return
+    whose = who_listens(port)
+    if MODULE not in whose or not wait_until(lambda: is_free(host, port), _STOP_SECONDS):
+        raise ProxyError(
+            f"PROXY_PORT={port} is taken by {whose}. It was left alone. "
+            "Stop it, or set PROXY_PORT to another port (0 picks a free one), or set PROXY=off."
+        )

@@ -13,24 +13,19 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.proxy import nodes
-from start_llm.proxy.asgi import FORWARDED, JSON, off_the_loop
+from start_llm.proxy.asgi import JSON, off_the_loop
 from start_llm.proxy.config import abilities, name_behind, names_behind
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.outcome import RequestOutcome, current, error_in
 from start_llm.proxy.routing import fields_of
 
 LIST_SECONDS = 120.0
-
-
-async def _read_whole(request: Request) -> None:
-    """LiteLLM's check reads a form as it comes. With the whole of it in memory first, it is still there afterwards."""
-    await request.body()
 
 
 class ServerRoutes:
@@ -45,15 +40,12 @@ class ServerRoutes:
         self._made_up = [name for name, behind in self._names.items() if behind == MAIN_NAME != name]
         self._answer_seconds = float(entries[0]["litellm_params"]["timeout"])
 
-    def add_to(self, app: FastAPI, key_check: Any) -> None:
-        """Puts these routes before LiteLLM's own. `key_check`: LiteLLM's dependency that refuses a wrong key."""
-        routes: list[tuple[str, Any, str]] = [(path, self.forward, "POST") for path in FORWARDED]
-        routes += [("model/info", self.info, "GET"), ("models", self.models, "GET")]
-        routes += [("models/{name:path}", self.model, "GET")]
-        checks = [Depends(_read_whole), Depends(key_check)]
-        for path, handler, method in routes:
+    def add_to(self, app: FastAPI) -> None:
+        """Puts the lists of models before LiteLLM's own."""
+        routes = (("model/info", self.info), ("models", self.models), ("models/{name:path}", self.model))
+        for path, handler in routes:
             for prefix in ("", "/v1"):
-                app.add_api_route(f"{prefix}/{path}", handler, methods=[method], dependencies=checks)
+                app.add_api_route(f"{prefix}/{path}", handler, methods=["GET"])
                 app.router.routes.insert(0, app.router.routes.pop())
 
     async def forward(self, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from start_llm.core.settings import load_settings
 from start_llm.host.ports import free_port
+from start_llm.proxy import launcher
 from start_llm.proxy.child import MODULE
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
@@ -76,13 +76,6 @@ def listener() -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
     process.stdin.close()
 
 
-def record(folder: Path, port: int, pid: int, owner: int, owner_created: float) -> None:
-    path = folder / "cache" / "run" / f"proxy-{port}.json"
-    path.parent.mkdir(parents=True)
-    created = psutil.Process(pid).create_time()
-    path.write_text(json.dumps({"pid": pid, "created": created, "owner": owner, "owner_created": owner_created}))
-
-
 def test_a_stranger_on_the_port_is_named_and_left_alone(
     tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
 ) -> None:
@@ -92,36 +85,20 @@ def test_a_stranger_on_the_port_is_named_and_left_alone(
     assert process.poll() is None
 
 
-def test_the_proxy_of_a_living_server_is_left_alone(
-    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
+def test_a_proxy_of_ours_that_ends_is_waited_for(
+    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its server has ended a moment ago."""
     port, pid, process = listener
-    parent = psutil.Process(os.getppid())
-    record(tmp_path, port, pid, parent.pid, parent.create_time())
-    with pytest.raises(ProxyError, match=f"process {pid}"):
-        make(tmp_path, port).start()
-    assert process.poll() is None
 
+    def whose(asked: int) -> str:
+        process.kill()
+        return f"process {pid} ({MODULE})"
 
-def test_a_record_of_another_process_proves_nothing(
-    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
-) -> None:
-    port, pid, process = listener
-    record(tmp_path, port, pid, 2**22 - 1, 1.0)
-    path = tmp_path / "cache" / "run" / f"proxy-{port}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": 1.0}))
-    with pytest.raises(ProxyError):
-        make(tmp_path, port).start()
-    assert process.poll() is None
-
-
-def test_a_leftover_of_ours_is_replaced(tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]) -> None:
-    port, pid, process = listener
-    record(tmp_path, port, pid, os.getpid(), 1.0)  # its owner had this pid, but began at another time
+    monkeypatch.setattr(launcher, "who_listens", whose)
     proxy = make(tmp_path, port)
     proxy.start()
     try:
-        process.wait(60)
         assert proxy.alive() and proxy.pid != pid and proxy.url == f"http://127.0.0.1:{port}"
     finally:
         proxy.stop()
@@ -149,7 +126,6 @@ def test_stop_leaves_nothing(tmp_path: Path) -> None:
     assert folder.is_dir()
     proxy.stop()
     assert gone(pid) and not folder.exists() and not proxy.alive()
-    assert list((tmp_path / "cache" / "run").iterdir()) == []
     proxy.stop()
 
 
