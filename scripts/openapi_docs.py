@@ -33,14 +33,13 @@ from start_llm.api.anthropic.shapes import CountedTokensShape, MessageEvent, Mes
 from start_llm.api.common.request import WORDS  # noqa: E402
 from start_llm.api.http.answers import ANTHROPIC_ID_HEADER, CACHE_HEADER, ID_HEADER  # noqa: E402
 from start_llm.api.http.routes import Route  # noqa: E402
-from start_llm.api.media.audio import AudioRoutes, SpeechBody, TranscriptionBody  # noqa: E402
+from start_llm.api.media.audio import AudioRoutes, SpeechBody, TranscriptionBody, TranscriptShape  # noqa: E402
 from start_llm.api.media.embeddings import (  # noqa: E402
     CUT_HEADER,
     EmbeddingsBody,
     Encodings,
     OllamaEmbedBody,
 )
-from start_llm.api.media.shapes import TranscriptShape  # noqa: E402
 from start_llm.api.ollama import shapes as ollama  # noqa: E402
 from start_llm.api.ollama.chat import GenerateBody, OllamaChatBody  # noqa: E402
 from start_llm.api.ollama.models import NOT_DONE, NameBody, PullBody, ShowBody  # noqa: E402

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
+from start_llm.api.ops.page import redactor
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
@@ -23,11 +24,11 @@ from start_llm.clients import CLIENTS
 from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
 from start_llm.core.extras import check_installed
 from start_llm.core.service import ModelCard
-from start_llm.core.settings import SECRETS, Settings
+from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
-from start_llm.dashboard.process_log import Redactor, json_line
+from start_llm.dashboard.process_log import json_line
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.terminal import terminal
@@ -105,7 +106,7 @@ class App:
         self._events = _kv_events(settings)
         loader = Loader(registry, self.engine, self._builder, clients, self._say, self._events)
         self.pool = Pool(registry, self.engine, self._builder, loader)
-        dumps = _dumps(settings)
+        dumps = Dumps(settings.log_root, redactor(settings)) if settings.dump_requests else None
         self.service = ChatService(settings, self.engine, self.pool, None if dumps is None else dumps.prompt)
         self.encoders = EncoderService(settings, self.pool.open_encoder, self.engine)
         self.audio = AudioService(settings, self.pool, self.engine)
@@ -127,7 +128,7 @@ class App:
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         for service in (self.pool, self.encoders, self.audio, *(() if self._events is None else (self._events,))):
             self._server.metrics.watch_figures(service.figures)
-        self._memory_watch = MemoryWatch(_memory_keeper(self.engine, self.pool, self._say))
+        self._memory_watch = MemoryWatch(self._press)
         self.proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()
@@ -243,6 +244,13 @@ class App:
         self.engine.lose(why)
         self._ends.put(ExitCode.WEDGED)
 
+    def _press(self, level: Pressure, changed: bool) -> None:
+        """While the machine is short of memory. `changed`: it has just become so, or has just ended."""
+        self.engine.press(level)
+        self.pool.press(level)
+        if changed:
+            self._say(f"memory    {self.engine.status().detail or 'The machine has enough again.'}")
+
     def recommend(self) -> None:
         """With no MODEL_PATH on a Mac: says which model would do real work here."""
         device = inspect_device(accelerator)
@@ -302,18 +310,6 @@ class App:
             self._say(f"          a first prompt of {', '.join(left)} is longer than this model's context")
 
 
-def _memory_keeper(engine: EngineThread, pool: Pool, say: Callable[[str], None]) -> Callable[[Pressure, bool], None]:
-    """What is done while the machine is short of memory; its argument tells whether that has just changed."""
-
-    def keep(level: Pressure, changed: bool) -> None:
-        engine.press(level)
-        pool.press(level)
-        if changed:
-            say(f"memory    {engine.status().detail or 'The machine has enough again.'}")
-
-    return keep
-
-
 def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> Ranks:
     from start_llm.engine.ranks.leader import RANK_SECONDS, LeaderGroup  # noqa: PLC0415 - few need it, and what it imports
 
@@ -331,28 +327,15 @@ def _kv_events(settings: Settings) -> KVEventPublisher | None:
     return KVEventPublisher(settings.kv_events, f"kv@{socket.gethostname()}@{model}")  # as llm-d wants it
 
 
-def _dumps(settings: Settings) -> Dumps | None:
-    if not settings.dump_requests:
-        return None
-    redactor = Redactor([getattr(settings, name) for name in SECRETS])
-    return Dumps(settings.log_root, redactor)
-
-
 def _reporters(
     settings: Settings, console: Console | None, say: Callable[[str], None] | None
 ) -> tuple[Callable[[str], None], ProgressBars | None]:
     """What prints a line of what goes on; and for a console also the bars of what takes long."""
     if console is None:
         return say or (lambda line: None), None
-    speaker = _speaker(console, as_json=settings.log_json)
-    return speaker, ProgressBars(console, speaker if settings.log_json else None)
 
-
-def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:
-    """Writes a line for people, or the same as JSON."""
-
-    def say(line: str) -> None:
-        text = json_line(" ".join(line.split())) if as_json else line
+    def speak(line: str) -> None:
+        text = json_line(" ".join(line.split())) if settings.log_json else line
         console.print(text, markup=False, soft_wrap=True)  # a command stays one line
 
-    return say
+    return speak, ProgressBars(console, speak if settings.log_json else None)

@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
-from start_llm.api.common.dialect import Collected, collect
 from start_llm.api.handler import Edge, Observation
 from start_llm.api.http import sse
 from start_llm.api.http.access import visitor_of
@@ -18,7 +17,7 @@ from start_llm.api.http.routes import Request
 from start_llm.api.openai.stream import ChatExchange
 from start_llm.api.table import Dialects
 from start_llm.core.errors import ClientGone
-from start_llm.core.events import Done, Event, Failed, FinishReason, Usage
+from start_llm.core.events import Done, Event, FinishReason, Usage
 from start_llm.core.messages import ToolCall
 from start_llm.core.report import CacheReport
 
@@ -80,7 +79,8 @@ class ChatAnswerStream:
     """
 
     def __init__(self, exchange: ChatExchange, edge: Edge) -> None:
-        self._exchange, self._seen = exchange, list[Event]()
+        self._exchange, self._writer = exchange, exchange.writer()
+        self._done: Done | None = None
         self._events = _events(exchange, edge)
 
     def __iter__(self) -> Iterator[Event]:
@@ -88,7 +88,10 @@ class ChatAnswerStream:
 
     def __next__(self) -> Event:
         event = next(self._events)
-        self._seen.append(event)
+        if isinstance(event, Done):
+            self._done = event
+        else:
+            self._writer.take(event)
         return event
 
     def __enter__(self) -> Self:
@@ -104,10 +107,20 @@ class ChatAnswerStream:
         """The whole answer; reads what is left of it. Raises ClientGone where the stream was closed before its end."""
         for _ in self:
             pass
-        result = collect(self._seen)
-        if result is None:
+        if self._done is None:
             raise ClientGone("The stream was closed before the answer's end.")
-        return _answer(self._exchange, result)
+        (choice,) = self._writer.choices
+        return ChatAnswer(
+            id=self._exchange.request.id,
+            model=self._exchange.request.model,
+            text=choice.text,
+            reasoning=choice.reasoning,
+            tool_calls=tuple(choice.calls),
+            finish_reason=choice.finish_reason,
+            usage=self._done.usage,
+            report=self._done.report,
+            message=dict(self._writer.whole(self._done)["choices"][0]["message"]),
+        )
 
 
 class DirectChat:
@@ -162,26 +175,6 @@ def _events(exchange: ChatExchange, edge: Edge) -> Generator[Event]:
     """The events of a whole request; the last one is `Done`. Raises StartLLMError: the request failed."""
     with Observation(exchange.request, edge, connection=None) as observation:
         for event in observation.begin(exchange):
-            if isinstance(event, Failed):
-                raise event.error
             if isinstance(event, Done):
                 observation.answered()
             yield event
-            if isinstance(event, Done):
-                return
-        raise observation.why_it_ended()
-
-
-def _answer(exchange: ChatExchange, result: Collected) -> ChatAnswer:
-    (choice,) = result.choices
-    return ChatAnswer(
-        id=exchange.request.id,
-        model=exchange.request.model,
-        text=choice.text,
-        reasoning=choice.reasoning,
-        tool_calls=tuple(choice.calls),
-        finish_reason=choice.finish_reason,
-        usage=result.usage,
-        report=result.report,
-        message=dict(exchange.body(result)["choices"][0]["message"]),
-    )

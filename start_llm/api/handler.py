@@ -13,9 +13,9 @@ from functools import partial
 from types import TracebackType
 
 from start_llm.api.common.dialect import Exchange, Task, error_reply
-from start_llm.api.http import answers
+from start_llm.api.http import answers, sse
 from start_llm.api.http.connection import Connection, send_now
-from start_llm.api.http.routes import Feed, Reply, Request
+from start_llm.api.http.routes import Answer, Feed, Reply, Request
 from start_llm.api.http.watcher import DisconnectWatcher, is_gone
 from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
@@ -71,18 +71,20 @@ class RequestHandler:
         self._edge = edge
         self._head_sent = False
 
-    def answer(self) -> None:
-        """Never raises StartLLMError. Raises OSError: the connection failed."""
+    def answer(self, refusal: StartLLMError | None) -> None:
+        """Never raises StartLLMError. Raises OSError: the connection failed. With a `refusal` that is the answer."""
         try:
             if self._request.lane != "quick" and is_gone(self._connection.socket):
                 raise ClientGone("The client went away before its request was looked at.")
-            self._answer()
+            self._answer(refusal)
         except ClientGone as gone:
             self.keep = False
             log.info("499 %s: %s", self._name(), gone.message)
 
-    def _answer(self) -> None:
+    def _answer(self, refusal: StartLLMError | None) -> None:
         try:
+            if refusal is not None:
+                raise refusal
             if self._request.handler is None:
                 self._options()
                 return
@@ -100,8 +102,10 @@ class RequestHandler:
             self._edge.metrics.errors.labels("api").inc()
             self._fail(Internal("An unexpected error happened; the server's log has the details."))
 
-    def write_answer(self, answer: Reply | Feed | Task | Exchange) -> None:
+    def write_answer(self, answer: Answer | Task | Exchange) -> None:
         """Raises StartLLMError where nothing has been sent yet."""
+        if isinstance(answer, Mapping | list):
+            answer = Reply(sse.dumps(answer), headers={"Cache-Control": "no-store"})
         if isinstance(answer, Reply):
             self.reply(answer)
         elif isinstance(answer, Feed):
@@ -126,8 +130,6 @@ class RequestHandler:
                     answer.write_all(events, observation)
                     return
                 reply = exchange.reply(events)
-                if reply is None:
-                    raise observation.why_it_ended()
                 observation.answered()
                 self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
         except ClientGone:
@@ -209,18 +211,11 @@ class _StreamedAnswer:
     def write_all(self, events: Iterator[Event], observation: Observation) -> None:
         """Raises ClientGone; StartLLMError: `fail` tells the client of it."""
         for event in events:
-            if observation.watch.ended:
-                break
-            if isinstance(event, Failed):
-                raise event.error
             data = self._bytes(event)
             if isinstance(event, Done):
                 observation.answered()
             if data:
                 self._out.write(data)
-            if isinstance(event, Done):
-                return
-        raise observation.why_it_ended()
 
     def fail(self, error: StartLLMError) -> bool:
         """Tells the client inside the stream; False: its head is not out, so that the error can have a status."""
@@ -292,7 +287,10 @@ class Observation:
             self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))
 
     def begin(self, exchange: Exchange | Task) -> Iterator[Event]:
-        """Submits it. Its events; the last one is `Done`, and then `answered` is to be called."""
+        """Submits it. Its events; the last one is `Done`, and then `answered` is to be called.
+
+        Raises the StartLLMError of a `Failed`, and of a request that was ended early.
+        """
         self._stream = self._held.enter_context(closing(exchange.begin()))
         watching = self._edge.watcher.watch(self._connection, self._stream, self._request.id)
         self.watch = self._held.enter_context(watching)
@@ -304,19 +302,22 @@ class Observation:
                 self._seconds_first = self._seconds()
             for observer in self._edge.observers:
                 observer.event(self._request, event)
+            if self.watch.ended:
+                break
+            if isinstance(event, Failed):
+                raise event.error
             if isinstance(event, Done):
                 self._done = event
+                yield event
+                return
             yield event
+        raise self.watch.ended or Internal("The answer ended before it was complete.")
 
     def answered(self) -> None:
         """The answer is complete. To be called before its last byte goes out."""
         assert self._done is not None
         self._held.close()
         self._end(Outcome(200, self._seconds(), usage=self._done.usage, report=self._done.report))
-
-    def why_it_ended(self) -> StartLLMError:
-        """The error of a request whose events ended without a final one."""
-        return self.watch.ended or Internal("The answer ended before it was complete.")
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

@@ -14,8 +14,7 @@ from start_llm.api.direct import DirectChat
 from start_llm.api.handler import Edge, RequestHandler
 from start_llm.api.http import access
 from start_llm.api.http.answers import encode_reply
-from start_llm.api.http.body import Bodies
-from start_llm.api.http.connection import Connection, send_now
+from start_llm.api.http.connection import Bodies, Connection
 from start_llm.api.http.front import Front
 from start_llm.api.http.listener import listen
 from start_llm.api.http.routes import Request
@@ -31,7 +30,7 @@ from start_llm.api.ops.status import Status
 from start_llm.api.table import Dialects, build_routes
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
-from start_llm.core.hosts import check_host, check_key
+from start_llm.core.hosts import check_host, check_key, check_origin
 from start_llm.core.limits import MOST_BODY_BYTES
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
@@ -40,6 +39,7 @@ from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Observer
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.embeddings.service import EncoderService
+from start_llm.host.ports import address
 
 log = logging.getLogger(__name__)
 
@@ -60,30 +60,25 @@ class WorkerPool:
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(threads)
         ]
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._most = threads + most_waiting
-        self._tasks = 0
-        self._idle = threading.Condition()
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def submit(self, task: Callable[[], None]) -> bool:
-        """False if too many wait."""
-        with self._idle:
-            if self._threads and self._tasks >= self._most:
-                return False
-            self._tasks += 1
-        if self._threads:
-            self._queue.put(task)
-        else:
-            self._run(task)
+        """False if too many wait. Called by one thread."""
+        if self._threads and self._queue.unfinished_tasks >= self._most:
+            return False
+        self._queue.put(task)
+        if not self._threads:
+            self._run_next()
         return True
 
     def wait_idle(self, seconds: float) -> bool:
-        with self._idle:
-            return self._idle.wait_for(lambda: self._tasks == 0, seconds)
+        with self._queue.all_tasks_done:
+            return self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, seconds)
 
     def stop(self) -> None:
         """What runs goes on; the threads end behind what waits."""
@@ -91,18 +86,20 @@ class WorkerPool:
             self._queue.put(None)
 
     def _work(self) -> None:
-        while (task := self._queue.get()) is not None:
-            self._run(task)
+        while self._run_next():
+            pass
 
-    def _run(self, task: Callable[[], None]) -> None:
+    def _run_next(self) -> bool:
+        """False: it was the last one."""
+        task = self._queue.get()
         try:
-            task()
+            if task is not None:
+                task()
         except Exception:  # the thread's edge
             log.warning("an HTTP thread met an unexpected error", exc_info=True)
         finally:
-            with self._idle:
-                self._tasks -= 1
-                self._idle.notify_all()
+            self._queue.task_done()
+        return task is not None
 
 
 class ApiServer:
@@ -169,9 +166,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Base URL without a path, as a client on this machine would use it."""
-        host = self._settings.mlx_host
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return address(self._settings.mlx_host, self.port)
 
     def start(self) -> None:
         self.page.begin()
@@ -212,7 +207,9 @@ class ApiServer:
         settings, options = self._settings, head.method == "OPTIONS"
         if "Host" in head.headers:  # HTTP/1.0 may go without it, and no browser speaks that
             check_host(head.headers["Host"], self._host_names)
-        origin = access.allowed_origin(head.headers)
+        origin = head.headers.get("Origin")
+        if origin is not None:
+            check_origin(origin)
         if settings.api_key is not None and head.path not in OPEN_PATHS and not options:
             check_key(head.headers, settings.api_key)
         route, params = self.routes.find(head.path)
@@ -244,10 +241,11 @@ class ApiServer:
         with self._lock:
             self._at_work.add(connection)
         if not self._pools[request.lane].submit(partial(self._answer, connection, request)):
-            error: StartLLMError = Unavailable(f"{FEED_THREADS} pages are open or models fetched already; end one.")
-            if request.lane != "feed":
-                error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
-            self._turn_away(connection, error)
+            with self._lock:
+                self._at_work.discard(connection)
+            if request.lane == "feed":
+                raise Unavailable(f"{FEED_THREADS} pages are open or models fetched already; end one.")
+            raise QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
         log.info("%d %s: %s", error.status, "request" if head is None else f"{head.method} {head.path}", error.message)
@@ -258,26 +256,14 @@ class ApiServer:
     # --- on HTTP threads ---
 
     def _answer(self, connection: Connection, request: Request) -> None:
-        if self._stopping:
-            self._turn_away(connection, Unavailable("The server is shutting down."))
-            return
         handler = RequestHandler(connection, request, self._edge)
         try:
-            handler.answer()
+            handler.answer(Unavailable("The server is shutting down.") if self._stopping else None)
         except OSError as error:
             handler.keep = False
             log.info("connection of %s failed: %s", connection.address[0], error)
         finally:
             self._give_back(connection, handler.outgoing, keep=handler.keep)
-
-    def _turn_away(self, connection: Connection, error: StartLLMError) -> None:
-        keep = connection.reader.keeps_alive
-        answer = self.refusal(error, connection.reader.head, close=not keep)
-        try:
-            answer = send_now(connection.socket, answer)
-        except OSError:
-            answer, keep = b"", False
-        self._give_back(connection, answer, keep=keep)
 
     def _give_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
         connection.reader.body.close()

@@ -19,6 +19,7 @@ from start_llm.api.media.embeddings import Encodings
 from start_llm.api.ollama.chat import read_chat as read_ollama_chat
 from start_llm.api.ollama.chat import read_generate
 from start_llm.api.ollama.models import NOT_DONE, OllamaModels
+from start_llm.api.ollama.shapes import OllamaChatShape, OllamaGenerateShape
 from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -67,15 +68,15 @@ class Dialects:
     def messages(self, inbound: Request) -> Exchange:
         return self._begin(read_messages(inbound, self.settings, self.service), inbound).edited()
 
-    def ollama_chat(self, inbound: Request) -> Exchange | Reply:
+    def ollama_chat(self, inbound: Request) -> Exchange | OllamaChatShape:
         return self._begin(read_ollama_chat(inbound, self.settings, self.service), inbound)
 
-    def ollama_generate(self, inbound: Request) -> Exchange | Reply:
+    def ollama_generate(self, inbound: Request) -> Exchange | OllamaGenerateShape:
         return self._begin(read_generate(inbound, self.settings, self.service), inbound)
 
-    def _begin[E: Exchange | Reply](self, exchange: E, inbound: Request) -> E:
+    def _begin[E: Exchange | OllamaChatShape | OllamaGenerateShape](self, exchange: E, inbound: Request) -> E:
         """The exchange as it is going to run: whose it is stays known."""
-        if isinstance(exchange, Reply):
+        if not isinstance(exchange, Exchange):
             return exchange
         self.owners.remember((request.id for request in exchange.requests), inbound.visitor, exchange.request.owner)
         return replace(exchange, request=self._named(exchange.request, inbound))
@@ -83,18 +84,17 @@ class Dialects:
     def _response(self, inbound: Request) -> ResponsesExchange:
         return read_responses(inbound, self.settings, self.service, self.store.of(inbound.visitor.scope))
 
-    def count_tokens(self, inbound: Request) -> Reply:
+    def count_tokens(self, inbound: Request) -> CountedTokensShape:
         exchange = read_messages(inbound, self.settings, self.service)
         exchange = replace(exchange, request=self._named(exchange.request, inbound))
         body: CountedTokensShape = {"input_tokens": exchange.edited().tokens()}
         if exchange.edits:
             body["context_management"] = {"original_input_tokens": exchange.tokens()}
-        return Reply(sse.dumps(body))
+        return body
 
-    def count_response_tokens(self, inbound: Request) -> Reply:
+    def count_response_tokens(self, inbound: Request) -> InputTokensShape:
         count = self.service.count_tokens(self._named(self._response(inbound).request, inbound))
-        body: InputTokensShape = {"object": "response.input_tokens", "input_tokens": count}
-        return Reply(sse.dumps(body))
+        return {"object": "response.input_tokens", "input_tokens": count}
 
     def explain(self, inbound: Request) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""

@@ -45,7 +45,6 @@ MOST_BODY_BYTES = 64 << 20
 """Of a request's body."""
 LOOK_BACK = Limit("`repetition_context_size`, in tokens", 1_000_000)
 WORDS = Limit("entries of `include`, `modalities` and the like", 100)
-SEALED = Limit("bytes of reasoning that `encrypted_content` holds, all items together", 16 * 2**20)
 VARIABLES = Limit("variables in `chat_template_kwargs`", 100)
 
 # Texts that an encoder reads.

@@ -34,7 +34,7 @@ SESSION_END = re.compile(r"_session_([0-9a-fA-F-]+)$")
 """Claude Code's session at the end of ``metadata.user_id``, as its older versions write it."""
 SIGNED = b"start_llm thinking "
 """What a signature of thinking is made from, in front of the text."""
-SEAL = "start_llm.1."
+SEAL = "start_llm.2."
 """How reasoning begins that this server sealed for its client to keep."""
 
 ErrorStyle = Literal["openai", "anthropic", "ollama", "problem"]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.api.anthropic.messages import MessagesExchange
-from start_llm.api.common.dialect import collect
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -64,9 +63,7 @@ def streamed(exchange: Any, events: list[Event]) -> list[dict[str, Any]]:
 
 
 def whole(exchange: Any, events: list[Event]) -> dict[str, Any]:
-    result = collect(events)
-    assert result is not None
-    return exchange.body(result)  # type: ignore[no-any-return]
+    return json.loads(exchange.reply(iter(events)).body)  # type: ignore[no-any-return]
 
 
 @given(turns())

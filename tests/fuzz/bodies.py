@@ -313,7 +313,7 @@ ELSEWHERE = [
     "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch",
     "programmatic_tool_calling",
 ]  # fmt: skip
-SEALS = [seal("thoughts"), seal(""), seal("x" * 3_000), seal("thoughts")[:-9], "start_llm.1.", "start_llm.1.!", "gAAA"]
+SEALS = [seal("thoughts"), seal(""), seal("x" * 3_000), seal("thoughts")[:-3], "start_llm.2.", "start_llm.2.!", "gAAA"]
 sealed = field(one(*SEALS), text)
 responses_tool = field(
     tool,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -37,12 +37,57 @@ class _ClearToolUses(fields.BodyModel):
     exclude_tools: list[str] | None = None
     clear_tool_inputs: bool | list[str] | None = None  # of these tools; True: of all
 
+    def places(self, messages: Sequence[Message], count: Count) -> list[int]:
+        """Of all results but those of the last calls, and of tools that are to be kept."""
+        results = [index for index, message in enumerate(messages) if message.role == "tool"]
+        names = {call.id: call.name for message in messages for call in message.tool_calls}
+        kept = self.exclude_tools or ()
+        places = [index for index in results if names.get(messages[index].tool_call_id or "") not in kept]
+        places = places[: max(0, len(places) - self.keep.value)]
+        by_uses = self.trigger.type == "tool_uses"
+        begins = bool(places) and (len(results) if by_uses else count(tuple(messages))) > self.trigger.value
+        return places if begins else []
+
+    def without(self, messages: Sequence[Message], places: Sequence[int]) -> tuple[Message, ...]:
+        result = _replaced(messages, places, content=CLEARED_RESULT, attachments=(), images=())
+        inputs = self.clear_tool_inputs
+        if not inputs:
+            return result
+        ids = {messages[index].tool_call_id for index in places}
+
+        def emptied(call: ToolCall) -> ToolCall:
+            is_gone = call.id in ids and (inputs is True or call.name in inputs)
+            return replace(call, arguments="{}") if is_gone else call
+
+        return tuple(replace(message, tool_calls=tuple(map(emptied, message.tool_calls))) for message in result)
+
+    def told(self, cleared: int, tokens: int) -> shapes.AppliedEditShape:
+        return {"type": TOOL_USES, "cleared_tool_uses": cleared, "cleared_input_tokens": tokens}
+
 
 class _ClearThinking(fields.BodyModel):
     keep: _Amount | Literal["all"] | Mapping[str, Any] = _Amount(type="thinking_turns", value=1)
+    clear_at_least: ClassVar[_Amount | None] = None
+
+    def places(self, messages: Sequence[Message], count: Count) -> list[int]:
+        """Of all thoughts but those of the last turns that have some."""
+        places = [index for index, message in enumerate(messages) if message.reasoning]
+        return places[: max(0, len(places) - self.keep.value)] if isinstance(self.keep, _Amount) else []
+
+    def without(self, messages: Sequence[Message], places: Sequence[int]) -> tuple[Message, ...]:
+        return _replaced(messages, places, reasoning=None)
+
+    def told(self, cleared: int, tokens: int) -> shapes.AppliedEditShape:
+        return {"type": THINKING, "cleared_thinking_turns": cleared, "cleared_input_tokens": tokens}
 
 
 Edit = _ClearToolUses | _ClearThinking
+
+
+def _replaced(messages: Sequence[Message], places: Sequence[int], **changes: Any) -> tuple[Message, ...]:
+    """All messages, those at `places` with other fields."""
+    there = frozenset(places)
+    return tuple(replace(message, **changes) if index in there else message for index, message in enumerate(messages))
 
 
 def edits_of(given: Any, path: str = "context_management") -> tuple[Edit, ...]:
@@ -79,65 +124,12 @@ def apply(
     """
     applied: list[shapes.AppliedEditShape] = []
     for edit in edits:
-        if isinstance(edit, _ClearThinking):
-            places, least = _thoughts(messages, edit), None
-        else:
-            places, least = _results(messages, edit), edit.clear_at_least
-        if not places or (isinstance(edit, _ClearToolUses) and not _begins(messages, edit, count)):
+        places, least = edit.places(messages, count), edit.clear_at_least
+        if not places:
             continue
-        cleared = _without(messages, set(places), edit)
+        cleared = edit.without(messages, places)
         tokens = max(0, count(messages) - count(cleared))
         if least is None or tokens >= least.value:
             messages = cleared
-            applied.append(_applied(edit, len(places), tokens))
+            applied.append(edit.told(len(places), tokens))
     return messages, applied
-
-
-def _applied(edit: Edit, cleared: int, tokens: int) -> shapes.AppliedEditShape:
-    if isinstance(edit, _ClearThinking):
-        return {"type": THINKING, "cleared_thinking_turns": cleared, "cleared_input_tokens": tokens}
-    return {"type": TOOL_USES, "cleared_tool_uses": cleared, "cleared_input_tokens": tokens}
-
-
-def _begins(messages: Sequence[Message], edit: _ClearToolUses, count: Count) -> bool:
-    if edit.trigger.type == "tool_uses":
-        return sum(message.role == "tool" for message in messages) > edit.trigger.value
-    return count(tuple(messages)) > edit.trigger.value
-
-
-def _results(messages: Sequence[Message], edit: _ClearToolUses) -> list[int]:
-    """The places of all results but those of the last calls, and of tools that are to be kept."""
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    results = [index for index, message in enumerate(messages) if message.role == "tool"]
-    kept = edit.exclude_tools or ()
-    places = [index for index in results if names.get(messages[index].tool_call_id or "") not in kept]
-    return places[: max(0, len(places) - edit.keep.value)]
-
-
-def _thoughts(messages: Sequence[Message], edit: _ClearThinking) -> list[int]:
-    """The places of all thoughts but those of the last turns that have some."""
-    if not isinstance(edit.keep, _Amount):
-        return []
-    places = [index for index, message in enumerate(messages) if message.reasoning]
-    return places[: max(0, len(places) - edit.keep.value)]
-
-
-def _without(messages: Sequence[Message], places: set[int], edit: Edit) -> tuple[Message, ...]:
-    result = [_cleared(message) if index in places else message for index, message in enumerate(messages)]
-    inputs = edit.clear_tool_inputs if isinstance(edit, _ClearToolUses) else None
-    if not inputs:
-        return tuple(result)
-    ids = {messages[index].tool_call_id for index in places}
-    of_some = inputs if isinstance(inputs, list) else None
-
-    def emptied(call: ToolCall) -> ToolCall:
-        gone = call.id in ids and (of_some is None or call.name in of_some)
-        return replace(call, arguments="{}") if gone else call
-
-    return tuple(replace(message, tool_calls=tuple(map(emptied, message.tool_calls))) for message in result)
-
-
-def _cleared(message: Message) -> Message:
-    if message.role == "tool":
-        return replace(message, content=CLEARED_RESULT, attachments=(), images=())
-    return replace(message, reasoning=None)

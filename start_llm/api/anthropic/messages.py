@@ -13,9 +13,9 @@ from pydantic import FailFast, Field
 from start_llm.api.anthropic import context, shapes
 from start_llm.api.anthropic.tools import choice_of, references, tools_of
 from start_llm.api.common import fields, parts
-from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
+from start_llm.api.common.dialect import AnswerWriter, Exchange
 from start_llm.api.common.documents import pdf_text
-from start_llm.api.common.request import request_of, stop_of
+from start_llm.api.common.request import read_alike, stop_of
 from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Request
@@ -25,7 +25,7 @@ from start_llm.core.jsontext import object_in
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
 from start_llm.core.report import CacheReport
-from start_llm.core.request import ResponseFormat, found_text
+from start_llm.core.request import ChatRequest, ResponseFormat, found_text
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -72,12 +72,8 @@ def read_messages(inbound: Request, settings: Settings, service: Service) -> Mes
     chosen = (body.tool_choice or {}).get("name")
     tools, search = tools_of(body.tools or [], [message.content for message in body.messages], chosen)
     choice, parallel = choice_of(body.tool_choice, tools)
-    request = request_of(
-        "messages",
-        body,
-        data,
-        inbound,
-        settings,
+    request = ChatRequest(
+        **read_alike("messages", body, data, inbound, settings),
         messages=(*_system(body.system), *messages_of(body.messages)),
         tools=tools,
         search=search,
@@ -328,26 +324,11 @@ class MessagesExchange(Exchange):
         """What every count that the client is told is multiplied by; known once the model is loaded."""
         return self.service.models.card(self.request.model).context_scale
 
-    def body(self, result: Collected) -> shapes.MessageShape:
-        choice = result.choices[0]
-        content: list[shapes.ContentBlock] = []
-        for said, searched in [*choice.earlier, (choice, ev.Searched(()))]:
-            if said.reasoning:
-                signature = thinking_signature(said.reasoning)
-                content.append({"type": "thinking", "thinking": said.reasoning, "signature": signature})
-            if said.text:
-                content.append({"type": "text", "text": said.text})
-            content += (self.call_block(call.id, call.name, object_in(call.arguments)) for call in said.calls)
-            content += _result_blocks(searched)
-        stop = stop_body(choice.finish_reason, choice.stop_sequence)
-        usage = usage_body(result.usage, result.report, self.scale())
-        return {**self.head(content), **stop, "usage": usage, **self.edits_made()}
-
     def head(self, content: list[shapes.ContentBlock]) -> shapes.MessageHeadShape:
         model = self.request.model
         return {"id": self.request.id, "type": "message", "role": "assistant", "model": model, "content": content}
 
-    def writer(self) -> StreamWriter:
+    def writer(self) -> AnswerWriter:
         return MessageWriter(self)
 
     def call_block(self, call_id: str, name: str, given: dict[str, Any]) -> shapes.ToolUseShape:
@@ -369,18 +350,18 @@ def _result_blocks(searched: ev.Searched) -> Iterator[shapes.SearchResultShape]:
         yield {"type": "tool_search_tool_result", "tool_use_id": SERVER_CALL + call_id, "content": content}
 
 
-class MessageWriter(StreamWriter):
+class MessageWriter(AnswerWriter):
     """``message_start`` ... ``message_stop``: one content block open at a time, blocks counted from 0.
 
     Before ``message_start`` signs of life are comments, since clients take no event before it.
     """
 
     def __init__(self, exchange: MessagesExchange) -> None:
+        super().__init__()
         self._exchange = exchange
-        self._started = False
-        self._index = -1
-        self._open: str | None = None
-        self._thinking: list[str] = []
+        self._started = self._is_open = False
+        self._blocks: list[shapes.ContentBlock] = []  # the last one without its text, as long as it is open
+        self._text: list[str] = []
         self._stop = stop_body("stop", None)
 
     def write(self, event: ev.Event) -> bytes:
@@ -398,15 +379,24 @@ class MessageWriter(StreamWriter):
     def fail(self, error: StartLLMError) -> bytes:
         return sse.event("error", anthropic_error(error))
 
+    def take(self, event: ev.Event) -> None:
+        self.write(event)
+
+    def whole(self, done: ev.Done) -> shapes.MessageShape:
+        self._close_block()
+        usage = usage_body(done.usage, done.report, self._exchange.scale())
+        return {**self._exchange.head(self._blocks), **self._stop, "usage": usage, **self._exchange.edits_made()}
+
     def _content(self, event: ev.Event) -> bytes:
+        if isinstance(event, ev.ReasoningDelta | ev.TextDelta) and not event.text:
+            return b""
         if isinstance(event, ev.ReasoningDelta):
             head = self._block({"type": "thinking", "thinking": "", "signature": ""})
-            self._thinking.append(event.text)
+            self._text.append(event.text)
             return head + self._delta({"type": "thinking_delta", "thinking": event.text})
         if isinstance(event, ev.TextDelta):
-            if not event.text:
-                return b""
             head = self._block({"type": "text", "text": ""})
+            self._text.append(event.text)
             return head + self._delta({"type": "text_delta", "text": event.text})
         if isinstance(event, ev.ToolCallStarted):
             closed = self._close_block()
@@ -414,6 +404,7 @@ class MessageWriter(StreamWriter):
         if isinstance(event, ev.ToolCallDelta):
             return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
         if isinstance(event, ev.ToolCallFinished):
+            self._blocks[-1] = self._exchange.call_block(event.id, event.name, object_in(event.arguments))
             return self._close_block()
         if isinstance(event, ev.Searched):
             whole = (self._block(block) + self._close_block() for block in _result_blocks(event))
@@ -434,26 +425,30 @@ class MessageWriter(StreamWriter):
 
     def _block(self, block: shapes.ContentBlock) -> bytes:
         """Opens a block of this kind unless one is open."""
-        kind = block["type"]
-        if self._open == kind and kind in ("thinking", "text"):
+        if self._is_open and self._blocks[-1]["type"] == block["type"]:
             return b""
         head = self._start(CacheReport()) + self._close_block()
-        self._open = kind
-        self._index += 1
+        self._is_open = True
+        self._blocks.append(block)
         return head + _event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _delta(self, delta: shapes.BlockDelta) -> bytes:
         return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
+    @property
+    def _index(self) -> int:
+        return len(self._blocks) - 1
+
     def _close_block(self) -> bytes:
-        if self._open is None:
+        if not self._is_open:
             return b""
-        last = b""
-        if self._open == "thinking":
-            signature = thinking_signature("".join(self._thinking))
-            last = self._delta({"type": "signature_delta", "signature": signature})
-            self._thinking = []
-        self._open = None
+        block, text, last = self._blocks[-1], "".join(self._text), b""
+        if block["type"] == "thinking":
+            block["thinking"], block["signature"] = text, thinking_signature(text)
+            last = self._delta({"type": "signature_delta", "signature": block["signature"]})
+        elif block["type"] == "text":
+            block["text"] = text
+        self._is_open, self._text = False, []
         return last + _event({"type": "content_block_stop", "index": self._index})
 
     def _end(self, done: ev.Done) -> bytes:

@@ -26,10 +26,33 @@ OfChoice = (
 TokenText = Callable[[int], str]
 
 
-class StreamWriter(ABC):
-    """Writes one request's events as a stream, mostly as server-sent events. Used by one thread, events in order."""
+@dataclass(slots=True)
+class CollectedChoice:
+    """What was said of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[ev.TokenLogprob] = field(default_factory=list)
+    finish_reason: ev.FinishReason = "stop"
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.thoughts)
+
+
+class AnswerWriter(ABC):
+    """Writes one request's answer: as a stream, mostly of server-sent events (`open`, `write`, `fail`), or as a whole
+    (`take`, `whole`). Used by one thread, events in order."""
 
     content_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, choices: int = 1) -> None:
+        self.choices = [CollectedChoice() for _ in range(choices)]
 
     def open(self) -> bytes:
         """What goes out before the first event."""
@@ -42,6 +65,25 @@ class StreamWriter(ABC):
     @abstractmethod
     def fail(self, error: StartLLMError) -> bytes:
         """The last bytes of a stream that failed after it was opened."""
+
+    def take(self, event: ev.Event) -> None:
+        """Any event but `Done` and `Failed`."""
+        if not isinstance(event, OfChoice):
+            return
+        choice = self.choices[event.choice]
+        if isinstance(event, ev.TextDelta):
+            choice.texts.append(event.text)
+            choice.logprobs.extend(event.logprobs)
+        elif isinstance(event, ev.ReasoningDelta):
+            choice.thoughts.append(event.text)
+        elif isinstance(event, ev.ToolCallFinished):
+            choice.calls.append(ToolCall(event.id, event.name, event.arguments))
+        elif isinstance(event, ev.ChoiceDone):
+            choice.finish_reason = event.finish_reason
+
+    @abstractmethod
+    def whole(self, done: ev.Done) -> Mapping[str, object]:
+        """The whole answer, in the shape that the dialect publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +113,15 @@ class Exchange(ABC):
             raise
         return streams[0] if len(streams) == 1 else _StreamsInTurn(streams, self.request.n)
 
-    def reply(self, events: Iterable[ev.Event]) -> Reply | None:
-        """The whole answer; ``None`` if `events` end without a final one. Raises the StartLLMError of a `Failed`."""
-        result = collect(events, self.request.n * len(self.requests))
-        if result is None:
-            return None
-        return Reply(sse.dumps(self.body(result)), headers={CACHE_HEADER: result.report.header()})
+    def reply(self, events: Iterator[ev.Event]) -> Reply:
+        """The whole answer. Of `events` `Done` is the last one, and none is `Failed`."""
+        writer = self.writer()
+        while not isinstance(event := next(events), ev.Done):
+            writer.take(event)
+        return Reply(sse.dumps(writer.whole(event)), headers={CACHE_HEADER: event.report.header()})
 
     @abstractmethod
-    def body(self, result: Collected) -> Mapping[str, object]:
-        """The whole answer, in the shape that the dialect publishes."""
-
-    @abstractmethod
-    def writer(self) -> StreamWriter: ...
+    def writer(self) -> AnswerWriter: ...
 
 
 class Task(EventStream):
@@ -111,9 +149,10 @@ class Task(EventStream):
     def begin(self) -> EventStream:
         return self
 
-    def reply(self, events: Iterable[ev.Event]) -> Reply | None:
-        """The answer; ``None`` if `events` end without a final one."""
-        return self._answer() if any(isinstance(event, ev.Done) for event in events) else None
+    def reply(self, events: Iterator[ev.Event]) -> Reply:
+        for _ in events:
+            pass
+        return self._answer()
 
     def __next__(self) -> ev.Event:
         if self._closed:
@@ -157,60 +196,7 @@ def error_reply(error: StartLLMError, path: str) -> Reply:
     return Reply(sse.dumps(body), error.status, kind, headers)
 
 
-# --- a request's events as one answer, several prompts' events as those of one request ---
-
-
-@dataclass(slots=True)
-class CollectedChoice:
-    """One finished choice."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[ev.TokenLogprob] = field(default_factory=list)
-    finish_reason: ev.FinishReason = "stop"
-    stop_sequence: str | None = None
-    # what was said up to each search of this server's, and what was found; the rest stands behind that
-    earlier: list[tuple[CollectedChoice, ev.Searched]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Collected:
-    """A whole answer; `choices` in the order of their index."""
-
-    choices: list[CollectedChoice]
-    usage: ev.Usage
-    report: CacheReport
-
-
-def collect(events: Iterable[ev.Event], n: int = 1) -> Collected | None:
-    """Reads `events` to their end; ``None`` if that comes without a final one. Raises what a `Failed` carries."""
-    choices = [CollectedChoice() for _ in range(n)]
-    text: list[list[str]] = [[] for _ in range(n)]
-    reasoning: list[list[str]] = [[] for _ in range(n)]
-    for event in events:
-        if isinstance(event, ev.TextDelta):
-            text[event.choice].append(event.text)
-            choices[event.choice].logprobs.extend(event.logprobs)
-        elif isinstance(event, ev.ReasoningDelta):
-            reasoning[event.choice].append(event.text)
-        elif isinstance(event, ev.ToolCallFinished):
-            choices[event.choice].calls.append(ToolCall(event.id, event.name, event.arguments))
-        elif isinstance(event, ev.Searched):
-            said, rest = choices[event.choice], CollectedChoice()
-            said.text, said.reasoning = "".join(text[event.choice]), "".join(reasoning[event.choice])
-            text[event.choice], reasoning[event.choice], choices[event.choice] = [], [], rest
-            rest.earlier, said.earlier = [*said.earlier, (said, event)], []
-        elif isinstance(event, ev.ChoiceDone):
-            choices[event.choice].finish_reason = event.finish_reason
-            choices[event.choice].stop_sequence = event.stop_sequence
-        elif isinstance(event, ev.Failed):
-            raise event.error
-        elif isinstance(event, ev.Done):
-            for index, choice in enumerate(choices):
-                choice.text, choice.reasoning = "".join(text[index]), "".join(reasoning[index])
-            return Collected(choices, event.usage, event.report)
-    return None
+# --- several prompts' events as those of one request ---
 
 
 class _StreamsInTurn(EventStream):

@@ -117,11 +117,10 @@ def validate[B: BodyModel](model: type[B], data: Any) -> B:
         problem = error.errors(include_url=False, include_context=False)[0]
         path = field_path(problem["loc"])
         if problem["type"] == "missing":
-            raise BadRequest(f"{path}: this field is required.", param=path, code="missing_field") from None
+            raise wrong(path, "this field is required.", "missing_field") from None
         if problem["type"] in _PLAIN:  # pydantic's own words name its classes, or what stands after its work
             raise bad(path, _PLAIN[problem["type"]], problem["input"]) from None
-        message = f"{path}: {problem['msg']}, but got {short(problem['input'])}."
-        raise BadRequest(message, param=path, code="invalid_value") from None
+        raise wrong(path, f"{problem['msg']}, but got {short(problem['input'])}.") from None
 
 
 def field_path(loc: Iterable[int | str]) -> str:
@@ -205,13 +204,15 @@ def name_in(part: dict[str, Any], path: str) -> str:
 def within(limit: Limit, count: int, path: str) -> None:
     """Raises BadRequest if `count` is over the limit."""
     if count > limit.most:
-        raise BadRequest(
-            f"{path}: at most {limit.most:,} {limit.what} are allowed, but there are {count:,}.",
-            param=path,
-            code="limit_exceeded",
-        )
+        allowed = f"at most {limit.most:,} {limit.what} are allowed"
+        raise wrong(path, f"{allowed}, but there are {count:,}.", "limit_exceeded")
 
 
 def bad(path: str, expected: str, value: Any) -> BadRequest:
     """The error of a field that has the wrong type or value."""
-    return BadRequest(f"{path}: must be {expected}, but got {short(value)}.", param=path, code="invalid_value")
+    return wrong(path, f"must be {expected}, but got {short(value)}.")
+
+
+def wrong(path: str, why: str, code: str = "invalid_value") -> BadRequest:
+    """The error of a field. `why`: the end of a sentence that begins with the field's path."""
+    return BadRequest(f"{path}: {why}", param=path, code=code)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from start_llm.api.common.documents import INSTEAD, pdf_data, pdf_text
-from start_llm.api.common.fields import bad, items_of, short, string_in, within
+from start_llm.api.common.fields import bad, items_of, short, string_in, within, wrong
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.jsontext import too_much_to_read
 from start_llm.core.limits import Limit
@@ -178,8 +178,7 @@ def unusable(kind: str, path: str) -> BadRequest | NotSupported:
     if kind in OTHER_MEDIA:
         return NotSupported(f"{path}: parts of type {short(kind)} are not supported; {OTHER_MEDIA[kind]}.", param=path)
     allowed = ", ".join(sorted(TEXT_TYPES | IMAGE_TYPES))
-    message = f"{path}.type: unknown part type {short(kind)}; allowed: {allowed}."
-    return BadRequest(message, param=f"{path}.type", code="invalid_value")
+    return wrong(f"{path}.type", f"unknown part type {short(kind)}; allowed: {allowed}.")
 
 
 # --- images ---
@@ -212,9 +211,7 @@ def _of_url(value: Any, name: str, path: str) -> Attachment:
     head = _DATA_HEAD.match(url)
     if head is not None:
         if not head[1].lower().rstrip().endswith(";base64"):
-            raise BadRequest(
-                f"{path}: a data URL must be in base64 (data:image/png;base64,...).", param=path, code="invalid_image"
-            )
+            raise wrong(path, "a data URL must be in base64 (data:image/png;base64,...).", "invalid_image")
         return Attachment(0, "data", url[head.end() :], name, path)
     is_web = url[:8].lower().startswith(("http://", "https://"))
     return Attachment(0, "url" if is_web else "other", url, name, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from start_llm.api.common.fields import MOST_SHOWN, Drawn, bad, refuse_samplers, within
@@ -31,16 +31,18 @@ PREFIXES: Mapping[Dialect, str] = {
 """Of the ids of answers."""
 
 
-def request_of(
-    dialect: Dialect, drawn: Drawn, data: dict[str, Any], inbound: Request, settings: Settings, **fields: Any
-) -> ChatRequest:
-    """A request: what all dialects read alike, and the `fields` that this one reads by itself. Raises BadRequest."""
+def read_alike(
+    dialect: Dialect, drawn: Drawn, data: dict[str, Any], inbound: Request, settings: Settings
+) -> dict[str, Any]:
+    """The fields of a `ChatRequest` that all dialects read alike. Raises BadRequest."""
     refuse_samplers(data)
     is_raw = dialect == "completions"
     asked = Thinking() if is_raw else thinking_of(data)
     session, where = session_of(data, inbound.headers)
     within(SESSION, len(session), where)
-    shared: dict[str, Any] = {
+    return {
+        "id": f"{PREFIXES[dialect]}{uuid.uuid4().hex}",
+        "dialect": dialect,
         "model": model_of(data),
         "sampling": sampling_of(drawn, settings),
         "stream": bool(data.get("stream")),
@@ -52,7 +54,6 @@ def request_of(
         "template_kwargs": {} if is_raw else template_kwargs_of(data),
         "received": inbound.received,
     }
-    return ChatRequest(f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, **(shared | fields))
 
 
 def counted_request(
@@ -176,21 +177,17 @@ class Thinking:
     effort: str | None = None
     budget: int | None = None
 
-    def or_else(self, other: Thinking) -> Thinking:
-        """The same, with what the other says where this one says nothing."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Thinking(*(theirs if mine is None else mine for mine, theirs in pairs))
-
 
 def thinking_of(data: Mapping[str, Any]) -> Thinking:
     """Reads all fields at all depths; the first that says something wins, field by field.
 
     Raises BadRequest for a value that means nothing; not in ``metadata``, where it may be the client's own.
     """
-    asked = Thinking()
+    said: dict[str, Any] = {}
     for place, path, strict in _places(data):
-        asked = asked.or_else(_first_of(FIELDS, place, path, strict))
-    return asked
+        for name, value in _said(FIELDS, place, path, strict):
+            said.setdefault(name, value)
+    return Thinking(**said)
 
 
 def template_kwargs_of(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,42 +216,29 @@ def _places(data: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, b
                 yield nested, f"{name}.chat_template_kwargs.", strict
 
 
-def _first_of(names: tuple[str, ...], place: Mapping[str, Any], path: str, strict: bool) -> Thinking:
-    asked = Thinking()
+def _said(names: tuple[str, ...], place: Mapping[str, Any], path: str, strict: bool) -> Iterator[tuple[str, Any]]:
+    """Fields of `Thinking` with what these names say of them, the surest first."""
     for name in names:
-        if place.get(name) is not None:
-            asked = asked.or_else(_read(place[name], f"{path}{name}", strict))
-    return asked
+        value, where = place.get(name), f"{path}{name}"
+        word = value.strip().lower() if isinstance(value, str) else None
+        if isinstance(value, dict):
+            yield from _said_by_object(value, where, strict)
+        elif isinstance(value, bool):
+            yield "enabled", value
+        elif word in OFF or word in ON:
+            yield "enabled", word in ON
+        elif word in EFFORTS:
+            yield from (("enabled", True), ("effort", word))
+        elif value is not None and strict:
+            raise bad(where, WORDS, value)
 
 
-def _read(value: Any, path: str, strict: bool) -> Thinking:
-    if isinstance(value, bool):
-        return Thinking(value)
-    if isinstance(value, dict):
-        return _object(value, path, strict)
-    word = value.strip().lower() if isinstance(value, str) else None
-    if word in OFF:
-        return Thinking(False)
-    if word in EFFORTS:
-        return Thinking(True, word)
-    if word in ON:
-        return Thinking(True)
-    if strict:
-        raise bad(path, WORDS, value)
-    return Thinking()
-
-
-def _object(value: dict[str, Any], path: str, strict: bool) -> Thinking:
-    asked = _first_of(("enabled", "type", "effort", "level"), value, f"{path}.", strict)
-    budget = None
-    for name in ("budget_tokens", "max_tokens"):
+def _said_by_object(value: dict[str, Any], path: str, strict: bool) -> Iterator[tuple[str, Any]]:
+    """A budget alone says that it is to think, if it is one."""
+    yield from _said(("enabled", "type", "effort", "level"), value, f"{path}.", strict)
+    for name in ("max_tokens", "budget_tokens"):
         number = value.get(name)
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            if strict:
-                raise bad(f"{path}.{name}", "a whole number of tokens", number)
-            continue
-        budget = number
-    enabled = budget > 0 if asked.enabled is None and budget is not None else asked.enabled
-    return Thinking(enabled, asked.effort, budget)
+        if type(number) is int and number >= 0:
+            yield from (("budget", number), ("enabled", number > 0))
+        elif number is not None and strict:
+            raise bad(f"{path}.{name}", "a whole number of tokens", number)

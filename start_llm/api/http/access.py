@@ -27,18 +27,11 @@ MULTIPART = "multipart/form-data"
 # --- what a head must have ----------------------------------------------------
 
 
-def allowed_origin(headers: Mapping[str, str]) -> str | None:
-    """The browser origin to allow, ``None`` where no browser asks. Raises Forbidden for foreign pages."""
-    origin = headers.get("Origin")
-    if origin is not None:
-        hosts.check_origin(origin)
-    return origin
-
-
 def origin_of(headers: Mapping[str, str]) -> str | None:
-    """The browser origin that may read an answer, also one that tells an error."""
+    """The browser origin that may read an answer, also one that tells an error; ``None``: no page asks, or none may."""
     try:
-        return allowed_origin(headers)
+        hosts.check_origin(headers.get("Origin", ""))
+        return headers.get("Origin")
     except Forbidden:
         return None
 

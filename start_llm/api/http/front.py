@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from start_llm.api.http.body import Bodies
-from start_llm.api.http.connection import HEAD_SECONDS, Connection, Connections, RequestReader, send_now
+from start_llm.api.http.connection import HEAD_SECONDS, Bodies, Connection, Connections, RequestReader, send_now
 from start_llm.api.http.listener import ListeningSocket, Waker, connections_allowed
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Head
@@ -43,7 +42,10 @@ class RequestDispatcher(Protocol):
         ...
 
     def dispatch(self, connection: Connection) -> None:
-        """Takes a connection with its complete request. `Front.take_back` gets the connection back, or it is closed."""
+        """Takes a connection with its complete request. `Front.take_back` gets the connection back, or it is closed.
+
+        Raises StartLLMError: it is not taken, and the request is refused.
+        """
         ...
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
@@ -206,7 +208,11 @@ class Front:
         connection.deadline = reader.deadline
         if reader.complete:
             self._connections.remove(connection)
-            self._dispatcher.dispatch(connection)
+            try:
+                self._dispatcher.dispatch(connection)
+            except StartLLMError as error:
+                self._connections.add(connection)
+                self._refuse(connection, error)
 
     # --- answers ---
 

@@ -56,8 +56,10 @@ class Feed:
     content_type: str = "text/event-stream; charset=utf-8"
 
 
+Answer = Reply | Feed | Mapping[str, object] | list[Any]
+"""What a handler returns; an object or a list goes out as JSON."""
 Handler = Callable[[Request], Any]
-"""Returns a `Reply`, a `Feed`, or something that `api.handler` runs."""
+"""Returns an `Answer`, or something that `api.handler` runs."""
 
 
 @cache

@@ -183,25 +183,40 @@ class ChunkedBody:
         self.complete = False
         self._limit = limit
         self._size = self._chunks = self._left = self._trailers = 0
-        self._step = self._size_line
+        self._ends_chunk = self._is_last = False  # a chunk's CR LF is next; lines behind the last chunk are
 
     def feed(self, received: bytearray) -> bytes:
         """As that of `PlainBody`. Raises BadRequest, TooLarge."""
         body = bytearray()
-        while not self.complete and self._step(received, body):
-            pass
+        while not self.complete:
+            if self._left:
+                taken = _take(received, self._left)
+                body += taken
+                self._left -= len(taken)
+                if self._left:
+                    break
+            if self._ends_chunk:
+                if not b"\r\n".startswith(received[:2]):
+                    raise BadRequest("A chunk of the body does not end where its size says.")
+                if len(received) < 2:
+                    break
+                del received[:2]
+                self._ends_chunk = False
+            line = _take_line(received, TRAILER_LIMIT if self._is_last else CHUNK_LINE_LIMIT)
+            if line is None:
+                break
+            if self._is_last:
+                self._read_trailer(line)
+            else:
+                self._read_size(line)
         return bytes(body)
 
-    # --- steps: each says whether it got far enough for the next one ---
-
-    def _size_line(self, received: bytearray, body: bytearray) -> bool:
-        line = _take_line(received, CHUNK_LINE_LIMIT)
-        if line is None:
-            return False
+    def _read_size(self, line: bytes) -> None:
         chunk = _CHUNK.fullmatch(line)
         if chunk is None:
             raise BadRequest(f"A chunk of the body begins with {_shown(line)}, which is no size in hexadecimal.")
         self._left = int(chunk[1], 16)
+        self._ends_chunk, self._is_last = self._left > 0, self._left == 0
         self._size += self._left
         self._chunks += 1
         if self._size > self._limit:
@@ -210,37 +225,14 @@ class ChunkedBody:
             raise BadRequest(
                 f"The body comes in chunks that are too small: {self._chunks} chunks for {self._size} bytes."
             )
-        self._step = self._data if self._left else self._trailer
-        return True
 
-    def _data(self, received: bytearray, body: bytearray) -> bool:
-        taken = _take(received, self._left)
-        body += taken
-        self._left -= len(taken)
-        if self._left == 0:
-            self._step = self._data_end
-        return self._left == 0
-
-    def _data_end(self, received: bytearray, body: bytearray) -> bool:
-        if not b"\r\n".startswith(received[:2]):
-            raise BadRequest("A chunk of the body does not end where its size says.")
-        if len(received) < 2:
-            return False
-        del received[:2]
-        self._step = self._size_line
-        return True
-
-    def _trailer(self, received: bytearray, body: bytearray) -> bool:
-        line = _take_line(received, TRAILER_LIMIT)
-        if line is None:
-            return False
+    def _read_trailer(self, line: bytes) -> None:
         self._trailers += len(line)
         if self._trailers > TRAILER_LIMIT:
             raise _refusal(431, f"What stands behind the body is too long: at most {TRAILER_LIMIT} bytes are read.")
         if line and _FIELD.fullmatch(line) is None:
             raise BadRequest(f"The line {_shown(line)} behind the body is no 'Name: value'.")
         self.complete = not line
-        return True
 
 
 def body_reader(head: Head, limit: int) -> PlainBody | ChunkedBody:

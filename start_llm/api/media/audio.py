@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import Field
 from python_multipart.exceptions import FormParserError
@@ -13,12 +13,12 @@ from python_multipart.multipart import Field as FormField
 from python_multipart.multipart import File, FormParser, parse_options_header
 
 from start_llm.api.common.dialect import Task
-from start_llm.api.common.fields import BodyModel, ModelName, parse_body, validate, within
+from start_llm.api.common.fields import BodyModel, ModelName, parse_body, validate, within, wrong
 from start_llm.api.common.request import counted_request
+from start_llm.api.common.shapes import shape_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import MULTIPART, RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.api.media.shapes import HeardSecondsShape, TranscriptShape
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE, MODEL, SPOKEN_TEXT
@@ -56,6 +56,28 @@ class SpeechBody(BodyModel):
     user: str | None = None
 
 
+if TYPE_CHECKING:
+    HeardSegmentShape = dict[str, Any]
+else:
+    HeardSegmentShape = shape_of("HeardSegmentShape", TranscriptSegment, id=int)
+
+
+class HeardSecondsShape(TypedDict):
+    type: Literal["duration"]
+    seconds: int
+
+
+class TranscriptShape(TypedDict):
+    """All but ``text`` and ``usage`` only with ``response_format=verbose_json``."""
+
+    text: str
+    usage: HeardSecondsShape
+    task: NotRequired[Literal["transcribe"]]
+    language: NotRequired[str]
+    duration: NotRequired[float]
+    segments: NotRequired[list[HeardSegmentShape]]
+
+
 @dataclass(frozen=True, slots=True)
 class AudioRoutes:
     """Handlers."""
@@ -80,7 +102,7 @@ class AudioRoutes:
         body, data = parse_body(SpeechBody, inbound.body)
         within(SPOKEN_TEXT, len(body.input), "input")
         if not body.input.strip():
-            raise BadRequest("input: there is nothing to be spoken.", param="input", code="invalid_value")
+            raise wrong("input", "there is nothing to be spoken.")
         if body.speed not in {None, 1.0}:
             raise BadRequest(
                 f"speed={body.speed:g}: the models served here speak at their own speed; leave it out.",
@@ -101,8 +123,8 @@ class AudioRoutes:
 def _read(form: Form) -> TranscriptionBody:
     """The fields that are no files. Raises BadRequest."""
     if form.value("stream") not in {None, "", "false", "False", "0"}:
-        raise BadRequest("stream: transcripts come as a whole; leave it out.", param="stream", code="invalid_value")
-    odd = [*form.values.get(GRANULARITY, []), *form.values.get(GRANULARITY[:-2], [])]
+        raise wrong("stream", "transcripts come as a whole; leave it out.")
+    odd = [*form.all(GRANULARITY, str), *form.all(GRANULARITY[:-2], str)]
     if any(kind != "segment" for kind in odd):
         raise BadRequest(
             f"{GRANULARITY}={odd[0][:40]!r}: only 'segment' is known here.", param=GRANULARITY, code="invalid_value"
@@ -169,48 +191,44 @@ _TEXTS: dict[str, Callable[[Transcript], str]] = {
 
 @dataclass(slots=True)
 class Form:
-    """The values of fields by name, in their order, and the bytes of files by the name of their field."""
+    """What came under each name, in its order: values of fields as text, files as bytes."""
 
-    values: dict[str, list[str]] = field(default_factory=dict)
-    files: dict[str, list[bytes]] = field(default_factory=dict)
+    parts: dict[str, list[str | bytes]] = field(default_factory=dict)
 
-    def add_field(self, part: FormField) -> None:
-        value, name = part.value or b"", self._name(part)
-        if len(value) > FORM_VALUE.most:
-            message = f"{name}: more than {FORM_VALUE.most:,} bytes."
-            raise BadRequest(message, param=name, code="limit_exceeded")
-        self.values.setdefault(name, []).append(value.decode())
-
-    def add_file(self, part: File) -> None:
-        part.file_object.seek(0)
-        self.files.setdefault(self._name(part), []).append(part.file_object.read())
-
-    def _name(self, part: FormField | File) -> str:
-        """Raises BadRequest: there are too many parts."""
-        known = sum(map(len, self.values.values())) + sum(map(len, self.files.values()))
-        if known >= FORM_PARTS.most:
+    def add(self, part: FormField | File) -> None:
+        """Raises BadRequest: it is too long, or there are too many."""
+        if sum(map(len, self.parts.values())) >= FORM_PARTS.most:
             raise BadRequest(f"The form has more than {FORM_PARTS.most} parts.", code="limit_exceeded")
-        return (part.field_name or b"").decode()
+        name = (part.field_name or b"").decode()
+        if isinstance(part, File):
+            part.file_object.seek(0)
+            value: str | bytes = part.file_object.read()
+        elif len(part.value or b"") > FORM_VALUE.most:
+            raise wrong(name, f"more than {FORM_VALUE.most:,} bytes.", "limit_exceeded")
+        else:
+            value = (part.value or b"").decode()
+        self.parts.setdefault(name, []).append(value)
+
+    def all[V: (str, bytes)](self, name: str, kind: type[V]) -> list[V]:
+        return [value for value in self.parts.get(name, []) if isinstance(value, kind)]
 
     def value(self, name: str) -> str | None:
         """Raises BadRequest: it is there more than once."""
-        found = self.values.get(name, [])
+        found = self.all(name, str)
         if len(found) > 1:
-            raise BadRequest(f"{name}: this field is there {len(found)} times.", param=name, code="invalid_value")
+            raise wrong(name, f"this field is there {len(found)} times.")
         return found[0] if found else None
 
     def file(self, name: str) -> bytes:
         """Raises BadRequest: it is missing, no file, or there more than once."""
-        found = self.files.get(name, [])
+        found = self.all(name, bytes)
         if len(found) == 1:
             return found[0]
+        if not self.parts.get(name):
+            raise wrong(name, "this field is required.", "missing_field")
         if found:
-            raise BadRequest(f"{name}: send one file, not {len(found)}.", param=name, code="invalid_value")
-        if name in self.values:
-            raise BadRequest(
-                f"{name}: this must be a file, which its part says by a filename.", param=name, code="invalid_value"
-            )
-        raise BadRequest(f"{name}: this field is required.", param=name, code="missing_field")
+            raise wrong(name, f"send one file, not {len(found)}.")
+        raise wrong(name, "this must be a file, which its part says by a filename.")
 
 
 def read_form(body: bytes, content_type: str) -> Form:
@@ -222,9 +240,7 @@ def read_form(body: bytes, content_type: str) -> Form:
     form, ends = Form(), list[bool]()
     config = {"MAX_HEADER_SIZE": FORM_HEADER.most, "MAX_MEMORY_FILE_SIZE": len(body)}
     try:
-        parser = FormParser(
-            MULTIPART, form.add_field, form.add_file, lambda: ends.append(True), boundary=boundary, config=config
-        )
+        parser = FormParser(MULTIPART, form.add, form.add, lambda: ends.append(True), boundary=boundary, config=config)
         for begin in range(0, len(body), PIECE):
             parser.write(body[begin : begin + PIECE])
         parser.finalize()

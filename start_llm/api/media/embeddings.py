@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from start_llm.api.common.dialect import Task
-from start_llm.api.common.fields import BodyModel, ModelName, bad, items_of, parse_body, within
+from start_llm.api.common.fields import BodyModel, ModelName, bad, items_of, parse_body, within, wrong
 from start_llm.api.common.parts import texts_of
 from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.errors import NotSupported
 from start_llm.core.limits import EMBEDDED
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.request import ChatRequest
@@ -55,7 +55,7 @@ class Encodings:
         texts: list[Text] = []
         for path, text in texts_of(body.input, "input", EMBEDDED):
             if not text:
-                raise BadRequest(f"{path}: an empty text has no embedding.", param=path, code="invalid_value")
+                raise wrong(path, "an empty text has no embedding.")
             texts.append(text)
         encoders = self._encoders()
         request = counted_request("embeddings", encoders.named(body.model or ""), data, inbound, self.owners)

@@ -10,15 +10,15 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator
 
 from start_llm.api.common import fields
-from start_llm.api.common.request import model_of, request_of, stop_of
+from start_llm.api.common.request import model_of, read_alike, stop_of
 from start_llm.api.common.tools import check_unique, tool_of
-from start_llm.api.http.routes import Reply, Request
+from start_llm.api.http.routes import Request
 from start_llm.api.ollama import shapes
-from start_llm.api.ollama.stream import OllamaChatAnswer, OllamaGenerateAnswer, OllamaShape, head_of, line
+from start_llm.api.ollama.stream import OllamaChatAnswer, OllamaGenerateAnswer, head_of
 from start_llm.core.errors import NotSupported
 from start_llm.core.limits import LOOK_BACK
 from start_llm.core.messages import Attachment, Message, Role, ToolCall
-from start_llm.core.request import ResponseFormat
+from start_llm.core.request import ChatRequest, Dialect, ResponseFormat
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -93,19 +93,21 @@ class GenerateBody(OllamaBody):
     images: list[str] | None = None
 
 
-def read_chat(inbound: Request, settings: Settings, service: Service) -> OllamaChatAnswer | Reply:
+def read_chat(inbound: Request, settings: Settings, service: Service) -> OllamaChatAnswer | shapes.OllamaChatShape:
     """Raises BadRequest, NotSupported. A body without messages loads the model, or unloads it."""
     body, data = fields.parse_body(OllamaChatBody, inbound.body)
     data = _known_fields(body, data)
     if not body.messages:
         name, rest = _load(body, data, inbound, service)
-        return _reply({**head_of(name), "message": {"role": "assistant", "content": ""}, **rest})
+        return {**head_of(name), "message": {"role": "assistant", "content": ""}, **rest}
     tools = check_unique([tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")])
-    given = _shared(body, data) | {"messages": messages_of(body.messages), "tools": tools}
-    return OllamaChatAnswer(request_of("ollama", body.options or Options(), data, inbound, settings, **given), service)
+    given = {"messages": messages_of(body.messages), "tools": tools}
+    return OllamaChatAnswer(_request("ollama", body, data, inbound, settings, **given), service)
 
 
-def read_generate(inbound: Request, settings: Settings, service: Service) -> OllamaGenerateAnswer | Reply:
+def read_generate(
+    inbound: Request, settings: Settings, service: Service
+) -> OllamaGenerateAnswer | shapes.OllamaGenerateShape:
     """Raises BadRequest, NotSupported. A body without a prompt loads the model, or unloads it."""
     body, data = fields.parse_body(GenerateBody, inbound.body)
     for name in ("suffix", "template", "context"):
@@ -115,20 +117,16 @@ def read_generate(inbound: Request, settings: Settings, service: Service) -> Oll
     if not body.prompt and not body.images:
         name, rest = _load(body, data, inbound, service)
         said: shapes.OllamaSaidShape = {"response": ""}
-        return _reply({**head_of(name), **said, **rest})
+        return {**head_of(name), **said, **rest}
     if body.raw:
         if body.images or body.system:
             raise NotSupported("raw: takes neither images nor a system text.", param="raw")
-        given = _shared(body, data) | {"prompt": body.prompt}
-        return OllamaGenerateAnswer(
-            request_of("completions", body.options or Options(), data, inbound, settings, **given), service
-        )
+        request = _request("completions", body, data, inbound, settings, prompt=body.prompt)
+        return OllamaGenerateAnswer(request, service)
     messages = [Message("system", body.system)] if body.system else []
     messages.append(Message("user", body.prompt or "", attachments=_images(body.images, "images")))
-    given = _shared(body, data) | {"messages": tuple(messages)}
-    return OllamaGenerateAnswer(
-        request_of("ollama", body.options or Options(), data, inbound, settings, **given), service
-    )
+    request = _request("ollama", body, data, inbound, settings, messages=tuple(messages))
+    return OllamaGenerateAnswer(request, service)
 
 
 def named(name: str) -> str:
@@ -157,23 +155,22 @@ def _load(
     return name, {"done": True, "done_reason": "unload" if body.unloads else "load"}
 
 
-def _reply(answer: OllamaShape) -> Reply:
-    return Reply(line(answer), content_type="application/json")
-
-
-def _shared(body: OllamaBody, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read in another way than by the other dialects. Raises BadRequest, NotSupported."""
+def _request(
+    dialect: Dialect, body: OllamaBody, data: dict[str, Any], inbound: Request, settings: Settings, **own: Any
+) -> ChatRequest:
+    """`own`: fields that only one of the routes reads. Raises BadRequest, NotSupported."""
     given = data.get("options")
     fields.refuse_samplers(given if isinstance(given, dict) else {}, "options.")
     options = body.options or Options()
     most = options.num_predict
-    return {
-        "stream": body.stream is not False,
-        "max_tokens": most if most is not None and most > 0 else None,
-        "stop": stop_of(options.stop, "options.stop"),
-        "response_format": _format(body.format),
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-    }
+    alike = read_alike(dialect, options, data, inbound, settings) | {"stream": body.stream is not False}
+    return ChatRequest(
+        **alike | own,
+        max_tokens=most if most is not None and most > 0 else None,
+        stop=stop_of(options.stop, "options.stop"),
+        response_format=_format(body.format),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
 
 
 def _format(value: str | dict[str, Any] | None) -> ResponseFormat:

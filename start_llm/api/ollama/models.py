@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 import start_llm
 from start_llm.api.common import fields
-from start_llm.api.http import sse
 from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.ollama import shapes
 from start_llm.api.ollama.chat import named
@@ -67,19 +66,16 @@ class OllamaModels:
     service: Service
     library: Library
 
-    def version(self, inbound: Request) -> Reply:
-        body: shapes.OllamaVersionShape = {"version": SPOKEN, "start_llm": start_llm.__version__}
-        return Reply(sse.dumps(body))
+    def version(self, inbound: Request) -> shapes.OllamaVersionShape:
+        return {"version": SPOKEN, "start_llm": start_llm.__version__}
 
-    def tags(self, inbound: Request) -> Reply:
-        body: shapes.OllamaTagsShape = {"models": [_listed(card) for card in self._cards()]}
-        return Reply(sse.dumps(body))
+    def tags(self, inbound: Request) -> shapes.OllamaTagsShape:
+        return {"models": [_listed(card) for card in self._cards()]}
 
-    def running(self, inbound: Request) -> Reply:
-        body: shapes.OllamaPsShape = {"models": [_running(card) for card in self._cards() if card.state == "ready"]}
-        return Reply(sse.dumps(body))
+    def running(self, inbound: Request) -> shapes.OllamaPsShape:
+        return {"models": [_running(card) for card in self._cards() if card.state == "ready"]}
 
-    def show(self, inbound: Request) -> Reply:
+    def show(self, inbound: Request) -> shapes.OllamaShowShape:
         asked = fields.parse_body(ShowBody, inbound.body)[0].asked
         served = self.service.models.served_name(asked)
         card = next((card for card in self._cards() if card.id == served), None)
@@ -92,7 +88,7 @@ class OllamaModels:
             "tools": card.tools,
             "thinking": card.reasoning,
         }
-        answer: shapes.OllamaShowShape = {
+        return {
             "modelfile": f"FROM {card.id}",
             "parameters": "",
             "template": "",
@@ -101,9 +97,8 @@ class OllamaModels:
             "model_info": {"general.architecture": family, f"{family}.context_length": card.context},
             "capabilities": [name for name, able in abilities.items() if able],
         }
-        return Reply(sse.dumps(answer))
 
-    def pull(self, inbound: Request) -> Feed | Reply:
+    def pull(self, inbound: Request) -> Feed | shapes.OllamaPulledShape:
         """Fetches a model, or goes on with one that is being fetched. A client that leaves ends what it began."""
         body = fields.parse_body(PullBody, inbound.body)[0]
         now = self.library.pulls.state() or {}
@@ -120,7 +115,7 @@ class OllamaModels:
                 raise ClientGone("The client went away while its model was fetched.")
         if "error" in last:
             raise Unavailable(last["error"])
-        return Reply(sse.dumps(last))
+        return last
 
     def _progress(self, source: str, *, begun: bool) -> Generator[shapes.OllamaPulledShape]:
         digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"

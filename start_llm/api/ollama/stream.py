@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter, collect, logprobs_body
+from start_llm.api.common.dialect import AnswerWriter, CollectedChoice, Exchange, logprobs_body
 from start_llm.api.http import sse
-from start_llm.api.http.answers import CACHE_HEADER
-from start_llm.api.http.routes import Reply
 from start_llm.api.ollama import shapes
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
@@ -52,11 +49,6 @@ class AnswerTimes:
         elif not self.first and not isinstance(event, ev.Started | ev.Progress):
             self.first = time.monotonic()
 
-    def watch(self, events: Iterable[ev.Event]) -> Iterator[ev.Event]:
-        for event in events:
-            self.note(event)
-            yield event
-
     def durations(self, usage: ev.Usage) -> shapes.OllamaTimesShape:
         """Nanoseconds, and the counts that belong to them."""
         end = time.monotonic()
@@ -86,16 +78,6 @@ class OllamaAnswer(Exchange):
 
     times: AnswerTimes = field(default_factory=lambda: AnswerTimes(time.monotonic()))
 
-    def reply(self, events: Iterable[ev.Event]) -> Reply | None:
-        result = collect(self.times.watch(events))
-        if result is None:
-            return None
-        return Reply(sse.dumps(self.body(result)), headers={CACHE_HEADER: result.report.header()})
-
-    def body(self, result: Collected) -> OllamaShape:
-        choice = result.choices[0]
-        return self.part(choice, self.end(choice, result.usage, result.report))
-
     def end(self, said: CollectedChoice, usage: ev.Usage, report: CacheReport) -> shapes.OllamaRestShape:
         """``start_llm`` is our own field: the cache report."""
         word: Literal["stop", "length"] = "length" if said.finish_reason in {"length", "cancelled"} else "stop"
@@ -111,7 +93,7 @@ class OllamaAnswer(Exchange):
     def part(self, said: CollectedChoice, rest: shapes.OllamaRestShape, first: int = 0) -> OllamaShape:
         """What was said, or a piece of it. `first`: the index of its first call among all."""
 
-    def writer(self) -> StreamWriter:
+    def writer(self) -> AnswerWriter:
         return LineWriter(self)
 
 
@@ -133,31 +115,40 @@ class OllamaGenerateAnswer(OllamaAnswer):
         return {**head_of(self.request.model), **response, **rest}
 
 
-class LineWriter(StreamWriter):
+class LineWriter(AnswerWriter):
     """A line for each piece. A line that says nothing shows life: this API has no comments."""
 
     content_type = LINES
 
     def __init__(self, answer: OllamaAnswer) -> None:
+        super().__init__()
         self._answer = answer
-        self._last = CollectedChoice()
 
     def write(self, event: ev.Event) -> bytes:
         self._answer.times.note(event)
         if isinstance(event, ev.Done):
-            return line(self._answer.part(self._last, self._answer.end(self._last, event.usage, event.report)))
+            return line(self.whole(event))
         if isinstance(event, ev.ChoiceDone):
-            self._last.finish_reason = event.finish_reason
+            self.choices[0].finish_reason = event.finish_reason
         elif isinstance(event, ev.TextDelta):
-            return self._piece(CollectedChoice(event.text, logprobs=list(event.logprobs)))
+            return self._piece(CollectedChoice([event.text], logprobs=list(event.logprobs)))
         elif isinstance(event, ev.ReasoningDelta):
-            return self._piece(CollectedChoice(reasoning=event.text))
+            return self._piece(CollectedChoice(thoughts=[event.text]))
         elif isinstance(event, ev.ToolCallFinished):
             call = ToolCall(event.id, event.name, event.arguments)
             return self._piece(CollectedChoice(calls=[call]), event.index)
         elif isinstance(event, ev.Progress):
             return self._piece(CollectedChoice())
         return b""
+
+    def take(self, event: ev.Event) -> None:
+        self._answer.times.note(event)
+        super().take(event)
+
+    def whole(self, done: ev.Done) -> OllamaShape:
+        """Of a stream only its last line: the others have the words."""
+        choice = self.choices[0]
+        return self._answer.part(choice, self._answer.end(choice, done.usage, done.report))
 
     def fail(self, error: StartLLMError) -> bytes:
         return line(ollama_error(error))

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from start_llm.api.common import fields, parts
-from start_llm.api.common.request import request_of, stop_of
+from start_llm.api.common.request import read_alike, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.stream import ChatExchange, CompletionExchange
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import CHOICES, PROMPTS
 from start_llm.core.messages import Message, Role, Tool, ToolCall
-from start_llm.core.request import ToolChoice
+from start_llm.core.request import ChatRequest, ToolChoice
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -100,12 +100,8 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExc
         raise BadRequest(f"continue_final_message: {why}", param="continue_final_message")
     choices = body.choices()
     tools, choice = _tools(body)
-    request = request_of(
-        "chat",
-        body,
-        data,
-        inbound,
-        settings,
+    request = ChatRequest(
+        **read_alike("chat", body, data, inbound, settings),
         messages=messages_of(body.messages),
         tools=tools,
         tool_choice=choice,
@@ -261,12 +257,8 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
         raise NotSupported("response_format: raw prompts have none; ask /v1/chat/completions.", param="response_format")
     choices = body.choices()
     prompts = tuple(prompt for _, prompt in parts.texts_of(body.prompt, "prompt", PROMPTS))
-    request = request_of(
-        "completions",
-        body,
-        data,
-        inbound,
-        settings,
+    request = ChatRequest(
+        **read_alike("completions", body, data, inbound, settings),
         prompt=prompts[0],
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),

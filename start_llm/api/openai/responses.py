@@ -11,11 +11,10 @@ from urllib.parse import parse_qs
 from pydantic import Field
 
 from start_llm.api.common import fields
-from start_llm.api.common.request import request_of, stop_of
+from start_llm.api.common.request import read_alike, stop_of
 from start_llm.api.common.tools import response_format_of
-from start_llm.api.http import sse
 from start_llm.api.http.access import user_of
-from start_llm.api.http.routes import Reply, Request
+from start_llm.api.http.routes import Request
 from start_llm.api.openai import shapes
 from start_llm.api.openai.responses_items import BRINGS_TOOLS, conversation_of
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
@@ -24,6 +23,7 @@ from start_llm.api.openai.responses_tools import Toolbox, toolbox
 from start_llm.core.errors import NotFound
 from start_llm.core.limits import MESSAGES
 from start_llm.core.messages import Message
+from start_llm.core.request import ChatRequest
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -70,12 +70,8 @@ def read_responses(inbound: Request, settings: Settings, service: Service, store
         messages = (Message("system", body.instructions), *messages)
     include = set(body.include or [])
     wants_logprobs = "message.output_text.logprobs" in include or bool(body.top_logprobs)
-    request = request_of(
-        "responses",
-        body,
-        data,
-        inbound,
-        settings,
+    request = ChatRequest(
+        **read_alike("responses", body, data, inbound, settings),
         messages=messages,
         tools=tools.tools,
         search=tools.search,
@@ -180,21 +176,19 @@ class StoredResponses:
     def __init__(self, store: ResponsesStore) -> None:
         self._store = store
 
-    def get(self, inbound: Request) -> Reply:
-        return Reply(sse.dumps(self._find(inbound).body))
+    def get(self, inbound: Request) -> dict[str, Any]:
+        return self._find(inbound).body
 
-    def delete(self, inbound: Request) -> Reply:
+    def delete(self, inbound: Request) -> shapes.DeletedResponseShape:
         response_id = inbound.params[0]
         with telling("response_id"):
             deleted = self._own(inbound).delete(response_id)
         if not deleted:
             raise _missing(response_id)
-        gone: shapes.DeletedResponseShape = {"id": response_id, "object": "response", "deleted": True}
-        return Reply(sse.dumps(gone))
+        return {"id": response_id, "object": "response", "deleted": True}
 
-    def input_items(self, inbound: Request) -> Reply:
-        listed: shapes.InputItemsShape = {"object": "list", "data": self._find(inbound).items, "has_more": False}
-        return Reply(sse.dumps(listed))
+    def input_items(self, inbound: Request) -> shapes.InputItemsShape:
+        return {"object": "list", "data": self._find(inbound).items, "has_more": False}
 
     def _own(self, inbound: Request) -> OwnResponses:
         """Of the key, and of the user that ``?user=`` names."""

@@ -7,15 +7,11 @@ only that server can read says nothing: the model does not see it, and the answe
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-import zlib
 from typing import Any
 
 from start_llm.api.common import fields, parts
 from start_llm.api.openai.responses_tools import flat_name, toolbox
-from start_llm.core.errors import BadRequest
-from start_llm.core.limits import SEALED
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import SEAL
 from start_llm.core.request import found_text
@@ -53,45 +49,21 @@ INSTEAD = {
 }
 
 
-def unseal(text: str, most: int = SEALED.most) -> str | None:
-    """What `seal` was given; ``None`` if another server made it.
-
-    Anybody can make one, and a thousandth of what it says is enough: ValueError where it holds more than `most` bytes.
-    """
+def unseal(text: str) -> str | None:
+    """What `seal` was given; ``None`` if another server made it."""
     if not text.startswith(SEAL):
         return None
-    unpacking = zlib.decompressobj()
     try:
-        found = unpacking.decompress(base64.b64decode(text.removeprefix(SEAL), validate=True), most + 1)
-        if len(found) <= most:
-            return found.decode() if unpacking.eof else None
-    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        return base64.b64decode(text.removeprefix(SEAL), validate=True).decode()
+    except ValueError:  # of base64 and of UTF-8
         return None
-    raise ValueError(f"it holds more than {most} bytes")
-
-
-class _Seals:
-    """Opens the sealed reasoning of one request's items, as long as all of it together is not too much."""
-
-    def __init__(self) -> None:
-        self._left = SEALED.most
-
-    def open(self, text: str, path: str) -> str | None:
-        """As `unseal`. Raises BadRequest."""
-        try:
-            found = unseal(text, self._left)
-        except ValueError:
-            message = f"{path}: at most {SEALED.most:,} {SEALED.what} are allowed, but there are more."
-            raise BadRequest(message, param=path, code="limit_exceeded") from None
-        self._left -= len((found or "").encode())
-        return found
 
 
 def conversation_of(items: list[Any]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The conversation in its order, and the items that it does not show. Raises BadRequest, NotSupported."""
     result: list[Message] = []
     silent: list[str] = []
-    turn, seals = parts.Turn(), _Seals()
+    turn = parts.Turn()
     for where, item in fields.items_of(items, "input"):
         default = "message" if "role" in fields.object_of(item, where) else "item_reference" if "id" in item else None
         kind = default if item.get("type") is None else fields.optional_in(item, "type", str, where)
@@ -101,7 +73,7 @@ def conversation_of(items: list[Any]) -> tuple[tuple[Message, ...], tuple[str, .
         if kind == "reasoning" and (turn.contents or turn.calls):
             result.extend(turn.messages())
             turn = parts.Turn()
-        if _join(turn, kind, item, where, seals) or kind == "additional_tools":
+        if _join(turn, kind, item, where) or kind == "additional_tools":
             continue
         answer = _ran(turn, kind, item, where) if kind in RAN else _other(kind, item, where)
         result.extend(turn.messages())
@@ -111,12 +83,12 @@ def conversation_of(items: list[Any]) -> tuple[tuple[Message, ...], tuple[str, .
     return tuple(result), tuple(silent)
 
 
-def _join(turn: parts.Turn, kind: Any, item: dict[str, Any], path: str, seals: _Seals) -> bool:
+def _join(turn: parts.Turn, kind: Any, item: dict[str, Any], path: str) -> bool:
     """Adds an assistant's item to its turn; false if it is not one."""
     if kind == "message" and item.get("role") == "assistant":
         turn.contents.append(parts.content_of(item.get("content"), f"{path}.content"))
     elif kind == "reasoning":
-        turn.thoughts.extend(_reasoning(item, path, seals))
+        turn.thoughts.extend(_reasoning(item, path))
     elif kind in CALLS:
         turn.calls.append(_call(kind, item, path))
     elif kind in ACTIONS:
@@ -139,7 +111,7 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
     if kind in OUTPUTS:
         return _output(kind, item, path).message("tool", tool_call_id=_call_id(item, path))
     why = INSTEAD.get(kind, f"items of type {fields.short(kind)} are not supported, only {KNOWN}")
-    raise BadRequest(f"{path}.type: {why}.", param=f"{path}.type", code="invalid_value")
+    raise fields.wrong(f"{path}.type", f"{why}.")
 
 
 def _ran(turn: parts.Turn, kind: str, item: dict[str, Any], path: str) -> Message:
@@ -208,13 +180,11 @@ def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
     return ToolCall(fields.string_in(item, "call_id", path), name, arguments)
 
 
-def _reasoning(item: dict[str, Any], path: str, seals: _Seals) -> list[str]:
+def _reasoning(item: dict[str, Any], path: str) -> list[str]:
     """The sealed text if it is ours, else the content, else the summary."""
     sealed = item.get("encrypted_content")
-    if isinstance(sealed, str):
-        text = seals.open(sealed, f"{path}.encrypted_content")
-        if text is not None:
-            return [text]
+    if isinstance(sealed, str) and (text := unseal(sealed)) is not None:
+        return [text]
     for name in ("content", "summary"):
         given = item.get(name)
         if given is not None and given != []:

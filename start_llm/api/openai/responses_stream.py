@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import base64
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from start_llm.api.common.dialect import Collected, Exchange, StreamWriter, logprobs_body
+from start_llm.api.common.dialect import AnswerWriter, Exchange, logprobs_body
 from start_llm.api.common.shapes import ChosenLogprobShape
 from start_llm.api.http import sse
 from start_llm.api.openai import shapes
 from start_llm.api.openai.responses_store import OwnResponses
-from start_llm.api.openai.responses_tools import InputText, Named, input_of
+from start_llm.api.openai.responses_tools import InputText, Named
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.jsontext import object_in, parse_inner
@@ -55,22 +54,7 @@ class ResponsesExchange(Exchange):
     must_store: bool
     origin: Callable[[str], Named]  # the client's tool by the name that the model calls
 
-    def body(self, result: Collected) -> shapes.ResponseShape:
-        choice = result.choices[0]
-        output: list[shapes.OutputItem] = []
-        for said, searched in [*choice.earlier, (choice, ev.Searched(()))]:
-            if said.reasoning:
-                output.append(self.text_item(self.thinking, new_id("rs"), said.reasoning, []))
-            if said.text:
-                output.append(self.text_item(MESSAGE, new_id("msg"), said.text, self.logprobs(said.logprobs)))
-            for call in said.calls:
-                tool = self.origin(call.name)
-                written = input_of(call.arguments) if tool.custom else call.arguments
-                output.append(call_item(new_call_id(tool), call.id, tool, written, call_status(call.arguments)))
-            output += self.found_items(searched)
-        return self.finish(output, choice.finish_reason, result.usage, result.report)
-
-    def writer(self) -> StreamWriter:
+    def writer(self) -> AnswerWriter:
         return ResponsesWriter(self)
 
     def found_items(self, searched: ev.Searched) -> Iterator[shapes.OutputFoundShape]:
@@ -153,8 +137,7 @@ def usage_body(usage: ev.Usage, report: CacheReport) -> shapes.ResponseUsageShap
 
 def seal(reasoning: str) -> str:
     """``encrypted_content``: opaque to clients, and whole, since some send back nothing else."""
-    packed = zlib.compress(reasoning.encode("utf-8", "replace"), 6)
-    return SEAL + base64.b64encode(packed).decode("ascii")
+    return SEAL + base64.b64encode(reasoning.encode("utf-8", "replace")).decode("ascii")
 
 
 def text_part(text: str, logprobs: Logprobs) -> shapes.OutputTextShape:
@@ -214,10 +197,11 @@ def call_item(item_id: str, call_id: str, tool: Named, written: str, status: sha
     return {"type": "function_call", **named, "arguments": written, "status": status}
 
 
-class ResponsesWriter(StreamWriter):
+class ResponsesWriter(AnswerWriter):
     """``response.created`` ... ``response.completed``: one item open at a time, events numbered from 0."""
 
     def __init__(self, exchange: ResponsesExchange) -> None:
+        super().__init__()
         self._exchange = exchange
         self._number = 0
         self._output: list[shapes.OutputItem] = []
@@ -255,6 +239,13 @@ class ResponsesWriter(StreamWriter):
         if isinstance(event, ev.Done):
             return self._done(event)
         return b""
+
+    def take(self, event: ev.Event) -> None:
+        self.write(event)
+
+    def whole(self, done: ev.Done) -> shapes.ResponseShape:
+        self._end()
+        return self._exchange.finish(self._output, self._reason, done.usage, done.report)
 
     def fail(self, error: StartLLMError) -> bytes:
         """Some clients know ``response.failed``, others ``error``: the first is the API's for a failed answer."""
@@ -349,6 +340,5 @@ class ResponsesWriter(StreamWriter):
         return head + self._finished(call_item(self._id, event.id, self._tool, written, call_status(event.arguments)))
 
     def _done(self, event: ev.Done) -> bytes:
-        head = self._end()
-        body = self._exchange.finish(self._output, self._reason, event.usage, event.report)
+        head, body = self._end(), self.whole(event)
         return head + self._event(f"response.{body['status']}", response=body)

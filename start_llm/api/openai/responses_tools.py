@@ -282,14 +282,6 @@ class InputText:
         return missing
 
 
-def input_of(arguments: str) -> str:
-    """The free text of a call; arguments of another shape are passed on as they are."""
-    reader = InputText()
-    reader.feed(arguments)
-    reader.finish(arguments)
-    return reader.text
-
-
 def _whole(arguments: str) -> str:
     try:
         if too_much_to_read(arguments):

@@ -50,11 +50,18 @@ class ChatChoiceShape(TypedDict):
     finish_reason: Finish
 
 
-class ChatCompletionShape(TypedDict):
+class OlderHeadShape(TypedDict):
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
+
+
+class OlderPieceShape(OlderHeadShape):
+    usage: NotRequired[ChatUsageShape]
+
+
+class ChatCompletionShape(OlderHeadShape):
+    object: Literal["chat.completion"]
     choices: list[ChatChoiceShape]
     usage: ChatUsageShape
     system_fingerprint: None
@@ -81,15 +88,11 @@ class ChatChunkChoiceShape(TypedDict):
     finish_reason: Finish | None
 
 
-class ChatChunkShape(TypedDict):
+class ChatChunkShape(OlderPieceShape):
     """``choices`` is empty in the last one, which carries ``usage`` where ``stream_options`` asks for it."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChunkChoiceShape]
-    usage: NotRequired[ChatUsageShape]
 
 
 class TextLogprobsShape(TypedDict):
@@ -106,15 +109,11 @@ class TextChoiceShape(TypedDict):
     finish_reason: Finish | None
 
 
-class TextCompletionShape(TypedDict):
+class TextCompletionShape(OlderPieceShape):
     """The whole answer, and each chunk of a stream; of these the last has the ``usage``, where it is asked for."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[TextChoiceShape]
-    usage: NotRequired[ChatUsageShape]
 
 
 # --- Responses ---

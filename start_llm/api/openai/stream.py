@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter, TokenText, logprobs_body
+from start_llm.api.common.dialect import AnswerWriter, CollectedChoice, Exchange, TokenText, logprobs_body
 from start_llm.api.http import sse
 from start_llm.api.openai import shapes
 from start_llm.core import events as ev
@@ -20,8 +20,8 @@ from start_llm.core.request import ChatRequest
 
 Prompt = str | tuple[int, ...]
 Finish = shapes.Finish
+Choice = shapes.ChatChunkChoiceShape
 Delta = shapes.ChatDeltaShape
-Piece = shapes.ChatCallPieceShape
 TextLogprobs = shapes.TextLogprobsShape
 
 
@@ -52,59 +52,34 @@ class OpenAIExchange(Exchange):
     include_usage: bool
     created: int
 
-    @abstractmethod
-    def chunk(self, choices: list[Any]) -> Mapping[str, object]:
-        """A chunk of the stream."""
-
 
 class ChatExchange(OpenAIExchange):
     """A chat completion that is being answered."""
 
-    def body(self, result: Collected) -> shapes.ChatCompletionShape:
-        return {
-            "id": self.request.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.request.model,
-            "choices": [self._choice(index, choice) for index, choice in enumerate(result.choices)],
-            "usage": usage_body(result.usage, result.report),
-            "system_fingerprint": None,
-        }
-
-    def _choice(self, index: int, choice: CollectedChoice) -> shapes.ChatChoiceShape:
-        message: shapes.ChatMessageShape = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
-        if choice.calls:
-            message["content"] = choice.text or None
-            message["tool_calls"] = [call_body(call) for call in choice.calls]
-        logprobs = None if self.request.logprobs is None else self.logprobs(choice.logprobs)
-        finish = finish_word(choice.finish_reason)
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
-
-    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> shapes.ChatLogprobsShape:
-        return {"content": logprobs_body(items, self.token_text), "refusal": None}
-
-    def chunk(self, choices: list[shapes.ChatChunkChoiceShape]) -> shapes.ChatChunkShape:
-        kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-        asked, created = self.request, self.created
-        return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
-
-    def writer(self) -> StreamWriter:
+    def writer(self) -> ChatWriter:
         return ChatWriter(self)
 
 
-class ChunkWriter[E: OpenAIExchange](StreamWriter):
+class ChunkWriter[E: OpenAIExchange](AnswerWriter):
     """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
     def __init__(self, exchange: E) -> None:
+        super().__init__(exchange.request.n * len(exchange.requests))
         self._exchange = exchange
+
+    def _head(self) -> shapes.OlderPieceShape:
+        asked = self._exchange.request
+        return {"id": asked.id, "created": self._exchange.created, "model": asked.model}
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any]) -> Mapping[str, object]:
+        """A chunk of the stream."""
 
     def write(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.Progress):
             return sse.ping(event.done, event.total)
         if isinstance(event, ev.Done):
-            last = {**self._exchange.chunk([]), "usage": usage_body(event.usage, event.report)}
+            last = {**self._chunk([]), "usage": usage_body(event.usage, event.report)}
             return (sse.data(last) if self._exchange.include_usage else b"") + sse.DONE
         return self._piece(event)
 
@@ -119,6 +94,32 @@ class ChunkWriter[E: OpenAIExchange](StreamWriter):
 class ChatWriter(ChunkWriter[ChatExchange]):
     """One chunk per event."""
 
+    def whole(self, done: ev.Done) -> shapes.ChatCompletionShape:
+        return {
+            **self._head(),
+            "object": "chat.completion",
+            "choices": [self._choice(index, choice) for index, choice in enumerate(self.choices)],
+            "usage": usage_body(done.usage, done.report),
+            "system_fingerprint": None,
+        }
+
+    def _choice(self, index: int, choice: CollectedChoice) -> shapes.ChatChoiceShape:
+        message: shapes.ChatMessageShape = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [call_body(call) for call in choice.calls]
+        logprobs = None if self._exchange.request.logprobs is None else self._logprobs(choice.logprobs)
+        finish = finish_word(choice.finish_reason)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, items: Sequence[ev.TokenLogprob]) -> shapes.ChatLogprobsShape:
+        return {"content": logprobs_body(items, self._exchange.token_text), "refusal": None}
+
+    def _chunk(self, choices: list[shapes.ChatChunkChoiceShape]) -> shapes.ChatChunkShape:
+        return {**self._head(), "object": "chat.completion.chunk", "choices": choices}
+
     def open(self) -> bytes:
         choices = range(self._exchange.request.n)
         return b"".join(self._delta(index, {"role": "assistant", "content": ""}) for index in choices)
@@ -129,16 +130,10 @@ class ChatWriter(ChunkWriter[ChatExchange]):
         if isinstance(event, ev.ReasoningDelta):
             return self._delta(event.choice, {"reasoning_content": event.text})
         if isinstance(event, ev.ToolCallStarted):
-            name: dict[Literal["name", "arguments"], str] = {"name": event.name, "arguments": ""}
-            head: shapes.ChatCallPieceShape = {
-                "index": event.index,
-                "id": event.id,
-                "type": "function",
-                "function": name,
-            }
-            return self._delta(event.choice, {"tool_calls": [head]})
+            begun = call_body(ToolCall(event.id, event.name, ""))
+            return self._delta(event.choice, {"tool_calls": [{**begun, "index": event.index}]})
         if isinstance(event, ev.ToolCallDelta):
-            piece: Piece = {"index": event.index, "function": {"arguments": event.arguments}}
+            piece: shapes.ChatCallPieceShape = {"index": event.index, "function": {"arguments": event.arguments}}
             return self._delta(event.choice, {"tool_calls": [piece]})
         if isinstance(event, ev.ChoiceDone):
             return self._delta(event.choice, {}, finish=finish_word(event.finish_reason))
@@ -147,10 +142,9 @@ class ChatWriter(ChunkWriter[ChatExchange]):
     def _delta(
         self, index: int, delta: Delta, *, finish: Finish | None = None, logprobs: Sequence[ev.TokenLogprob] = ()
     ) -> bytes:
-        shown = self._exchange.logprobs(logprobs) if logprobs else None
-        return sse.data(
-            self._exchange.chunk([{"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}])
-        )
+        shown = self._logprobs(logprobs) if logprobs else None
+        choice: Choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}
+        return sse.data(self._chunk([choice]))
 
 
 # --- completions ---
@@ -168,22 +162,7 @@ class CompletionExchange(OpenAIExchange):
         more = (replace(self.request, id=f"{self.request.id}-{i}", prompt=p) for i, p in enumerate(others, 1))
         return (replace(self.request, prompt=first), *more)
 
-    def body(self, result: Collected) -> shapes.TextCompletionShape:
-        choices = [self._choice(index, choice) for index, choice in enumerate(result.choices)]
-        return {**self.chunk(choices), "usage": usage_body(result.usage, result.report)}
-
-    def _choice(self, index: int, choice: CollectedChoice) -> shapes.TextChoiceShape:
-        asked = self.request.logprobs is not None
-        logprobs = legacy_logprobs(choice.logprobs, self.token_text) if asked else None
-        finish = finish_word(choice.finish_reason)
-        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish}
-
-    def chunk(self, choices: list[shapes.TextChoiceShape]) -> shapes.TextCompletionShape:
-        kind: Literal["text_completion"] = "text_completion"
-        asked, created = self.request, self.created
-        return {"id": asked.id, "object": kind, "created": created, "model": asked.model, "choices": choices}
-
-    def writer(self) -> StreamWriter:
+    def writer(self) -> AnswerWriter:
         return CompletionWriter(self)
 
 
@@ -207,6 +186,19 @@ class CompletionWriter(ChunkWriter[CompletionExchange]):
         super().__init__(exchange)
         self._offsets = Counter[int]()  # characters of each choice so far
 
+    def whole(self, done: ev.Done) -> shapes.TextCompletionShape:
+        choices = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
+        return {**self._chunk(choices), "usage": usage_body(done.usage, done.report)}
+
+    def _choice(self, index: int, choice: CollectedChoice) -> shapes.TextChoiceShape:
+        asked = self._exchange.request.logprobs is not None
+        logprobs = legacy_logprobs(choice.logprobs, self._exchange.token_text) if asked else None
+        finish = finish_word(choice.finish_reason)
+        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _chunk(self, choices: list[shapes.TextChoiceShape]) -> shapes.TextCompletionShape:
+        return {**self._head(), "object": "text_completion", "choices": choices}
+
     def _piece(self, event: ev.Event) -> bytes:
         if isinstance(event, ev.TextDelta):
             logprobs = None
@@ -220,4 +212,4 @@ class CompletionWriter(ChunkWriter[CompletionExchange]):
 
     def _text(self, index: int, text: str, logprobs: TextLogprobs | None = None, finish: Finish | None = None) -> bytes:
         choice: shapes.TextChoiceShape = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return sse.data(self._exchange.chunk([choice]))
+        return sse.data(self._chunk([choice]))

@@ -91,7 +91,6 @@ FIRST_COMMANDS = (  # what one does, the command, and whether it is one for a se
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_WORDS = 200  # characters of a search
 MOST_EARLIER = 20_000  # requests of the day before the start
-_NO_STORE = {"Cache-Control": "no-store"}
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -212,14 +211,14 @@ class Page:
 
     # --- panels ---
 
-    def stored(self, inbound: Request) -> Reply:
+    def stored(self, inbound: Request) -> dict[str, Any]:
         try:
             tree = self._service.stored()
         except TimeoutError as error:
             raise Unavailable(f"Stored KV cannot be shown now: {error}.") from None
-        return _reply(tree.as_dict())
+        return tree.as_dict()
 
-    def models(self, inbound: Request) -> Reply:
+    def models(self, inbound: Request) -> dict[str, Any]:
         """What is on this disk, and what could be fetched."""
         sources = {str(card.details.get("source")) for card in self._service.models.cards() if card.state == "ready"}
         found: dict[str, dict[str, Any]] = {}
@@ -238,37 +237,37 @@ class Page:
             if model.repository not in here
         ]
         warning = NO_GPU if likely_accelerator().backend == "cpu" else ""
-        return _reply({"models": list(found.values()), "known": known, "memory": memory, "warning": warning})
+        return {"models": list(found.values()), "known": known, "memory": memory, "warning": warning}
 
-    def search(self, inbound: Request) -> Reply:
+    def search(self, inbound: Request) -> dict[str, Any]:
         """Models on the hub whose names hold ``?words=``. Raises BadRequest; Unavailable: no hub is in reach."""
         words = parse_qs(inbound.query).get("words", [""])[0].strip()[:MOST_WORDS]
         if not words:
             raise BadRequest("words is missing; give a part of a model's name.", param="words")
         memory = int(self._metrics.figures().get("models_memory_bytes", 0))
         try:
-            return _reply({"models": [asdict(model) | {"fits": model.fits(memory)} for model in search_hub(words)]})
+            return {"models": [asdict(model) | {"fits": model.fits(memory)} for model in search_hub(words)]}
         except PullError as error:
             raise Unavailable(str(error)) from error
 
-    def change_model(self, inbound: Request) -> Reply:
+    def change_model(self, inbound: Request) -> dict[str, Any]:
         """``{"name": "owner/name", "changes": {"context": 32768, "ttl": null}}``: see `Library.change`."""
         body = parse_object(inbound.body)
         name, changes = body.get("name"), body.get("changes")
         if not isinstance(name, str) or not isinstance(changes, dict):
             raise BadRequest("give the name of a model, and changes: an object of keys and values.", param="changes")
-        return _reply({"own": self.library.change(name, changes)})
+        return {"own": self.library.change(name, changes)}
 
-    def remove(self, inbound: Request) -> Reply:
+    def remove(self, inbound: Request) -> dict[str, Any]:
         """``{"name": "owner/name"}``: see `Library.remove`."""
         name, size = self.library.remove(_named(inbound))
-        return _reply({"name": name, "bytes": size})
+        return {"name": name, "bytes": size}
 
-    def agents(self, inbound: Request) -> Reply:
+    def agents(self, inbound: Request) -> dict[str, Any]:
         """Which coding agents are installed on this machine."""
-        return _reply({"installed": [name for name in CLIENTS if shutil.which(name) is not None]})
+        return {"installed": [name for name in CLIENTS if shutil.which(name) is not None]}
 
-    def nodes(self, inbound: Request) -> Reply:
+    def nodes(self, inbound: Request) -> dict[str, Any]:
         """How the servers of NODES are, this one among them (`proxy.nodes.look_at`); none without NODES. Raises
         Unavailable."""
         settings = self._settings
@@ -278,9 +277,9 @@ class Page:
             found = look_at(nodes, settings.nodes_ca_file, own)
         except OSError as error:
             raise Unavailable(f"NODES_CA_FILE cannot be read: {error}") from None
-        return _reply({"nodes": found})
+        return {"nodes": found}
 
-    def settings(self, inbound: Request) -> Reply:
+    def settings(self, inbound: Request) -> dict[str, Any]:
         rows = [
             {
                 "name": name.upper(),
@@ -292,9 +291,9 @@ class Page:
             for name in Settings.model_fields
         ]
         lines = last_lines(self._settings.log_root / "proxy.log", 100).splitlines()
-        return _reply({"settings": rows, "proxy_log": [self._redact(line)[:LINE_CHARS] for line in lines]})
+        return {"settings": rows, "proxy_log": [self._redact(line)[:LINE_CHARS] for line in lines]}
 
-    def change_setting(self, inbound: Request) -> Reply:
+    def change_setting(self, inbound: Request) -> dict[str, Any]:
         """``{"name": "LOG_LEVEL", "value": "debug"}``, until the server ends. Raises BadRequest.
 
         No other setting can change while it runs. Which models are loaded and pinned: that has routes of its own.
@@ -306,9 +305,9 @@ class Page:
         if value not in LOG_LEVELS:
             raise BadRequest(f"value={value!r:.80}: give one of {', '.join(LOG_LEVELS)}.", param="value")
         change_level(value)
-        return _reply({"name": name, "value": value})
+        return {"name": name, "value": value}
 
-    def background(self, inbound: Request) -> Reply:
+    def background(self, inbound: Request) -> dict[str, Any]:
         """The update note that a request's model has read and where it left what is stored, for who made it.
 
         The note's words are for the user who made it. The words that are stored there may be another client's: they
@@ -319,23 +318,23 @@ class Page:
             raise NotFound(f"There is no request {request_id[:80]!r} of this key.")
         known = self._service.background(request_id)
         words = self._owners.may_read(visitor, request_id)
-        return _reply(known.as_dict(words=words, others_words=visitor.reads_all))
+        return known.as_dict(words=words, others_words=visitor.reads_all)
 
-    def cancel(self, inbound: Request) -> Reply:
+    def cancel(self, inbound: Request) -> dict[str, Any]:
         """Ends a running request, whoever made it; its client is told. Raises NotFound."""
         request_id = inbound.params[0]
         if not self._cancel(request_id):
             raise NotFound(f"The request {request_id[:80]!r} is not running.")
-        return _reply({"id": request_id, "cancelled": True})
+        return {"id": request_id, "cancelled": True}
 
     def pull(self, inbound: Request) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
         self.pulls.begin(_named(inbound))
-        return _reply({"pull": self.pulls.state()}, 202)
+        return Reply(sse.dumps({"pull": self.pulls.state()}), 202)
 
-    def stop_pull(self, inbound: Request) -> Reply:
+    def stop_pull(self, inbound: Request) -> dict[str, Any]:
         self.pulls.stop()
-        return _reply({"pull": self.pulls.state()})
+        return {"pull": self.pulls.state()}
 
 
 def _memory_used(counts: Metrics) -> float:
@@ -350,10 +349,6 @@ def _shown(settings: Settings, name: str) -> str:
     if value is None:
         return ""
     return "set, not shown" if name in SECRETS else str(value)
-
-
-def _reply(body: Any, status: int = 200) -> Reply:
-    return Reply(sse.dumps(body), status, headers=_NO_STORE)
 
 
 def _named(inbound: Request) -> str:

@@ -47,15 +47,12 @@ class Status:
     def node(self, name: str) -> NodeStatus:
         """This server, as the proxy of several nodes sees it."""
         cards = [model_body(card) for card in self._cards()]
-        return status_of(name, asdict(self.service.health()), cards, self._loads())
+        return status_of(name, asdict(self.service.health()), cards, self.loads())
 
     def metrics(self, inbound: Request) -> Reply:
         return Reply(self.counts.text(), content_type=self.counts.content_type)
 
-    def loads(self, inbound: Request) -> Reply:
-        return Reply(sse.dumps(self._loads()))
-
-    def _loads(self) -> shapes.LoadsShape:
+    def loads(self, inbound: Request | None = None) -> shapes.LoadsShape:
         """How busy the server is, in the fields of SGLang's route of this name, as far as they are measured here."""
         health, figures = self.service.health(), self.counts.figures()
         usage, tokens = kv_usage(figures), int(figures.get("kv_tokens", 0))
@@ -72,36 +69,32 @@ class Status:
         }
         return {"timestamp": datetime.now(UTC).isoformat(), "version": __version__, "loads": [load]}
 
-    def models(self, inbound: Request) -> Reply:
+    def models(self, inbound: Request) -> shapes.ModelsShape:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
         cards = self._cards()
-        body: shapes.ModelsShape = {
+        return {
             "object": "list",
             "data": [model_body(card) for card in cards],
             "has_more": False,
             "first_id": cards[0].id if cards else None,
             "last_id": cards[-1].id if cards else None,
         }
-        return Reply(sse.dumps(body))
 
-    def model(self, inbound: Request) -> Reply:
-        body: shapes.ModelShape = {**model_body(self._asked(inbound)), "id": inbound.params[0]}
-        return Reply(sse.dumps(body))
+    def model(self, inbound: Request) -> shapes.ModelShape:
+        return {**model_body(self._asked(inbound)), "id": inbound.params[0]}
 
-    def studio_models(self, inbound: Request) -> Reply:
+    def studio_models(self, inbound: Request) -> shapes.StudioModelsShape:
         """What LM Studio's clients (Zed) list."""
         cards = [card for card in self._cards() if card.details.get("kind") != "audio"]
-        body: shapes.StudioModelsShape = {"object": "list", "data": [studio_body(card) for card in cards]}
-        return Reply(sse.dumps(body))
+        return {"object": "list", "data": [studio_body(card) for card in cards]}
 
-    def studio_model(self, inbound: Request) -> Reply:
-        body: shapes.StudioModelShape = {**studio_body(self._asked(inbound)), "id": inbound.params[0]}
-        return Reply(sse.dumps(body))
+    def studio_model(self, inbound: Request) -> shapes.StudioModelShape:
+        return {**studio_body(self._asked(inbound)), "id": inbound.params[0]}
 
-    def props(self, inbound: Request) -> Reply:
+    def props(self, inbound: Request) -> shapes.PropsShape:
         """The main model, in the fields of llama.cpp's route of this name that clients read."""
         card = self._main()
-        body: shapes.PropsShape = {
+        return {
             "default_generation_settings": {"n_ctx": card.context},
             "total_slots": self.most_running,
             "model_alias": card.id,
@@ -109,15 +102,11 @@ class Status:
             "modalities": {"vision": card.vision, "audio": False},
             "build_info": f"start_llm {__version__}",
         }
-        return Reply(sse.dumps(body))
 
-    def slots(self, inbound: Request) -> Reply:
+    def slots(self, inbound: Request) -> list[shapes.SlotShape]:
         """A slot for each request that can run at the same time. Whose request runs is not told."""
         running, context = self.service.health().running, self._main().context
-        body: list[shapes.SlotShape] = [
-            {"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)
-        ]
-        return Reply(sse.dumps(body))
+        return [{"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)]
 
     def _main(self) -> ModelCard:
         cards = self.service.models.cards()
@@ -139,7 +128,7 @@ class Status:
         """Those that answer come first."""
         return (*self.service.models.cards(), *(() if self.encoders is None else self.encoders.cards()))
 
-    def cache_request(self, inbound: Request) -> Reply:
+    def cache_request(self, inbound: Request) -> dict[str, Any]:
         request_id = self._whole_id(inbound)
         visitor = inbound.visitor
         report = self.service.cache_report(request_id) if self.owners.may_see(visitor, request_id) else None
@@ -149,7 +138,7 @@ class Status:
                 "for the key that made them."
             )
         words = self.owners.may_read(visitor, request_id)
-        return Reply(sse.dumps({"id": request_id} | report.as_dict(words=words)))
+        return {"id": request_id} | report.as_dict(words=words)
 
     def _whole_id(self, inbound: Request) -> str:
         """The id that is meant by the end of one, as the terminal shows it. Raises NotFound where it is of several."""
@@ -161,31 +150,29 @@ class Status:
             raise NotFound(f"{request_id!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
         return found[0] if found else request_id
 
-    def cache_requests(self, inbound: Request) -> Reply:
+    def cache_requests(self, inbound: Request) -> shapes.RecentRequestsShape:
         """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""
         visitor = inbound.visitor
         visitor.check_sees_own()
-        recent = [entry for entry in self.request_log.recent() if self.owners.may_see(visitor, entry["id"])]
-        body: shapes.RecentRequestsShape = {"requests": recent}
-        return Reply(sse.dumps(body))
+        return {"requests": [each for each in self.request_log.recent() if self.owners.may_see(visitor, each["id"])]}
 
     # --- loading ---
 
-    def load(self, inbound: Request) -> Reply:
+    def load(self, inbound: Request) -> shapes.ModelShape:
         """``{"model": name}``; answers when it is loaded."""
-        return Reply(sse.dumps(model_body(self.service.models.load(_asked_for(inbound)[0]))))
+        return model_body(self.service.models.load(_asked_for(inbound)[0]))
 
-    def unload(self, inbound: Request) -> Reply:
+    def unload(self, inbound: Request) -> shapes.ModelShape:
         """``{"model": name}``; answers when its KV is on disk and its memory is free."""
-        return Reply(sse.dumps(model_body(self.service.models.unload(_asked_for(inbound)[0]))))
+        return model_body(self.service.models.unload(_asked_for(inbound)[0]))
 
-    def pin(self, inbound: Request) -> Reply:
+    def pin(self, inbound: Request) -> shapes.ModelShape:
         """``{"model": name, "pinned": true}``; without ``pinned`` it is pinned."""
         name, body = _asked_for(inbound)
         pinned = body.get("pinned", True)
         if not isinstance(pinned, bool):
             raise BadRequest(f"pinned={pinned!r:.40}; give true or false.", param="pinned")
-        return Reply(sse.dumps(model_body(self.service.models.pin(name, pinned))))
+        return model_body(self.service.models.pin(name, pinned))
 
 
 def _asked_for(inbound: Request) -> tuple[str, dict[str, Any]]:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from start_llm.api import handler
-from start_llm.api.http import body, front
 from start_llm.api.http import connection as connections
+from start_llm.api.http import front
 from start_llm.api.http import listener as door
-from start_llm.api.http.body import Bodies, ReceivedBody
+from start_llm.api.http.connection import Bodies, ReceivedBody
 from start_llm.api.http.listener import ListeningSocket
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import Unavailable
@@ -115,13 +115,13 @@ def test_a_large_body_waits_on_disk(
     serve: Serve, service: FakeService, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[Any] = []
-    make = body.tempfile.TemporaryFile
+    make = connections.tempfile.TemporaryFile
 
     def made(**options: Any) -> Any:
         files.append(make(**options))
         return files[-1]
 
-    monkeypatch.setattr(body.tempfile, "TemporaryFile", made)
+    monkeypatch.setattr(connections.tempfile, "TemporaryFile", made)
     server = serve()
     for size, on_disk in ((200_000, 0), (3_000_000, 1)):
         text = "x" * size
@@ -152,7 +152,7 @@ def test_no_room_for_a_body_is_told(serve: Serve, connect: Connect, monkeypatch:
     def full(**options: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(body.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(connections.tempfile, "TemporaryFile", full)
     server = serve()
     status, headers, _ = connect(server).post(PATH, b"x" * 2_000_000).response()
     assert (status, headers["retry-after"]) == (503, "2")

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.api.openai.responses_tools import InputText, input_of
+from start_llm.api.openai.responses_tools import InputText
+
+
+def input_of(arguments: str) -> str:
+    reader = InputText()
+    return reader.feed(arguments) + reader.finish(arguments)
+
 
 TEXTS = st.text(st.one_of(st.sampled_from('\\"/\n\t😀é{}'), st.characters()))
 
