@@ -261,7 +261,7 @@ def misleading(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
 
 def prefilled(model: Any, prompt: list[int]) -> list[Any]:
     """All of the prompt but its last token."""
-    cache, runner = make_prompt_cache(model), BatchRunner(model, eos=[NEVER])
+    cache, runner = make_prompt_cache(model), BatchRunner(model, eos=[NEVER], max_rows=1)
     for at in range(0, len(prompt) - 1, 512):
         runner.prefill(cache, prompt[at : min(at + 512, len(prompt) - 1)])
     return list(cache)
@@ -328,9 +328,9 @@ def side_by_side(
     prompt, said = case.prompt, case.said
     cache, loops = prefilled(model, prompt), dict[str, Saying]()
     for name in LOOPS:
-        runner: BatchRunner | ModelRunner = BatchRunner(model, eos=[NEVER])
+        runner: BatchRunner | ModelRunner = BatchRunner(model, eos=[NEVER], max_rows=2)
         if name != TODAY:
-            runner = ModelRunner(model, eos=[NEVER], gate=gate if name == DRAFTING else None)
+            runner = ModelRunner(model, eos=[NEVER], max_rows=2, gate=gate if name == DRAFTING else None)
         loops[name] = Saying(runner, cache, prompt, said, case.rows)
     end, slices = time.perf_counter() + limit, range(1 + SLICE, len(said) - MOST_DRAFTED, SLICE)
     for number, tokens in enumerate(slices):

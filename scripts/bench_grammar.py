@@ -131,7 +131,7 @@ def forced_tokens(
     for _ in range(options.rounds // 3 + 1):
         for name, found in ways.items():
             gate = DraftGate(costs) if "forced" in name else None
-            runner = ModelRunner(model, eos=ends, gate=gate)
+            runner = ModelRunner(model, eos=ends, max_rows=1, gate=gate)
             drafts = RowDrafts(lambda: None)
             runner.insert(
                 RowState(

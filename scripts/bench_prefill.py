@@ -62,7 +62,7 @@ def main() -> int:
     console = Console()
     settings = load_settings(None, model_path=options.model)
     loaded = load_model(settings, inspect_device(accelerator), lambda step, part: None, console.print)
-    runner = BatchRunner(loaded.model, eos=loaded.eos)
+    runner = BatchRunner(loaded.model, eos=loaded.eos, max_rows=1)
     tokens = min(options.tokens, loaded.capabilities.context - 1)
     prompt = np.random.default_rng(0).integers(0, len(loaded.tokenizer) // 2, tokens).tolist()
     # `auto` keeps what it has learnt from one prompt to the next, as in a server.
@@ -87,6 +87,7 @@ def main() -> int:
             str(max(r.largest for r in rounds)),
         )
     console.print(table)
+    runner.close()
     return 0
 
 

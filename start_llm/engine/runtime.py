@@ -62,7 +62,7 @@ class TextRuntime:
         self.memory = memory
         bound_freed_buffers()
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None, ranks)
-        made.callback(self.runner.clear)
+        made.callback(self.runner.close)
         self._made = made
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.budget.learn(*self.runner.sample())
@@ -136,6 +136,7 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None,
     return ModelRunner(
         loaded.model,
         eos=loaded.eos,
+        max_rows=settings.max_concurrency,
         gate=gate,
         quantisation=quantisation,
         batches=batches,

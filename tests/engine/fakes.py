@@ -29,6 +29,7 @@ EOS = 0
 class FakeRunner:
     """Generates ``sum(history) % 97 + 1`` until `answer` tokens are out, then EOS."""
 
+    max_rows: int = 8
     token_bytes: int = 0
     answer: int = 3
     fail_on: int | None = None
@@ -74,10 +75,10 @@ class FakeRunner:
             if finish:
                 del self.rows[uid]
             out.append(
-                DecodeRow(uid, token, finish, list(history), list(history))  # type: ignore[arg-type]
+                DecodeRow(uid, token, None, finish, list(history), list(history))  # type: ignore[arg-type]
                 if finish
-                else DecodeRow(uid, token)
-            )
+                else DecodeRow(uid, token, None)
+            )  # type: ignore[arg-type]
         return out
 
     def next(self, history: list[int], prompt: int) -> int:

@@ -81,7 +81,7 @@ class Life:
             clock=clock,
         )
         self.guarded = GuardedStore(self.store, make_cache)
-        self.runner = ModelRunner(oracle.model, eos=[END])
+        self.runner = ModelRunner(oracle.model, eos=[END], max_rows=4)
         self.scheduler = Scheduler(
             self.runner,
             self.guarded,
@@ -114,7 +114,7 @@ class Life:
         raise AssertionError("it does not come to an end")
 
     def close(self) -> None:
-        self.runner.clear()
+        self.runner.close()
         self.guarded.close()
 
 

@@ -100,7 +100,7 @@ def test_the_texts_are_bounded_whatever_a_model_says_of_itself() -> None:
 
 def test_rows_that_are_not_batched_are_decoded_each_as_alone() -> None:
     model = make("afm7")
-    runner = ModelRunner(model, eos=(), batches=False)
+    runner = ModelRunner(model, eos=(), max_rows=4, batches=False)
     said: dict[int, list[int]] = {}
     prompts = {}
     for prompt in (PROMPT[:7], PROMPT, PROMPT[3:20]):
@@ -111,4 +111,5 @@ def test_rows_that_are_not_batched_are_decoded_each_as_alone() -> None:
     while any(len(tokens) < ANSWER for tokens in said.values()):
         for row in runner.decode():
             said[row.uid].append(row.token)
+    runner.close()
     assert said == {uid: truth(model, prompt) for uid, prompt in prompts.items()}

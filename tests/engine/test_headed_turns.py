@@ -57,7 +57,7 @@ class Server:
         self.store = GuardedStore(KVStore(LayerKit(self.model.make_cache), config, disk=disk), self.model.make_cache)
         self.plain_restore = self.store.restore
         self.store.restore = self.restore  # type: ignore[method-assign]
-        self.runner = ModelRunner(self.model, eos=[NEVER], gate=self.drafts.gate)
+        self.runner = ModelRunner(self.model, eos=[NEVER], max_rows=2, gate=self.drafts.gate)
         self.counts = DecodeCounts()
         self.scheduler = Scheduler(
             self.runner,
@@ -87,7 +87,7 @@ class Server:
         self.store.leave()
         while not self.store.written():
             time.sleep(0.01)
-        self.runner.clear()
+        self.runner.close()
         self.store.close()
         self.drafts.close()
 

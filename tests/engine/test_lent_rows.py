@@ -93,7 +93,7 @@ class Server:
         guarded = GuardedStore(self.store, make_cache)
         self.drafts = Drafts(DraftGate(Published(WIDE_IS_CHEAP))) if drafts else None
         self.scheduler = Scheduler(
-            ModelRunner(self.model, eos=[END], gate=self.drafts.gate if self.drafts else None),
+            ModelRunner(self.model, eos=[END], max_rows=3, gate=self.drafts.gate if self.drafts else None),
             guarded,
             lambda work, generated: TextDrawing(work, None, generated, self.drafts),
             limits=SchedulerLimits(step=24, idle_step=16, join=16),

@@ -72,7 +72,7 @@ def make() -> Scheduler:
     model, grammars = parts()
     store = GuardedStore(NothingStored(), lambda: make_prompt_cache(model))  # type: ignore[arg-type]
     return Scheduler(
-        ModelRunner(model, eos=[END]),
+        ModelRunner(model, eos=[END], max_rows=4),
         store,
         lambda work, generated: TextDrawing(work, grammars, generated),
         limits=SchedulerLimits(step=64),

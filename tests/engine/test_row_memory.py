@@ -81,7 +81,7 @@ class Taken:
 
 
 class AllInOneBatch(BatchRunner):
-    """`BatchRunner` alone, where a scheduler expects a `ModelRunner`."""
+    """`BatchGenerator` alone, where a scheduler expects a `ModelRunner`."""
 
     def calls(self, answer: Sequence[int]) -> bool | None:
         return None
@@ -90,7 +90,7 @@ class AllInOneBatch(BatchRunner):
 def continuing_turn(alone: bool, beside: int) -> Taken:
     """
     Args:
-        alone: rows decode as the server decodes them; else a batch has them all.
+        alone: rows decode as the server decodes them; else `BatchGenerator` has them all.
         beside: so many short requests decode at the same time.
     """
     history = [number % 250 for number in range(HISTORY)]
@@ -101,9 +101,9 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
     before = mx.get_active_memory()
     store = store_of(history)
     if alone:
-        runner = ModelRunner(model(), eos=[NEVER], gate=drafts.gate)
+        runner = ModelRunner(model(), eos=[NEVER], max_rows=2, gate=drafts.gate)
     else:
-        runner = AllInOneBatch(model(), eos=[NEVER])
+        runner = AllInOneBatch(model(), eos=[NEVER], max_rows=2)
     scheduler = Scheduler(
         runner,
         store,
@@ -200,7 +200,7 @@ def server(kind: str, batches: bool = True) -> tuple[KVStore, Scheduler, Drafts 
     store = GuardedStore(kv, fresh)
     gate = None if drafts is None else drafts.gate
     scheduler = Scheduler(
-        ModelRunner(made, eos=[NEVER], quantisation=quantisation, batches=batches, gate=gate),
+        ModelRunner(made, eos=[NEVER], max_rows=2, quantisation=quantisation, batches=batches, gate=gate),
         store,
         lambda work, generated: TextDrawing(work, None, generated, drafts),
         limits=SchedulerLimits(step=64),

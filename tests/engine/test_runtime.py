@@ -52,9 +52,9 @@ def test_whether_a_llama_model_has_called_is_not_known_by_tokens() -> None:
 
 def test_kv_bits_quantise_and_still_batch() -> None:
     plain = make_runner(load_settings(None), loaded("llama"), None, Ranks())
-    assert type(plain.sample()[1][0]) is KVCache
+    assert plain.max_rows == 8 and type(plain.sample()[1][0]) is KVCache
     quantised = make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("llama"), None, Ranks())
-    assert type(quantised.sample()[1][0]) is QuantizedKVCache
+    assert quantised.max_rows == 8 and type(quantised.sample()[1][0]) is QuantizedKVCache
     with pytest.raises(NotSupported, match="sinks"):
         make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"), None, Ranks())
 

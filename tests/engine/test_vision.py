@@ -96,7 +96,7 @@ class Engine:
         kit = LayerKit(self.model.make_cache)
         self.kv = KVStore(kit, StoreConfig(budget_bytes=1 << 28, checkpoint_grid=64), disk=self.disk)
         store = GuardedStore(self.kv, self.model.make_cache)
-        runner = ModelRunner(self.model, eos=[NEVER])
+        runner = ModelRunner(self.model, eos=[NEVER], max_rows=4)
         self.scheduler = Scheduler(
             runner,
             store,

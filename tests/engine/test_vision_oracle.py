@@ -50,7 +50,7 @@ class World:
         config = StoreConfig(budget_bytes=1 << 26, checkpoint_grid=64)
         store = GuardedStore(KVStore(LayerKit(self.model.make_cache), config), self.model.make_cache)
         self.scheduler = Scheduler(
-            ModelRunner(self.model, eos=[END]),
+            ModelRunner(self.model, eos=[END], max_rows=4),
             store,
             lambda work, generated: TextDrawing(work, None, generated),
             limits=SchedulerLimits(step=32),

@@ -1,4 +1,4 @@
-"""Rows that decode together. Model thread only."""
+"""mlx-lm's `BatchGenerator`: rows that decode together. Model thread only."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import _extend_cache, _merge_caches, generation_stream
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import BatchKVCache, dynamic_roll, make_prompt_cache
 
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode import layerwise
 from start_llm.engine.decode.head import HiddenTail
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
-from start_llm.engine.decode.verify import accepted, draw_block, normalised, processed, stateful_parts
+from start_llm.engine.decode.verify import accepted, draw_block, grammar_of, stateful_parts
+from start_llm.engine.decode.wired import no_wired_limit
 from start_llm.kvcache.layers import make_room
 
 _SAMPLE = (0, 0)
-_NO_TOKENS = mx.array([], mx.uint32)
 
 
 def eval_cache(cache: Cache) -> None:
@@ -28,24 +28,33 @@ def eval_cache(cache: Cache) -> None:
 
 
 class BatchRunner:
-    """Decodes all rows together; prefills one row at a time.
+    """Decodes all rows together; prefills one row at a time. Its methods are those of `ModelRunner`.
 
-    In prefill a row has caches of its own: so it can pause at any token, which checkpoints, cancels and requests that
-    wait for a shared prefix need, and rows of different lengths are never padded against each other.
+    Prefill does not go through the generator: a row of its own can pause at any token, which checkpoints, cancels and
+    requests that wait for a shared prefix need, and rows of different lengths are never padded against each other.
 
-    A pass is a step ahead: it begins with tokens that the last one has drawn and that nobody has read yet. They are
-    read, and reported, while it runs. Uses of mlx-lm's internals: `_extend_cache`, `_merge_caches`, `dynamic_roll`,
-    `BatchKVCache._idx`.
-
-    Attributes:
-        rows: by their uids, in the order of the batch. Their `newest` is true again when they leave.
+    The generator is a step ahead: it has drawn the token behind the one that it reports. `suspend` takes that token
+    along, so that nothing is drawn twice. `verify` goes on from that token with a block of each row. Uses of mlx-lm's
+    internals: `BatchGenerator._generation_batch` and there `uids`, `tokens`, `max_tokens`, `_num_tokens`,
+    `_next_tokens`, `_next_logprobs`, `prompt_cache`; `BatchKVCache._idx`; `dynamic_roll`.
     """
 
-    def __init__(self, model: Any, *, eos: Iterable[int]) -> None:
-        self.rows: dict[int, RowState] = {}
-        self._model, self._eos = model, frozenset(eos)
-        self._layers: Cache = []
-        self._newest = _NO_TOKENS
+    def __init__(self, model: Any, *, eos: Iterable[int], max_rows: int) -> None:
+        self.max_rows = max_rows
+        self._model = model
+        self._eos = frozenset(eos)
+        self._rows: dict[int, RowState] = {}  # less their KV, tokens and counts, which the generator has
+        self._resumed: set[int] = set()  # rows whose first token was drawn before they came, until it is reported
+        self._batch = self._generator()
+
+    def _generator(self) -> BatchGenerator:
+        with no_wired_limit():
+            return BatchGenerator(
+                self._model,
+                stop_tokens=[[token] for token in sorted(self._eos)],
+                completion_batch_size=self.max_rows,
+                prefill_batch_size=self.max_rows,
+            )
 
     def sample(self) -> tuple[int, Cache]:
         cache = make_prompt_cache(self._model)
@@ -55,7 +64,7 @@ class BatchRunner:
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        with mx.stream(generation_stream):
+        with mx.stream(self._batch.stream):
             make_room(cache, len(tokens))
             if images:
                 self._model.see(tokens, cache, images)
@@ -67,57 +76,79 @@ class BatchRunner:
         return max(0, taken)
 
     def insert(self, row: RowState) -> int:
-        """The row takes part from the next pass on. Its KV holds a token at least, and is the batch's until it leaves.
-
-        Returns its uid.
-        """
-        with mx.stream(generation_stream):
-            self._layers = _extend_cache(self._layers, _merge_caches([layerwise.batchable(row.cache)]))
-            self._newest = mx.concatenate([self._newest, mx.array([row.newest], mx.uint32)])
-        self.rows[row.uid] = row
-        row.cache.clear()  # the batch has copies of states
-        row.on_move(partial(self._read, row.uid))
-        return row.uid
+        # The generator feeds the newest token and does not report it. In a fresh row that is the prompt's last
+        # token; else it is an answer's token that was drawn elsewhere, and `_resumed` reports it: one less is left.
+        (uid,) = self._batch.insert(
+            [[row.newest]],
+            max_tokens=[row.left - (not row.fresh)],
+            caches=[layerwise.batchable(row.cache)],
+            all_tokens=[row.tokens],
+            samplers=[row.sampler],
+            logits_processors=[list(row.processors)],
+        )
+        self._rows[uid] = row
+        if not row.fresh:
+            self._resumed.add(uid)
+        row.tokens = []
+        row.on_move(partial(self._read, uid))
+        return int(uid)
 
     def _read(self, uid: int, place: int | None = None) -> Cache:
-        """A row's layers in the batch: see `KVReader`."""
-        return layerwise.read_row(self._layers, list(self.rows).index(uid), place)
+        """A row's layers, wherever they are: see `KVReader`."""
+        running = self._batch._generation_batch
+        if uid in running.uids:
+            return layerwise.read_row(running.prompt_cache, running.uids.index(uid), place)
+        return layerwise.read_row(self._rows[uid].cache, 0, place)
+
+    def _out(self, row: RowState, cache: Cache) -> Cache:
+        """The row has left the batch with these layers: they are put where its KV was before."""
+        row.cache[:] = cache
+        row.on_move(None)
+        return row.cache
 
     def decode(self) -> list[DecodeRow]:
-        """A pass over the newest token of each row. Reports these tokens, but for those that end a prompt."""
-        if not self.rows:
-            return []
-        fed, rows = self._newest, list(self.rows.values())
-        with mx.stream(generation_stream):
-            layerwise.make_room(self._layers, 1)
-            logits = self._model(fed[:, None], cache=self._layers)[:, -1, :]
-            self._newest = _drawn(rows, fed, logits)
-            mx.async_eval(self._newest)  # type: ignore[no-untyped-call]
-            tokens = cast(list[int], fed.tolist())
-        results = []
-        for row, token in zip(rows, tokens, strict=True):
-            row.tokens.append(token)
-            if not row.fresh:
-                row.drafts.counts.forwards += 1
-                results.append(row.report(token, self._eos))
-            row.fresh = False
-        ended = [result for result in results if result.finish is not None]
-        for result, row in zip(ended, self._take_out([result.uid for result in ended]), strict=True):
-            result.cache, result.tokens = row.cache, row.tokens
-        return results
+        with mx.stream(self._batch.stream):
+            layerwise.make_room(self._batch._generation_batch.prompt_cache, 1)
+            _, responses = self._batch.next()
+            layerwise.eval_rows([r.prompt_cache for r in responses if r.prompt_cache is not None])
+        for uid in self._batch._generation_batch.uids:
+            self._rows[uid].cache.clear()  # the batch has copies of states
+        rows = []
+        for r in responses:
+            cache = None if r.prompt_cache is None else self._out(self._rows.pop(r.uid), r.prompt_cache)
+            rows.append(DecodeRow(r.uid, r.token, r.logprobs, r.finish_reason, cache, r.all_tokens))
+        for uid in self._resumed.intersection(self._batch._generation_batch.uids):
+            self._resumed.remove(uid)
+            rows.append(DecodeRow(uid, self._rows[uid].newest))
+        return rows
 
     @property
     def verifies(self) -> bool:
         """Whether `verify` may be called now: every row has begun, and every layer can be cut."""
-        layers = (isinstance(layer, BatchKVCache | HiddenTail) for layer in self._layers)
-        return all(layers) and not any(row.fresh for row in self.rows.values())
+        running = self._batch._generation_batch
+        whole = len(running.uids) == len(self._rows) and not self._resumed
+        return whole and all(isinstance(layer, BatchKVCache | HiddenTail) for layer in running.prompt_cache)
 
-    def pending(self) -> dict[int, int] | None:
-        """By row the token that is drawn but not in the KV. Waits for the device. ``None``: a row ends with it."""
-        newest = cast(list[int], self._newest.tolist())
-        if any(token in self._eos for token in newest) or any(row.left <= 1 for row in self.rows.values()):
+    def tokens(self, uid: int) -> list[int]:
+        """What lies in a row's KV, once it has begun."""
+        running = self._batch._generation_batch
+        return cast(list[int], running.tokens[running.uids.index(uid)])
+
+    def is_free(self, uid: int) -> bool:
+        """No grammar says what the row may say."""
+        return grammar_of(self._rows[uid]) is None
+
+    def pending(self) -> dict[int, tuple[int, int]] | None:
+        """By row the token that is drawn but not in the KV, and how many the row may say yet, that one included.
+
+        Waits for the device. ``None``: a row ends with its token.
+        """
+        running = self._batch._generation_batch
+        newest = running._next_tokens.tolist()
+        left = [most - said for most, said in zip(running.max_tokens, running._num_tokens, strict=True)]
+        if any(token in self._eos for token in newest) or min(left) <= 1:
             return None
-        return dict(zip(self.rows, newest, strict=True))
+        return dict(zip(running.uids, zip(newest, left, strict=True), strict=True))
 
     def verify(self, drafts: Mapping[int, list[int]]) -> tuple[dict[int, list[int]], int]:
         """A pass over each row's pending token and its draft, of whatever length, behind `pending`.
@@ -125,25 +156,28 @@ class BatchRunner:
         No draft reaches to the end of its row's answer. Returns what each row has said (that token and what is right of
         its draft), and the tokens of each row that were computed.
         """
-        newest = cast(list[int], self._newest.tolist())
-        blocks = [[token, *self._inside(drafts[uid])] for uid, token in zip(self.rows, newest, strict=True)]
+        running = self._batch._generation_batch
+        newest = running._next_tokens.tolist()
+        blocks = [[token, *self._inside(drafts[uid])] for uid, token in zip(running.uids, newest, strict=True)]
         width = max(map(len, blocks))
-        said, pending = dict[int, list[int]](), list[int]()
-        with mx.stream(generation_stream):
+        said, pending, behind = dict[int, list[int]](), list[int](), list[mx.array]()
+        with mx.stream(self._batch.stream):
             fed = mx.array([[*block, *block[:1] * (width - len(block))] for block in blocks])
-            layerwise.make_room(self._layers, width)
-            logits = self._model(fed, cache=self._layers)
-            for place, row in enumerate(self.rows.values()):
-                block, stateful = blocks[place], stateful_parts(row)
-                drawn, states = draw_block(row, stateful, block, logits[place, : len(block)])
+            layerwise.make_room(running.prompt_cache, width)
+            logits = self._model(fed, cache=running.prompt_cache)
+            for row, (uid, block) in enumerate(zip(running.uids, blocks, strict=True)):
+                state = self._rows[uid]
+                stateful = stateful_parts(state)
+                drawn, states = draw_block(state, stateful, block, logits[row, : len(block)])
                 right = accepted(block[1:], drawn, stateful, states)
-                said[row.uid] = block[: right + 1]
+                said[uid] = block[: right + 1]
                 pending.append(drawn[right])
-                row.tokens += said[row.uid]
-                row.left -= right + 1
-            self._newest = mx.array(pending, mx.uint32)
-            tails = [layer for layer in self._layers if isinstance(layer, HiddenTail)]
-            cut = [layer for layer in self._layers if not isinstance(layer, HiddenTail)]
+                behind.append(logits[row, right] - mx.logsumexp(logits[row, right]))
+                running.tokens[row].extend(said[uid])
+                running._num_tokens[row] += right + 1
+            running._next_tokens, running._next_logprobs = mx.array(pending, running._next_tokens.dtype), behind
+            tails = [layer for layer in running.prompt_cache if isinstance(layer, HiddenTail)]
+            cut = [layer for layer in running.prompt_cache if not isinstance(layer, HiddenTail)]
             _cut(cut, [width - len(tokens) for tokens in said.values()])
             for tail in tails:
                 tail.keep_behind([len(tokens) for tokens in said.values()])
@@ -155,47 +189,42 @@ class BatchRunner:
         """As much of a draft as does not end the answer."""
         return draft[: next((i for i, token in enumerate(draft) if token in self._eos), len(draft))]
 
-    def remove(self, uid: int) -> RowState:
-        """Takes a row out as it is between two passes, its KV evaluated."""
-        return self._take_out([uid])[0]
+    def suspend(self, uid: int) -> RowState | None:
+        running = self._batch._generation_batch
+        if uid not in running.uids or uid in self._resumed:
+            return None
+        index = running.uids.index(uid)
+        with mx.stream(self._batch.stream):
+            token = cast(int, running._next_tokens[index].item())
+        left = running.max_tokens[index] - running._num_tokens[index]
+        if token in self._eos or left <= 1:
+            return None
+        row, removed = self._rows[uid], self.remove(uid)
+        if removed is None:
+            return None
+        row.tokens = removed[1]
+        row.newest, row.left, row.fresh = token, left, False
+        return row
 
-    def _take_out(self, uids: Sequence[int]) -> list[RowState]:
-        """Rows leave the batch, and their KV goes where it was before."""
-        if not uids:
-            return []
-        places = [list(self.rows).index(uid) for uid in uids]
-        keep = [place for place, uid in enumerate(self.rows) if uid not in uids]
-        with mx.stream(generation_stream):
-            caches = [[layer.extract(place) for layer in self._layers] for place in places]
-            newest = self._newest
-            if keep:
-                for layer in self._layers:
-                    layer.filter(keep)
-                self._newest = self._newest[mx.array(keep)]
-            else:
-                self._layers, self._newest = [], _NO_TOKENS
-            layerwise.eval_rows(caches)
-        left = [self.rows.pop(uid) for uid in uids]
-        for row, place, cache in zip(left, places, caches, strict=True):
-            row.newest, row.cache[:] = newest[place : place + 1], cache
-            row.on_move(None)
-        return left
+    def remove(self, uid: int) -> tuple[Cache, list[int]] | None:
+        row = self._rows.pop(uid, None)
+        self._resumed.discard(uid)
+        with mx.stream(self._batch.stream):
+            found = self._batch.remove([uid], return_prompt_caches=True).get(uid)
+            if found is None:
+                return None
+            cache, tokens = found
+            layerwise.eval_rows([cache])
+        return (cache if row is None else self._out(row, cache)), tokens
 
     def clear(self) -> None:
-        """Drops all rows, in whatever state a failed pass has left them."""
-        self.rows.clear()
-        self._layers, self._newest = [], _NO_TOKENS
+        self._rows.clear()
+        self._resumed.clear()
+        self._batch = self._generator()
         mx.clear_cache()
 
-
-def _drawn(rows: Sequence[RowState], fed: mx.array, logits: mx.array) -> mx.array:
-    """What follows the tokens that were fed, [rows]. Rows that share a sampler are drawn in one call."""
-    if any(row.processors for row in rows):
-        logits = mx.concatenate([processed(row, fed[i : i + 1], logits[i : i + 1]) for i, row in enumerate(rows)])
-    logprobs, sampler = normalised(logits), rows[0].sampler
-    if all(row.sampler is sampler for row in rows):
-        return cast(mx.array, sampler(logprobs))
-    return mx.concatenate([row.sampler(logprobs[i : i + 1]) for i, row in enumerate(rows)])
+    def close(self) -> None:
+        self._batch.close()
 
 
 def _cut(layers: Sequence[BatchKVCache], wrong: Sequence[int]) -> None:

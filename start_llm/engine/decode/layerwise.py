@@ -142,7 +142,7 @@ def merged[Batch: Layerwise](batches: Sequence[Batch], layers: Sequence[Any]) ->
 
 
 def batchable(cache: Sequence[Any]) -> Sequence[Any]:
-    """The same layers; mlx-lm will merge the plain ones into `Layerwise`."""
+    """The same layers; `BatchGenerator` will merge the plain ones into `Layerwise`."""
     for layer in leaves(cache):
         if type(layer) is KVCache:
             layer.merge = merge_rows  # it asks the first row's layer

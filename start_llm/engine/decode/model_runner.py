@@ -19,6 +19,7 @@ from mlx_lm.generate import generation_stream
 
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
+from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.together import verify_together
@@ -28,15 +29,25 @@ from start_llm.engine.ranks.interface import Ranks
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
-_CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back
+_CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
+
+
+@dataclass(slots=True)
+class _InBatch:
+    """Where a row of a batch is: its uid there, and the tokens in its KV."""
+
+    batch: BatchRunner
+    uid: int
+    length: int
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row, and who decodes it: nobody yet, or a loop of its own, or a batch."""
+    """A row, and where it is: between two loops, alone, or in a batch."""
 
-    state: RowState
-    place: SingleRow | BatchRunner | None = None
+    uid: int
+    drafts: RowDrafts
+    place: RowState | SingleRow | _InBatch
 
 
 def _of_all_ranks[**P, T](method: Callable[Concatenate[ModelRunner, P], T]) -> Callable[Concatenate[ModelRunner, P], T]:
@@ -66,6 +77,7 @@ class ModelRunner:
         model: Any,
         *,
         eos: Iterable[int],
+        max_rows: int,
         gate: DraftGate | None = None,
         quantisation: Quantisation | None = None,
         batches: bool = True,
@@ -73,14 +85,15 @@ class ModelRunner:
         call_openers: Iterable[int] = (),
         ranks: Ranks | None = None,
     ) -> None:
+        self.max_rows = max_rows
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
         self._together, self._landmarks, self._ranks = batches, frozenset(landmarks), ranks or Ranks()
         self._call_openers = frozenset(call_openers)
         self._clock = time.perf_counter if gate is None else gate.clock
         kinds = 1 if quantisation is None else 2  # of KV: plain, quantised
-        self._batches = [BatchRunner(model, eos=self._eos) for _ in range(kinds)]
+        self._batches = [BatchRunner(model, eos=self._eos, max_rows=max_rows) for _ in range(kinds)]
         self._rows: dict[int, _Row] = {}
-        self._steps = 0
+        self._uid = self._steps = 0
         self._batch_step = 0.0  # when the last one without drafts was over
 
     @_of_all_ranks
@@ -111,8 +124,9 @@ class ModelRunner:
 
     def insert(self, row: RowState) -> int:
         """Begins, or goes on, to decode a row, which belongs to the runner then. Returns its uid."""
-        self._rows[row.uid] = _Row(row)
-        return row.uid
+        self._uid += 1
+        self._rows[self._uid] = _Row(self._uid, row.drafts, row)
+        return self._uid
 
     @_of_all_ranks
     def decode(self) -> list[DecodeRow]:
@@ -126,7 +140,7 @@ class ModelRunner:
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
         if len(self._rows) > 1 and self._together:
-            waiting = [row for row in self._rows.values() if not isinstance(row.place, BatchRunner)]
+            waiting = [row for row in self._rows.values() if not isinstance(row.place, _InBatch)]
             results = [result for row in waiting for result in self._join(row)] + self._decode_batches()
         else:
             results = [result for row in self._rows.values() for result in self._alone(row)]
@@ -145,8 +159,8 @@ class ModelRunner:
         row = self._rows.get(uid)
         if row is None:
             return None
-        state = _left(row)
-        if state.fresh or state.newest in self._eos or state.left <= 1:
+        state = row.place.batch.suspend(row.place.uid) if isinstance(row.place, _InBatch) else _left(row)
+        if state is None or state.fresh or self._ends(state):
             return None
         del self._rows[uid]
         return state
@@ -157,6 +171,8 @@ class ModelRunner:
         row = self._rows.pop(uid, None)
         if row is None:
             return None
+        if isinstance(row.place, _InBatch):
+            return row.place.batch.remove(row.place.uid)
         state = _left(row)
         return state.cache, state.tokens
 
@@ -166,74 +182,104 @@ class ModelRunner:
         for batch in self._batches:
             batch.clear()
 
+    def close(self) -> None:
+        self._rows.clear()
+        for batch in self._batches:
+            batch.close()
+
     def _alone(self, row: _Row) -> list[DecodeRow]:
+        if isinstance(row.place, _InBatch):
+            state = row.place.batch.suspend(row.place.uid)
+            if state is None:  # it has not begun there, or ends with its next token
+                return self._decode_batches()
+            row.place = state
         with mx.stream(generation_stream):
-            drafts = row.state.drafts
-            if not isinstance(row.place, SingleRow):
+            if isinstance(row.place, RowState):
+                gate = None if row.drafts.find_drafter is None else self._gate
                 row.place = SingleRow(
+                    row.uid,
                     self._model,
-                    _left(row),
+                    row.place,
                     eos=self._eos,
-                    gate=None if drafts.find_drafter is None else self._gate,
+                    gate=gate,
                     quantisation=self._quantisation,
                     landmarks=self._landmarks,
                 )
-            find = None if row.place.text is not None else drafts.find_drafter
+            find = None if row.place.text is not None else row.drafts.find_drafter
             if find is not None and (drafter := find()) is not None:
                 row.place.offer(drafter)
             return row.place.step()
 
     def _join(self, row: _Row) -> list[DecodeRow]:
-        """Puts a row into its batch, once there is KV of it."""
-        state, batch, quantisation = _left(row), self._batches[0], self._quantisation
-        if not state.tokens:
+        """Puts a row into its batch, unless it ends with its next token."""
+        state = _left(row)
+        if not state.fresh and self._ends(state):
             return self._alone(row)
+        row.place = self._in_batch(state)
+        return []
+
+    def _in_batch(self, state: RowState) -> _InBatch:
+        batch, quantisation = self._batches[0], self._quantisation
         if quantisation is not None:
             if not state.fresh:  # else a pass comes first, as it does alone
                 quantisation.apply(state.cache)
             if quantisation.holds(state.cache):
                 batch, state.cache = self._batches[1], quantisation.batchable(state.cache)
-        batch.insert(state)
-        row.place = batch
-        return []
+        length = len(state.tokens) + state.fresh
+        return _InBatch(batch, batch.insert(state), length)
 
     def _decode_batches(self) -> list[DecodeRow]:
         results = []
         for batch in self._batches:
-            drafted = None
-            if self._gate is not None and self._quantisation is None:
-                drafted = verify_together(self._gate, batch)
-            results += self._timed(batch) if drafted is None else drafted
+            places = [(row, row.place) for row in self._rows.values() if isinstance(row.place, _InBatch)]
+            there = {place.uid: (row, place) for row, place in places if place.batch is batch}
+            drafted = self._verify_together(batch, there)
+            for result in drafted or (self._timed(batch, there) if there else ()):
+                row, place = there[result.uid]
+                row.drafts.counts.forwards += drafted is None
+                place.length += 1
+                result.uid = row.uid
+                results.append(result)
         if self._quantisation is not None:
-            for state in list(self._batches[0].rows.values()):
-                if len(state.tokens) >= self._quantisation.start:
-                    self._join(self._rows[state.uid])  # the batch of those that are quantised
+            self._change_over(self._quantisation.start)
         return results
 
-    def _timed(self, batch: BatchRunner) -> list[DecodeRow]:
+    def _timed(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow]:
         """A step of a batch. It waits for the pass that the step before it began, so it takes as long as a pass."""
-        rows = len(batch.rows)
-        if not rows:
-            return []
-        held = sum(len(row.tokens) for row in batch.rows.values())
         began, since = self._clock(), self._batch_step
         results = batch.decode()
         now = self._batch_step = self._clock()
         if self._gate is not None and began - since < PAUSE:
-            self._gate.costs.observe(rows, held, now - since)
+            held = sum(place.length for _, place in there.values())
+            self._gate.costs.observe(len(there), held, now - since)
         return results
+
+    def _verify_together(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow] | None:
+        if self._gate is None or self._quantisation is not None:
+            return None
+        return verify_together(self._gate, batch, {uid: row.drafts for uid, (row, _) in there.items()})
+
+    def _change_over(self, start: int) -> None:
+        """Moves the rows that have grown to `start` tokens into the batch of those that are quantised."""
+        for row in self._rows.values():
+            place = row.place
+            if isinstance(place, _InBatch) and place.batch is self._batches[0] and place.length >= start:
+                state = place.batch.suspend(place.uid)
+                if state is not None:
+                    row.place = self._in_batch(state)
+
+    def _ends(self, state: RowState) -> bool:
+        """Whether a row that has begun ends with its next token."""
+        return state.newest in self._eos or state.left <= 1
 
 
 def _left(row: _Row) -> RowState:
-    """Takes a row from who decodes it. Returns its state, with its KV evaluated and its token known."""
-    state, place = row.state, row.place
+    """Takes a row that is in no batch out of its loop. Returns its state, with its KV evaluated and its token known."""
     with mx.stream(generation_stream):
-        if isinstance(place, SingleRow):
-            place.leave()
-        elif place is not None:
-            place.remove(state.uid)
-        row.place = None
-        eval_cache(state.cache)
-        if isinstance(state.newest, mx.array):
-            state.newest = cast(int, state.newest.item())
-    return state
+        if isinstance(row.place, SingleRow):
+            row.place = row.place.leave()
+        assert isinstance(row.place, RowState)
+        eval_cache(row.place.cache)
+        if isinstance(row.place.newest, mx.array):
+            row.place.newest = cast(int, row.place.newest.item())
+    return row.place

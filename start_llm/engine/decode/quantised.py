@@ -50,7 +50,7 @@ class Quantisation:
         return any(kind_of(layer).form(layer).bits for layer in leaves(cache))
 
     def batchable(self, cache: Cache) -> Cache:
-        """The same layers; mlx-lm will merge those that are quantised."""
+        """The same layers; `BatchGenerator` will merge those that are quantised."""
         for layer in cache:
             if type(layer) is QuantizedKVCache:
                 layer.merge = _merge_rows  # it asks the first row's layer

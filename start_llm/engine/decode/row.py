@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 from start_llm.engine.decode.draft import RowDrafts
@@ -45,12 +44,6 @@ class RowState:
     on_move: Callable[[KVReader | None], None] = lambda reader: None
     # (tokens, layers): what the layers that cannot be cut held at landmarks of the answer, see `SingleRow`
     states: list[tuple[int, Cache]] = field(default_factory=list)
-    uid: int = field(default_factory=count(1).__next__)
-
-    def report(self, token: int, eos: Collection[int]) -> DecodeRow:
-        """The result for a token that has gone through the model; `eos`: those that end an answer."""
-        self.left -= 1
-        return DecodeRow(self.uid, token, "stop" if token in eos else "length" if self.left == 0 else None)
 
 
 @dataclass(slots=True)
@@ -59,6 +52,7 @@ class DecodeRow:
 
     uid: int
     token: int  # was fed to the model in this step; the KV holds it
+    logprobs: Any = None  # natural, lazy, [vocab]; not of a row that is alone, nor in the first step after `suspend`
     finish: Literal["stop", "length"] | None = None
     cache: Cache | None = None
     tokens: Sequence[int] | None = None

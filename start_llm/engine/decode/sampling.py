@@ -1,4 +1,4 @@
-"""How a row draws its tokens: sampler, penalties, logprobs.
+"""How a row of mlx-lm's `BatchGenerator` draws its tokens: sampler, penalties, logprobs.
 
 Runs on the model thread. A sampler maps logprobs ``[rows, vocab]`` to token ids ``[rows]``; a processor maps
 ``(tokens, logits [1, vocab])`` to logits ``[1, vocab]``, where `tokens` is what the row holds so far and its last entry
@@ -156,7 +156,8 @@ def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated:
 class RepetitionPenalty(Remembering):
     """mlx-lm's sign-aware penalty over the last `size` tokens, prompt included.
 
-    The window is kept here, for a processor is given the newest token only.
+    The window is kept here, because what `BatchGenerator` passes as tokens leaves out a prefix that came with its KV
+    unless the caller repeats it.
     """
 
     def __init__(self, penalty: float, size: int, held: Sequence[int]) -> None:
@@ -231,8 +232,8 @@ class ThinkingBudget(Remembering):
 class LogprobTap(Remembering):
     """Keeps the model's own logprobs for a row that reports them; goes first in the row's processors.
 
-    A token is reported a step after it was drawn: at a row's k-th token k + 1 distributions have passed, so they wait
-    in a queue.
+    What `BatchGenerator` reports is the distribution after bias, penalties and mask. `BatchGenerator` answers one
+    step late: at its k-th response of a row, k + 1 distributions have passed, so they wait in a queue.
     """
 
     def __init__(self) -> None:

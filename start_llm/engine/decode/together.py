@@ -7,14 +7,13 @@ whose answer follows a grammar take part without a draft, and so do rows that ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.draft import Proposal, RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import MOST_WIDE, DraftGate, DraftOption
-from start_llm.engine.decode.row import DecodeRow, RowState
-from start_llm.engine.decode.verify import grammar_of
+from start_llm.engine.decode.row import DecodeRow
 
 MOST_ROWS = 4
 _NOTHING = Proposal([], 0)
@@ -24,28 +23,30 @@ _NOTHING = Proposal([], 0)
 class _Row:
     """A row of a batch. `proposal`: of what follows its newest token; empty if there is none."""
 
-    state: RowState
+    uid: int
+    drafts: RowDrafts
     drafter: SuffixIndex | None
-    proposal: Proposal = _NOTHING
+    tokens: list[int]  # in its KV
+    proposal: Proposal
 
 
-def verify_together(gate: DraftGate, batch: BatchRunner) -> list[DecodeRow] | None:
-    """One pass over blocks of all rows of a batch.
+def verify_together(gate: DraftGate, batch: BatchRunner, drafts: Mapping[int, RowDrafts]) -> list[DecodeRow] | None:
+    """One pass over blocks of all rows of a batch, which are named by their uids.
 
     ``None``: no draft pays, or a row is about to end; nothing was computed, and the batch goes on token by token.
     """
-    if not 2 <= len(batch.rows) <= MOST_ROWS or not batch.verifies:
+    if not 2 <= len(drafts) <= MOST_ROWS or not batch.verifies:
         return None
-    rows = [_row(state) for state in batch.rows.values()]
-    context = sum(len(row.state.tokens) for row in rows)
+    rows = [_row(uid, one, batch) for uid, one in drafts.items()]
+    context = sum(len(row.tokens) for row in rows)
     width = _propose(rows, gate, batch, context)
     if width == 1:
         return None
     began = gate.clock()
-    said, computed = batch.verify({row.state.uid: row.proposal.tokens[: width - 1] for row in rows})
+    said, computed = batch.verify({row.uid: row.proposal.tokens[: width - 1] for row in rows})
     gate.observe(computed * len(rows), context, gate.clock() - began)
     for row in rows:
-        right, counts = len(said[row.state.uid]) - 1, row.state.drafts.counts
+        right, counts = len(said[row.uid]) - 1, row.drafts.counts
         counts.forwards += 1
         gate.learn(counts, row.proposal, min(computed - 1, len(row.proposal.tokens)), right)
         if row.drafter is not None:
@@ -66,17 +67,18 @@ def _propose(rows: Sequence[_Row], gate: DraftGate, batch: BatchRunner, context:
     if pending is None:
         return 1
     for row in rows:
+        newest, left = pending[row.uid]
         if row.drafter is not None:
-            if row.drafter.known == len(row.state.tokens):
-                row.drafter.append([pending[row.state.uid]])
-            row.proposal = row.drafter.propose(min(most, row.state.left - 2)) or _NOTHING
+            if row.drafter.known == len(row.tokens):
+                row.drafter.append([newest])
+            row.proposal = row.drafter.propose(min(most, left - 2)) or _NOTHING
     options = [DraftOption(row.proposal.match, len(row.proposal.tokens)) for row in rows]
     return gate.together(options, context=context)
 
 
-def _row(state: RowState) -> _Row:
-    find = state.drafts.find_drafter if grammar_of(state) is None else None
-    drafter = find() if find is not None else None
+def _row(uid: int, drafts: RowDrafts, batch: BatchRunner) -> _Row:
+    find = drafts.find_drafter if batch.is_free(uid) else None
+    drafter, tokens = find() if find is not None else None, batch.tokens(uid)
     if drafter is not None:
-        drafter.append(state.tokens[drafter.known :])
-    return _Row(state, drafter)
+        drafter.append(tokens[drafter.known :])
+    return _Row(uid, drafts, drafter, tokens, _NOTHING)

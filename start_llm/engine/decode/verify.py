@@ -18,8 +18,8 @@ passes it takes does. Layers that can be cut drop what was wrong. Others take th
 were right are *carried*: reported already, and computed again with the next pass.
 
 A draft comes from the row's text, from its grammar where that leaves no choice, or from a head; the gate says which one
-is worth a wider pass. A token is reported when it has gone through the model: the KV holds what was reported, less what
-is carried.
+is worth a wider pass. A token is reported when it has gone through the model, as `BatchGenerator` does it: the KV holds
+what was reported, less what is carried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mlx.core as mx
 import numpy as np
@@ -74,6 +74,7 @@ class SingleRow:
 
     def __init__(
         self,
+        uid: int,
         model: Any,
         state: RowState,
         *,
@@ -82,7 +83,7 @@ class SingleRow:
         quantisation: Quantisation | None = None,
         landmarks: frozenset[int] = frozenset(),
     ) -> None:
-        self.state = state
+        self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
         self._stateful, self._guide = stateful_parts(state), grammar_of(state)
         self._rewinder = Rewinder(state.cache)
@@ -178,7 +179,9 @@ class SingleRow:
         """A pass without a draft; what it draws is not waited for."""
         state = self.state
         logits = self._forward(fed)[:, -1, :]
-        state.newest = state.sampler(normalised(processed(state, fed[-1:], logits)))
+        for processor in state.processors:
+            logits = processor(fed[-1:], logits)
+        state.newest = state.sampler(_normalised(logits))
         mx.async_eval(state.newest)  # type: ignore[no-untyped-call]
 
     def _forward(self, fed: mx.array) -> mx.array:
@@ -219,9 +222,13 @@ class SingleRow:
         return _NextPass(hopeful, guess=guess, outlook=outlook)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
-        state = self.state
-        rows = [state.report(token, self._eos) for token in tokens]
-        if rows[-1].finish is not None:
+        state, rows = self.state, list[DecodeRow]()
+        finish: Literal["stop", "length"] | None = None
+        for token in tokens:
+            state.left -= 1
+            finish = "stop" if token in self._eos else "length" if state.left == 0 else None
+            rows.append(DecodeRow(self.uid, token, finish=finish))
+        if finish is not None:
             self.leave()
             mx.eval([layer.state for layer in state.cache])
             rows[-1].cache, rows[-1].tokens = state.cache, state.tokens
@@ -351,19 +358,21 @@ def draw_block(
     Returns:
         The tokens, and for each position but the first the state of `stateful` before it was drawn.
     """
-    sampler = state.sampler
-    if state.processors:
+    sampler, processors = state.sampler, state.processors
+    if processors:
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
     states, drawn = list[list[Any]](), list[mx.array]()
     alike = not isinstance(getattr(sampler, "inner", sampler), Remembering)
-    if alike and not state.processors:
-        return _ints([sampler(normalised(logits))]), states
+    if alike and not processors:
+        return _ints([sampler(_normalised(logits))]), states
     for i, token in enumerate(newest):
         if i:
             states.append([part.save() for part in stateful])
-        row = processed(state, mx.array([token]), logits[i : i + 1])
-        drawn.append(row if alike else sampler(normalised(row)))
-    return _ints([sampler(normalised(mx.concatenate(drawn)))] if alike else drawn), states
+        row = logits[i : i + 1]
+        for processor in processors:
+            row = processor(mx.array([token]), row)
+        drawn.append(row if alike else sampler(_normalised(row)))
+    return _ints([sampler(_normalised(mx.concatenate(drawn)))] if alike else drawn), states
 
 
 def accepted(
@@ -377,14 +386,7 @@ def accepted(
     return right
 
 
-def processed(state: RowState, newest: mx.array, logits: mx.array) -> mx.array:
-    """The logits [1, vocabulary] behind the token `newest` [1] as the row's bias, penalties and grammar leave them."""
-    for processor in state.processors:
-        logits = processor(newest, logits)
-    return logits
-
-
-def normalised(logits: mx.array) -> mx.array:
+def _normalised(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 

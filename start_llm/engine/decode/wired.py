@@ -6,7 +6,10 @@ buffer of KV that comes and goes enters it. Model thread only.
 
 from __future__ import annotations
 
+import importlib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import mlx.core as mx
@@ -14,6 +17,22 @@ import mlx.core as mx
 from start_llm.models.device import GIB, Device, wired_bytes
 
 log = logging.getLogger(__name__)
+
+_generate = importlib.import_module("mlx_lm.generate")  # as an attribute of mlx_lm that name is a function
+
+
+@contextmanager
+def no_wired_limit() -> Iterator[None]:
+    """Inside of it a `BatchGenerator` may be made without its call to `mx.set_wired_limit`.
+
+    Uses an internal of mlx-lm: `mlx_lm.generate` looks the function up by name, and ``None`` means "nothing was set".
+    """
+    theirs = _generate.maybe_set_recommended_wired_limit
+    _generate.maybe_set_recommended_wired_limit = lambda: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        _generate.maybe_set_recommended_wired_limit = theirs  # type: ignore[attr-defined]
 
 
 def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> bool:

@@ -78,7 +78,7 @@ class Scheduler:
     ) -> None:
         self.store = store
         self._limits, self._clock = limits, clock
-        self._most_running = max_concurrency
+        self._most_running = min(max_concurrency, runner.max_rows)
         self._share = DecodeShare(limits.decode_share)
         self._prefill = Prefill(runner, store, StepSize(limits.step, limits.step_bytes), clock)
         idle_step = min(limits.idle_step, limits.step or limits.idle_step)

@@ -1,7 +1,7 @@
 """The runners on tiny random models: what mlx-lm's own loop generates, alone and beside other rows.
 
-A reported token lies in the KV already, a finished row hands over its KV and tokens, and `remove` of a running row
-returns both. These also fail when mlx-lm changes what we build on: how its caches become a batch.
+These also fail when mlx-lm changes what we build on: a reported token lies in the KV already, a finished row hands over
+its KV and tokens, and `remove` of a running row returns both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(runner: Any, uids: Sequence[int], most: int = 200) -> dict[int, list[Dec
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_different_lengths_generate_what_they_do_alone(name: str) -> None:
     prompts = [random_tokens(n, seed=n) for n in (50, 7, 93, 31)]
-    runner = BatchRunner(model(name), eos=[NEVER])
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=4)
     uids = [begin(runner, name, prompt, 12) for prompt in prompts]
     rows = run(runner, uids)
     for uid, prompt in zip(uids, prompts, strict=True):
@@ -62,7 +62,7 @@ def test_rows_of_different_lengths_generate_what_they_do_alone(name: str) -> Non
 
 def test_a_finished_rows_kv_goes_on_where_it_ended() -> None:
     name, prompt = "llama", random_tokens(40)
-    runner = BatchRunner(model(name), eos=[NEVER])
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
     (rows,) = run(runner, [begin(runner, name, prompt, 6)]).values()
     more = [*(rows[-1].tokens or ()), *random_tokens(9, seed=3)]
     assert rows[-1].cache is not None
@@ -75,21 +75,23 @@ def test_a_finished_rows_kv_goes_on_where_it_ended() -> None:
 
 def test_a_removed_row_hands_over_what_is_in_its_kv() -> None:
     name, prompt = "llama", random_tokens(40)
-    runner = BatchRunner(model(name), eos=[NEVER])
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
     uid = begin(runner, name, prompt, 100)
     seen: list[int] = []
     while len(seen) < 5:
         seen += [row.token for row in runner.decode()]
     removed = runner.remove(uid)
-    assert removed.tokens == [*prompt, *seen]
-    assert removed.cache[0].offset == len(removed.tokens)
-    assert not runner.rows
+    assert removed is not None
+    cache, tokens = removed
+    assert list(tokens) == [*prompt, *seen]
+    assert cache[0].offset == len(tokens)
+    assert runner.remove(uid) is None
 
 
 @pytest.mark.parametrize("leaves", ["ends", "is removed"])
 def test_who_wants_to_know_is_told_where_a_rows_kv_is(leaves: str) -> None:
     name, prompt = "llama", random_tokens(40)
-    runner = BatchRunner(model(name), eos=[NEVER])
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
     cache = make_prompt_cache(model(name))
     runner.prefill(cache, prompt[:-1])
     readers: list[Any] = []
@@ -105,7 +107,7 @@ def test_who_wants_to_know_is_told_where_a_rows_kv_is(leaves: str) -> None:
 def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
     name, prompt = "llama", random_tokens(40)
     third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]
-    runner = BatchRunner(model(name), eos=[third])
+    runner = BatchRunner(model(name), eos=[third], max_rows=2)
     (rows,) = run(runner, [begin(runner, name, prompt, 100)]).values()
     assert rows[-1].finish == "stop"
     assert rows[-1].token == third
@@ -116,47 +118,77 @@ def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.thorough
 def test_a_suspended_row_goes_on_as_if_nothing_had_happened(name: str) -> None:
-    """With another one beside it, before and at every token of the answer; what lies in its KV says so too."""
+    """Alone, with others beside it, at every token of the answer; what lies in its KV says so too."""
     prompt, most = random_tokens(60, seed=5), 9
     alone = greedy(name, prompt, make_prompt_cache(model(name)), most)
-    for after in range(most):
-        runner = BatchRunner(model(name), eos=[NEVER])
+    for after in range(1, most):
+        runner = BatchRunner(model(name), eos=[NEVER], max_rows=4)
         other = begin(runner, name, random_tokens(35, seed=8), 100)
         uid = begin(runner, name, prompt, most)
         rows: list[DecodeRow] = []
-        runner.decode()
         while len(rows) < after:
             rows += [row for row in runner.decode() if row.uid == uid]
-        row = runner.remove(uid)
-        row.newest = row.newest.item()
-        assert [*row.tokens, row.newest] == [*prompt, *alone[: after + 1]]
-        runner.decode()
-        assert row.left == most - after
-        assert runner.insert(row) == uid
-        while not rows or rows[-1].finish is None:
+        row = runner.suspend(uid)
+        if after == most - 1:
+            assert row is None  # its next token is its last
+        else:
+            assert row is not None
+            assert [*row.tokens, row.newest] == [*prompt, *alone[: after + 1]]
+            assert runner.remove(uid) is None
+            runner.decode()
+            assert row.left == most - after
+            uid = runner.insert(row)
+        while rows[-1].finish is None:
             rows += [row for row in runner.decode() if row.uid == uid]
         assert [row.token for row in rows] == alone
         assert rows[-1].finish == "length"
         assert list(rows[-1].tokens or ()) == [*prompt, *alone]
-        assert runner.remove(other).uid == other
+        assert runner.remove(other) is not None
 
 
-def test_a_row_that_came_back_can_leave_at_once() -> None:
+def test_a_row_that_ends_with_its_next_token_is_not_suspended() -> None:
+    name, prompt = "llama", random_tokens(40)
+    third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]
+    runner = BatchRunner(model(name), eos=[third], max_rows=2)
+    uid = begin(runner, name, prompt, 100)
+    assert runner.suspend(uid) is None  # it has not begun
+    rows: list[DecodeRow] = []
+    while len(rows) < 2:
+        rows += runner.decode()
+    assert runner.suspend(uid) is None
+    (last,) = runner.decode()
+    assert (last.token, last.finish) == (third, "stop")
+    assert runner.suspend(uid) is None  # it is gone
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_resumed_row_can_be_removed_and_suspended_again(when: str) -> None:
     name, prompt = "llama", random_tokens(40)
     alone = greedy(name, prompt, make_prompt_cache(model(name)), 8)
-    runner = BatchRunner(model(name), eos=[NEVER])
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
     uid = begin(runner, name, prompt, 100)
     seen: list[int] = []
     while len(seen) < 3:
         seen += [row.token for row in runner.decode()]
-    for _ in range(3):
-        row = runner.remove(uid)
-        row.newest = row.newest.item()
-        assert (row.left, row.newest) == (97, alone[3])
-        runner.insert(row)
+    row = runner.suspend(uid)
+    assert row is not None
+    assert row.left == 97
+    uid = runner.insert(row)
+    if when == "at once":
+        assert runner.suspend(uid) is None
+    else:
+        seen += [row.token for row in runner.decode()]
+        row = runner.suspend(uid)
+        assert row is not None
+        assert row.left == 96
+        uid = runner.insert(row)
+        seen += [row.token for row in runner.decode()]
+    assert seen == alone[: len(seen)]
     removed = runner.remove(uid)
-    assert removed.tokens == [*prompt, *seen] == [*prompt, *alone[:3]]
-    assert removed.cache[0].offset == len(removed.tokens)
+    assert removed is not None
+    cache, tokens = removed
+    assert list(tokens) == [*prompt, *seen]
+    assert cache[0].offset == len(tokens)
 
 
 def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
@@ -166,7 +198,7 @@ def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
     )
 
     def answer(suspend_at: frozenset[int]) -> tuple[list[int], list[float]]:
-        runner = BatchRunner(model(name), eos=[NEVER])
+        runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
         sampler, tap = make_sampler(sampling), LogprobTap()
         processors = [tap, *make_processors(sampling, prompt)]
         cache = make_prompt_cache(model(name))
@@ -179,10 +211,9 @@ def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
                 tokens.append(row.token)
                 logprobs.append(float(tap.take()[row.token].item()))
             if len(tokens) in suspend_at:
-                row_out = runner.remove(uid)
-                assert row_out.left == 20 - len(tokens)
-                row_out.newest = row_out.newest.item()
-                runner.insert(row_out)
+                row_out = runner.suspend(uid)
+                assert row_out is not None and row_out.left == 20 - len(tokens)
+                uid = runner.insert(row_out)
         return tokens, logprobs
 
     tokens, logprobs = answer(frozenset())

@@ -57,7 +57,7 @@ def parts(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | 
 
 
 def one_by_one(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> list[int]:
-    runner = BatchRunner(model(), eos=[EOS])
+    runner = BatchRunner(model(), eos=[EOS], max_rows=2)
     sampler, processors = parts(constraint, sampling, thinking)
     runner.insert(new_row(PROMPT, prefilled(), COUNT, sampler, processors))
     tokens: list[int] = []
@@ -70,14 +70,14 @@ def one_by_one(constraint: Constraint, sampling: Sampling, thinking: ThinkingLim
 
 def prefilled() -> list[Any]:
     cache = make_prompt_cache(model())
-    BatchRunner(model(), eos=[]).prefill(cache, PROMPT[:-1])
+    BatchRunner(model(), eos=[], max_rows=1).prefill(cache, PROMPT[:-1])
     return cache
 
 
 def alone(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> SingleRow:
     sampler, processors = parts(constraint, sampling, thinking)
     state = RowState(prefilled(), list(PROMPT[:-1]), PROMPT[-1], COUNT, sampler, processors)
-    return SingleRow(model(), state, eos=frozenset([EOS]), gate=Eager())
+    return SingleRow(1, model(), state, eos=frozenset([EOS]), gate=Eager())
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])

@@ -71,7 +71,7 @@ def draw(sampling: Sampling, count: int) -> tuple[np.ndarray[Any, Any], int, int
     passes = tokens = 0
     for _ in range(count // A_RUN):
         state = RowState(model.make_cache(), [], 0, A_RUN, make_sampler(sampling, own_noise=True))
-        row = SingleRow(model, state, eos=frozenset(), gate=Always())
+        row = SingleRow(1, model, state, eos=frozenset(), gate=Always())
         said = [0]
         while len(said) <= A_RUN:
             said += [one.token for one in row.step()]
@@ -115,7 +115,7 @@ def tokens_a_pass(model: Any, gate: DraftGate, prompts: list[list[int]], said: i
             model(mx.array([prompt[:-1]]), cache=cache)
         sampler = make_sampler(sampling, own_noise=gate.head is not None)
         state = RowState(cache, prompt[:-1], prompt[-1], said, sampler)
-        row = SingleRow(model, state, eos=frozenset(), gate=gate)
+        row = SingleRow(1, model, state, eos=frozenset(), gate=gate)
         if gate.head is None:
             row.offer(SuffixIndex(prompt[:-1]))
         while not any(one.finish for one in row.step()):

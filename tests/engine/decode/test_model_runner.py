@@ -30,7 +30,7 @@ MOST_ROWS = 3
 
 
 def begun(model: Any, eos: list[int], rows: int) -> ModelRunner:
-    return ModelRunner(model, eos=eos, gate=Eager())
+    return ModelRunner(model, eos=eos, max_rows=rows, gate=Eager())
 
 
 def insert(runner: ModelRunner, model: Any, label: str, count: int, drafter: Any) -> tuple[int, DecodeCounts]:

@@ -23,7 +23,7 @@ PROMPTS = [random_tokens(n, seed=n) for n in (60, 17, 95, 41)]
 
 def make(name: str, start: int, *, bits: int = 8, eos: Sequence[int] = (NEVER,), rows: int = 4) -> ModelRunner:
     how = Quantisation(bits, GROUP_SIZE, start)
-    return ModelRunner(model(name), eos=eos, quantisation=how)
+    return ModelRunner(model(name), eos=eos, max_rows=rows, quantisation=how)
 
 
 def alone(name: str, prompt: Sequence[int], most: int, start: int, bits: int = 8) -> list[int]:

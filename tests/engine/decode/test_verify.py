@@ -1,4 +1,4 @@
-"""A row that verifies drafts says what a batch says, and leaves the same KV."""
+"""A row that verifies drafts says what `BatchGenerator` says, and leaves the same KV."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def drawing(sampling: Sampling) -> tuple[Any, list[Any]]:
 def reference(
     model: Any, sampling: Sampling, count: int, eos: frozenset[int] = frozenset(), *, runner: Any = None
 ) -> Said:
-    """What a batch says."""
-    runner = runner or BatchRunner(model, eos=eos)
+    """What `BatchGenerator` says."""
+    runner = runner or BatchRunner(model, eos=eos, max_rows=2)
     sampler, processors = drawing(sampling)
     uid = runner.insert(new_row(PROMPT, prefilled(model), count, sampler, processors))
     tokens: list[int] = []
@@ -150,7 +150,7 @@ def single(
 ) -> SingleRow:
     sampler, processors = drawing(sampling)
     state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
-    row = SingleRow(model, state, eos=eos, gate=Eager() if lies is not None else None, **more)
+    row = SingleRow(1, model, state, eos=eos, gate=Eager() if lies is not None else None, **more)
     if lies is not None:
         row.offer(Prophet([*PROMPT, *truth], len(PROMPT), lies))
     return row
@@ -331,7 +331,7 @@ def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> Non
 def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
     model = make("qwen3_5")
     how = Quantisation(bits, 32, start)
-    runner = ModelRunner(model, eos=(), quantisation=how)
+    runner = ModelRunner(model, eos=(), max_rows=2, quantisation=how)
     runner.insert(new_row(PROMPT, prefilled(model), 80, *drawing(SAMPLINGS["greedy"])))  # so that both are in a batch
     expected = reference(model, SAMPLINGS["penalties"], 40, runner=runner)
     row = single(
@@ -356,7 +356,7 @@ def test_reported_logprobs_are_those_of_one_by_one() -> None:
         return [top_logprobs(tap.take(), token, 3) for token in run(sampling, tap)]
 
     def batch(sampling: Sampling, tap: LogprobTap) -> list[int]:
-        runner = BatchRunner(model, eos=())
+        runner = BatchRunner(model, eos=(), max_rows=2)
         sampler, processors = drawing(sampling)
         runner.insert(new_row(PROMPT, prefilled(model), 25, sampler, [tap, *processors]))
         tokens: list[int] = []
@@ -372,7 +372,7 @@ def test_reported_logprobs_are_those_of_one_by_one() -> None:
         state = RowState(
             prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 25, row.state.sampler, [tap, *row.state.processors]
         )
-        row = SingleRow(model, state, eos=frozenset(), gate=Eager())
+        row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
         row.offer(Prophet([*PROMPT, *truth], len(PROMPT), liar(5)))
         return said(row).tokens
 
@@ -389,7 +389,7 @@ def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> N
     row = single(model, bias, 60)
     sampler, processors = drawing(bias)
     state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 60, sampler, processors)
-    row = SingleRow(model, state, eos=frozenset(), gate=DraftGate(Published({1: 1.0, 32: 1.5})))
+    row = SingleRow(1, model, state, eos=frozenset(), gate=DraftGate(Published({1: 1.0, 32: 1.5})))
     row.offer(SuffixIndex(PROMPT))
     assert said(row).tokens == [3] * 60
     assert row.state.drafts.counts.forwards < 20
@@ -420,7 +420,7 @@ def test_a_drafter_may_come_late() -> None:
     expected = reference(model, SAMPLINGS["greedy"], 30)
     sampler, processors = drawing(SAMPLINGS["greedy"])
     state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 30, sampler, processors)
-    row = SingleRow(model, state, eos=frozenset(), gate=Watching())
+    row = SingleRow(1, model, state, eos=frozenset(), gate=Watching())
     tokens = [one.token for _ in range(6) for one in row.step()]
     prophet = Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (8, 5))
     row.offer(prophet)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import BatchGenerator
 
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.wired import wire_weights
 from start_llm.models.device import GIB, Device
+from tests.kvcache.tiny import model
 
 MAC = Device("macOS", "Apple M4 Max", 128 * GIB, "metal", 96 * GIB)
 
@@ -23,6 +26,19 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(mx, "set_wired_limit", set_wired_limit)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 96 * GIB})
     return asked
+
+
+def test_mlx_lms_own_generator_still_sets_it(limits: list[int]) -> None:
+    """If this fails, mlx-lm has changed and `no_wired_limit` may no longer be needed, or no longer work."""
+    BatchGenerator(model("llama")).close()
+    assert limits == [96 * GIB, 0]
+
+
+def test_our_runner_never_does(limits: list[int]) -> None:
+    runner = BatchRunner(model("llama"), eos=[1], max_rows=2)
+    runner.close()
+    del runner
+    assert limits == []
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def make(oracle: Oracle, make_scheduler: Any, ranks: RankGroup, budget: int) -> 
     store = KVStore(LayerKit(oracle.model.make_cache), config, clock=ranks.clock)
     guarded = GuardedStore(store, oracle.model.make_cache)
     scheduler: Scheduler = make_scheduler(
-        ModelRunner(oracle.model, eos=[3]),
+        ModelRunner(oracle.model, eos=[3], max_rows=3),
         guarded,
         lambda work, generated: TextDrawing(work, None, generated),
         limits=SchedulerLimits(step=None, idle_step=32, join=16, decode_share=0.5),
@@ -208,7 +208,7 @@ def test_an_error_in_a_pass_ends_all(
 
         __getitem__ = __getattr__ = __bool__ = fault
 
-    runner = ModelRunner(oracle.model, eos=[3], ranks=Log(ends[0]))
+    runner = ModelRunner(oracle.model, eos=[3], max_rows=3, ranks=Log(ends[0]))
     monkeypatch.setattr(runner, "_rows", Broken())
     monkeypatch.setattr(runner, "_batches", Broken())
     given = {"prefill": (oracle.model.make_cache(), [2, 9]), "suspend": (1,), "remove": (1,)}.get(name, ())

@@ -104,9 +104,12 @@ def test_a_request_that_comes_meanwhile_waits_for_those_of_the_failed_step(expec
 def test_others_that_hold_what_those_of_the_failed_step_need_end_before_them(short_of: str) -> None:
     """They had waited for one another for ever."""
     runner, failed = Failing(answer=1200), list[int]()
-    store, sinks = FakeStore(token_bytes=2**20), list[Collected]()
-    short = {"places": 2} if short_of == "places" else {"memory": 3700 * 2**20}
-    scheduler, *_ = make(runner, store, **short)
+    store, memory, sinks = FakeStore(token_bytes=2**20), 0, list[Collected]()
+    if short_of == "places":
+        runner.max_rows = 2
+    else:
+        memory = 3700 * 2**20
+    scheduler, *_ = make(runner, store, memory=memory)
 
     def add(length: int, most: int) -> None:
         first = 10_000 * len(sinks)

@@ -204,7 +204,7 @@ def real(
     eos = [10**6]
     quantisation = None if kv_bits is None else Quantisation(kv_bits, 32, LONGEST + 8)
     gate = drafts.gate if drafts is not None else None
-    runner = ModelRunner(model(name), eos=eos, gate=gate, quantisation=quantisation)
+    runner = ModelRunner(model(name), eos=eos, max_rows=4, gate=gate, quantisation=quantisation)
     guarded.budget.learn(*runner.sample())
     return Scheduler(
         runner,

@@ -33,7 +33,6 @@ def make(
     memory: int = 0,
     reuse: bool = True,
     draw: Any = FakeDrawing,
-    places: int = 8,
     **limits: Any,
 ) -> Any:
     runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
@@ -43,7 +42,7 @@ def make(
         guarded,
         draw,
         limits=SchedulerLimits(**{"step": 100, "idle_step": 10, **limits}),
-        max_concurrency=places,
+        max_concurrency=8,
         memory=MemoryGuard(guarded, FixedMemory(memory, memory)),
         clock=clock,
     )
@@ -362,7 +361,7 @@ def test_the_watchdog_does_not_count_time_in_which_the_process_was_stopped() -> 
 
 
 def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress() -> None:
-    scheduler, _, _, clock = make(runner=FakeRunner(answer=12), places=1, deadline=5.0)
+    scheduler, _, _, clock = make(runner=FakeRunner(max_rows=1, answer=12), deadline=5.0)
     first, sink = submit("first", range(1, 2001), max_tokens=50)
     second, waiting = submit("second", range(5000, 7000), max_tokens=50)
     scheduler.add(first)
@@ -404,7 +403,7 @@ def test_one_failing_request_leaves_the_others_alone() -> None:
 
 
 def test_no_more_run_than_there_is_room_for() -> None:
-    scheduler, runner, _, _ = make(runner=FakeRunner(answer=20), places=2)
+    scheduler, runner, _, _ = make(runner=FakeRunner(max_rows=2, answer=20))
     sinks = []
     for i in range(6):
         work, sink = submit(f"r{i}", range(i * 100 + 1, i * 100 + 30), max_tokens=50)
