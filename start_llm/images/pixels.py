@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 FORMATS = {"JPEG": "JPEG", "MPO": "JPEG", "PNG": "PNG", "GIF": "GIF", "WEBP": "WebP"}
 """Pillow's names, and the names that people know."""
@@ -24,7 +24,8 @@ FORMATS = {"JPEG": "JPEG", "MPO": "JPEG", "PNG": "PNG", "GIF": "GIF", "WEBP": "W
 _READERS = ("JPEG", "PNG", "GIF", "WEBP")
 _BAND_PIXELS = 1 << 20
 _SCAN = b"\xff\xda"
-_MOST_SCANS = 200  # a progressive JPEG is decoded once per scan; cameras and browsers write up to 10
+_MOST_SCANS = 200  # a progressive JPEG is decoded once per scan
+_USUAL_SCANS = 10  # cameras and browsers write no more
 _MOST_SCANNED = 1 << 30  # pixels of all its scans: about a second of computing
 
 # What Pillow raises on damaged files.
@@ -33,10 +34,19 @@ _ERRORS = (*_DAMAGE, struct.error, zlib.error, MemoryError)
 
 # `Image.open` warns of sizes that the limit here has refused or allowed already.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Of the texts in a PNG, unpacked: Pillow's own 64 MB come out of 60 kB, for each of a thousand images.
+PngImagePlugin.MAX_TEXT_MEMORY = 2 << 20
 
 
 class Unreadable(Exception):
-    """These bytes give no picture. The message says why, in a few words that fit behind a file's name."""
+    """These bytes give no picture. The message says why, in a few words that fit behind a file's name.
+
+    `cost`: what it took to find out, see `ImageFile`.
+    """
+
+    def __init__(self, why: str, cost: int = 0) -> None:
+        super().__init__(why)
+        self.cost = cost
 
 
 class ImageTooLarge(Unreadable):
@@ -44,7 +54,7 @@ class ImageTooLarge(Unreadable):
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def _reading(cost: int = 0) -> Iterator[None]:
     """What Pillow says of a file that it cannot read becomes Unreadable."""
     try:
         yield
@@ -53,7 +63,7 @@ def _reading() -> Iterator[None]:
     except _ERRORS as error:
         text = str(error).lower()
         cut = "truncated" in text or "end of" in text or isinstance(error, EOFError)
-        raise Unreadable("a damaged file (it is cut short)" if cut else "a damaged file") from None
+        raise Unreadable("a damaged file (it is cut short)" if cut else "a damaged file", cost) from None
 
 
 class ImageFile:
@@ -62,6 +72,7 @@ class ImageFile:
     Attributes:
         format: ``PNG``, ``JPEG``, ``GIF`` or ``WebP``.
         width, height: upright, in pixels.
+        cost: how many pixels of an ordinary file take as long to decode.
     """
 
     def __init__(self, data: bytes, most_pixels: int) -> None:
@@ -74,21 +85,23 @@ class ImageFile:
             width, height = self._image.size
             if width * height > most_pixels:
                 raise ImageTooLarge(f"{width}x{height} are more than {most_pixels:,} pixels")
-            turned = self._image.getexif().get(0x0112) in (5, 6, 7, 8)  # decodes a PNG
         self.format = FORMATS.get(self._image.format or "", "image")
         scans = data.count(_SCAN) if self.format == "JPEG" else 0
         if scans > _MOST_SCANS or scans * width * height > _MOST_SCANNED:
             raise Unreadable("a JPEG of too many scans")
+        self.cost = width * height * max(1, scans // _USUAL_SCANS)
+        with _reading(self.cost):
+            turned = self._image.getexif().get(0x0112) in (5, 6, 7, 8)  # decodes a PNG
         self.width, self.height = (height, width) if turned else (width, height)
 
     def upright(self) -> Image.Image:
         """The picture, in RGB. Takes about 8 bytes a pixel while it works. Raises Unreadable."""
-        with _reading():
+        with _reading(self.cost):
             return _rgb(self._turned())
 
     def identity(self) -> str:
         """SHA-256 of the upright RGB pixels and their size, in hex. Raises Unreadable."""
-        with _reading():
+        with _reading(self.cost):
             picture = self._turned()
             digest = hashlib.sha256(f"{picture.width}x{picture.height} RGB".encode())
             for band in _bands(picture):

@@ -49,6 +49,7 @@ class KnownImage:
     height: int = 0
     problem: str = ""  # why it cannot be shown, ``""`` if it can
     too_large: bool = False  # that is a matter of size
+    cost: int = 0  # of reading it, in pixels
 
     @property
     def description(self) -> str:
@@ -153,7 +154,7 @@ class ImageReader:
                 known = self._look(image)
                 if image.kind == "data" or not known.problem:  # what could not be fetched may be there next time
                     self._known.put(_key(image), known)
-                pixels += known.width * known.height
+                pixels += known.cost
                 if pixels > MOST_NEW_PIXELS:
                     message = f"{image.path}: the request's new images have more than {MOST_NEW_PIXELS:,} pixels."
                     raise TooLarge(message, param=image.path)
@@ -167,9 +168,10 @@ class ImageReader:
             data = self._bytes(image)
             with DECODING:
                 opened = ImageFile(data, MOST_PIXELS)
-                return KnownImage(opened.identity(), opened.format, opened.width, opened.height)
+                return KnownImage(opened.identity(), opened.format, opened.width, opened.height, cost=opened.cost)
         except Unreadable as problem:
-            return KnownImage(_digest(data), problem=str(problem), too_large=isinstance(problem, ImageTooLarge))
+            too_large = isinstance(problem, ImageTooLarge)
+            return KnownImage(_digest(data), problem=str(problem), too_large=too_large, cost=problem.cost)
 
 
 def decoded(source: str, most: int) -> bytes:

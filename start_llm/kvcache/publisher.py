@@ -36,7 +36,7 @@ REPLAYED_BYTES = 64 << 20  # of all of them; a prompt of 200,000 tokens makes a 
 MOST_UNREAD = 1000  # batches that wait for a slow router; what it misses then it asks for
 MOST_QUESTIONS = 8  # that are answered between two batches; as many wait of each client
 UNREAD_MILLISECONDS = 30_000  # after which a client that takes nothing loses its connection, where the system can tell
-MOST_ASKED_BYTES = 1024  # of a part of a question; longer ones end their connection
+MOST_ASKED_BYTES = 1024  # of a part of a question, and of a topic; longer ones end their connection
 RANK = 0  # of data parallelism; this server has one
 
 # A method that makes events, and its arguments: one object, for the model thread pays for each.
@@ -78,9 +78,9 @@ class KVEventPublisher:
         # Else a router that asks for more than a thousand batches gets a part of them, and no end mark.
         self._replay_socket.sndhwm = 2 * REPLAYED
         self._replay_socket.rcvhwm = MOST_QUESTIONS
-        self._replay_socket.maxmsgsize = MOST_ASKED_BYTES
         for socket in (self._publish_socket, self._replay_socket):
             socket.linger = 0
+            socket.maxmsgsize = MOST_ASKED_BYTES
             socket.tcp_maxrt = UNREAD_MILLISECONDS
             socket.ipv6 = "[" in self.endpoint
         try:

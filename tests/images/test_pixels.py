@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from start_llm.images.pixels import ImageFile, ImageTooLarge, Unreadable
 from start_llm.images.reader import decoded
@@ -77,6 +77,29 @@ def test_what_a_jpeg_costs_is_bounded_by_its_scans_and_its_size() -> None:
     assert scans >= 6 and ImageFile(data, 50_000_000).width == 7000
     with pytest.raises(Unreadable, match="too many scans"):
         ImageFile(data + b"\xff\xda" * (23 - scans), 50_000_000)
+
+
+def test_what_finding_out_has_cost_is_told_of_files_that_give_no_picture_too() -> None:
+    plain, many = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (70, 70)).save(plain, "PNG")
+    Image.new("RGB", (70, 70)).save(many, "JPEG", progressive=True)
+    data = many.getvalue()
+    assert opened(data).cost == opened(plain.getvalue()).cost == 4900
+    scans = b"\xff\xda" * (50 - data.count(b"\xff\xda"))
+    assert opened(data + scans).cost == 5 * 4900
+    with pytest.raises(Unreadable) as found:
+        opened(plain.getvalue()[:-30]).identity()
+    assert found.value.cost == 4900
+
+
+def test_texts_in_a_png_are_unpacked_within_a_limit() -> None:
+    words = PngImagePlugin.PngInfo()
+    for number in range(3):
+        words.add_text(f"{number}", "a" * 1_000_000, zip=True)
+    data = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(data, "PNG", pnginfo=words)
+    with pytest.raises(Unreadable, match="damaged"):
+        opened(data.getvalue())
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

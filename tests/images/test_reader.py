@@ -117,6 +117,9 @@ def test_what_is_decoded_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TooLarge):
         reader.as_text(sent)
     assert len(reader.as_text(sent)) == 5, "what was decoded is known to the next request"
+    cut = [user("", image(png(seed=n)[:-30])) for n in range(5, 9)]
+    with pytest.raises(TooLarge):  # one that cannot be shown was decoded, too
+        reader.as_text(cut)
     monkeypatch.setattr(reading, "MOST_IMAGES", 4)
     with pytest.raises(TooLarge, match="4 images"):
         reader.as_text(sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 
@@ -104,6 +105,17 @@ def test_a_client_that_asks_and_never_reads_takes_little_memory(monkeypatch: pyt
             made._send_again()
         assert memory().rss - before < 100 << 20
     made._close_sockets()
+
+
+def test_a_topic_of_megabytes_ends_its_connection(events) -> None:
+    host, port = events.endpoint.removeprefix("tcp://").split(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(52, b"\0")
+    ready = b"\x05READY\x0bSocket-Type" + (3).to_bytes(4, "big") + b"SUB"
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as client:
+        client.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+        client.sendall(b"\x02" + (20 << 20).to_bytes(8, "big") + b"\x01")  # a message of so many bytes begins
+        while client.recv(4096):
+            pass
 
 
 def test_what_is_dropped_is_counted_and_clears_all(events) -> None:

@@ -29,6 +29,7 @@ SIGNS_A_LIMIT = 4  # signs of life that are sent in the time after which a silen
 LOOK_SECONDS = 0.25
 _LIFE = ["alive"]
 _DIGEST = 32  # bytes of SHA-256
+MOST_BYTES = 256 << 20  # of a message: who stands in between could else fill the memory before its digest is looked at
 
 
 class Channel:
@@ -71,7 +72,7 @@ class Channel:
         while True:
             left = max(0.0, heard + self.limit - time.monotonic())
             if self._connection.poll(min(left, LOOK_SECONDS)):  # `limit` may be less by then
-                message = json.loads(self._next(self._connection.recv_bytes()))
+                message = json.loads(self._next(self._connection.recv_bytes(MOST_BYTES)))
                 if not isinstance(message, list) or not message:
                     raise ValueError("it is no list, or an empty one")  # not what it holds: that may be a prompt
                 if message != _LIFE:

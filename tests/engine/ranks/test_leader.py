@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.engine.ranks import leader
+from start_llm.engine.ranks import channel, leader
 from start_llm.engine.ranks.channel import Channel
 from start_llm.engine.ranks.hosts import RankHost
 from start_llm.engine.ranks.leader import LeaderGroup
@@ -115,6 +115,18 @@ def test_who_stands_between_two_ranks_changes_nothing(relay: str) -> None:
         leading.receive()
     for connection in (rank, to_rank, from_leader, leads):
         connection.close()
+
+
+def test_a_message_without_an_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MOST_BYTES", 1000)
+    with Listener(("127.0.0.1", 0)) as listener:
+        end, leads = Client(listener.address), listener.accept()
+    leading = Channel(leads, KEY, leads=True)
+    end.recv_bytes()
+    end.send_bytes(bytes(1001))
+    with pytest.raises(OSError):  # before it was read
+        leading.receive()
+    end.close()
 
 
 @pytest.mark.parametrize("line", [b"no JSON", b"{}", b"[]", b"\xff", b'["failed"]'])
