@@ -296,7 +296,7 @@ def replay_ours(
         prompt = Prompt(tuple(tokens.tolist()), system_end=request.head, generation=request.generation)
         plan = store.lookup(prompt.tokens, len(tokens) - 1)
         paged = store.stats()["paged_tokens"]
-        found = store.restore(prompt.tokens, plan, lend=True)
+        found = store.restore(prompt.tokens, plan)
         paged = store.stats()["paged_tokens"] - paged
         reason = plan.reason if plan.reason in {"evicted", "no_checkpoint"} else "floor"
         parts = [score, resumed] if request.conversation in waiting else [score]

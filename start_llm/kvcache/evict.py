@@ -73,7 +73,7 @@ class Eviction:
     def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
         """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
         resident = self._resident
-        ends = self._sessions.protection(now, self.budget_bytes)
+        ends = self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
         order = self._order(now, ends, strengths, thin)
         ranks = self._ranks(order, strengths, now, thin)

@@ -12,7 +12,6 @@ from start_llm.kvcache.pauses import Pauses, rate_of_return
 from start_llm.kvcache.tree import Segment
 
 _USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
-_RESERVED_SHARE = 0.7  # of the budget: if those that were begun have less than the rest, they cost more than is saved
 _PERSON = 20.0  # seconds; who went on with a final answer later than that was a person, so this is no sub-agent
 _PAUSES = 4096  # of all conversations
 _OWN_PAUSES = 128
@@ -33,7 +32,6 @@ class Claim(IntEnum):
     NONE = -1
     LEFT = 0  # its conversation left it behind
     IN_PROGRESS = 1
-    WAITS = 2  # for conversations that it began
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,7 +40,7 @@ class Strength:
 
     claim: Claim
     returns: float = 0.0  # how likely its conversation comes back soon, if that is in progress
-    used: float = 0.0  # last use; of one that waits minus its first. A sub-agent that has ended: as if long ago
+    used: float = 0.0  # last use. A sub-agent that has ended: as if long ago
 
 
 UNPROTECTED = Strength(Claim.NONE)
@@ -56,7 +54,6 @@ class Session:
     used: float
     ends: list[Segment] = field(default_factory=list)  # the segments where its last stored turns end, oldest first
     caller: Key | None = None  # the conversation that is taken to have begun this one, as an agent begins sub-agents
-    called: float = -math.inf  # when one that it began was used last
     answered: float = math.inf  # when its last turn was over; `used` moves within a turn, too
     unanswered: bool = False  # the newest end is one of a part of a turn, or of a guess
     alternates: bool = False  # it once went on from an end that was not its newest one
@@ -78,7 +75,6 @@ class Sessions:
         self._keep = keep
         self._lately = (idle or _USUAL_IDLE) / 6
         self._waits_for = (idle or _USUAL_IDLE) / 3  # so long a conversation may wait for those that it began
-        self._between = (idle or _USUAL_IDLE) / 30  # two requests of a sub-agent are seldom further apart
         self._known: Lru[Key, Session] = Lru(most)
         self._pauses = _pauses(_PAUSES)
 
@@ -107,8 +103,6 @@ class Sessions:
                     pauses[session.calls is False].add(now - session.answered)
             session.answered, session.calls = now, calls
         session.used = now
-        if (caller := self._caller(session)) is not None and caller.used < session.created:
-            caller.called = now  # it has not come back since it began this one
         above = set(map(id, end.ancestors()))
         turns_ends = session.ends[:-1] if session.unanswered else session.ends
         session.alternates = session.alternates or any(id(e) in above for e in turns_ends[:-1])
@@ -131,7 +125,7 @@ class Sessions:
             for key, session in self._known.items()
             if key[0] == owner
             and session.calls is not None
-            and now - max(session.used, session.called) <= self._lately
+            and now - session.used <= self._lately
             and any(_first(known) is first for known in session.ends[-1:])
         ]
         if not alike:
@@ -143,7 +137,7 @@ class Sessions:
             return latest
         return session.caller if caller.calls or not session.calls else latest
 
-    def protection(self, now: float, budget_bytes: int) -> dict[int, Strength]:
+    def protection(self, now: float) -> dict[int, Strength]:
         """For the deepest segment of each protected end that holds KV (by `id`): how strongly, greater is stronger.
 
         The reasons stand in docs/kvcache.md. A conversation that was seen to go back to an earlier end may be several
@@ -159,7 +153,6 @@ class Sessions:
             kind = session.calls is False
             return rate_of_return(now - used, session.pauses[kind], self._pauses[kind], silences[kind])
 
-        reserved = self._reserved(now, int(budget_bytes * _RESERVED_SHARE))
         live = self._live(now)
         last = max((session.used for session in live), default=now)
         for session in live:
@@ -168,9 +161,7 @@ class Sessions:
                 if (held := _held(end)) is None:
                     continue
                 newest = end is session.ends[-1]
-                if newest and id(session) in reserved:
-                    strength = Strength(Claim.WAITS, used=-session.created)
-                elif newest or session.alternates:
+                if newest or session.alternates:
                     used = session.used if newest else end.used
                     returns = rate_of(session, used)
                     if caller is not None:
@@ -180,18 +171,6 @@ class Sessions:
                     strength = Strength(Claim.LEFT, used=end.used)
                 strengths[id(held)] = max(strengths.get(id(held), strength), strength)
         return strengths
-
-    def _reserved(self, now: float, room: int) -> set[int]:
-        """The conversations (by `id`) that wait for those that they began, as many as fit into `room` bytes."""
-        seen, reserved = set[int](), set[int]()
-        waiting = [s for s in self._live(now) if s.calls and s.called > s.used and now - s.called <= self._between]
-        waiting = [s for s in waiting if now - s.used <= self._waits_for]
-        for session in sorted(waiting, key=lambda s: s.created):
-            taken = sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
-            if taken <= room:
-                room -= taken
-                reserved.add(id(session))
-        return reserved
 
     def _caller_of_ended(self, session: Session, now: float) -> Session | None:
         """If this is a sub-agent that has given its final answer: the larger conversation that has begun it and has not

@@ -10,9 +10,9 @@ What a request does here, in order:
     take_back when the request has ended                the caches' buffers are the tree's, may evict
 
 Contract: all of it is for the model thread, and there are no locks; only `peek` and `snapshot` are for any thread. The
-caches of `restore` are the caller's alone, or, with `lend`, the caller's until `take_back`: KV moves into them and is
-not copied, and `put` from them copies nothing either. From other caches `put` copies and keeps no reference to them. A
-plan is no promise: what was evicted since is not restored. Nothing here knows what tokens mean, or who may see them.
+caches of `restore` are the caller's until `take_back`: KV moves into them and is not copied, and `put` from them copies
+nothing either. From other caches `put` copies and keeps no reference to them. A plan is no promise: what was evicted
+since is not restored. Nothing here knows what tokens mean, or who may see them.
 """
 
 from __future__ import annotations
@@ -114,38 +114,30 @@ class KVStore:
         found = planner.stops(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid, head_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
 
-    def restore(self, tokens: TokenSequence, plan: RestorePlan, *, lend: bool = False) -> Restored:
+    def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
         """Caches of at most `plan.length` tokens: less, if that has gone since it was planned.
 
-        They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more. With
-        `lend` the caller writes behind what is stored and then calls `take_back`, in any case.
+        They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more. The
+        caller writes behind what is stored and then calls `take_back`, in any case.
         """
         whole = as_tokens(tokens)
         array = whole[: plan.length]
         path = self._ready(array, plan.length)
         if not path:
-            return Restored(self.lent_rows.lend((), None, 0, 0)[0] if lend else self._kit.new(), 0, 0)
+            return Restored(self.lent_rows.lend((), None, 0, 0)[0], 0, 0)
         length = min(path[-1].end, len(array))
         checkpoint, spare = path[-1].checkpoint, len(whole) - length + _ANSWER_ROOM
         self.resident.use(path, self._clock())
         path[-1].landed += length == path[-1].end
         self.disk.used(path)
-        if not lend:
-            rows = [segment.rows for segment in path if segment.rows is not None]
-            cache, copied = self._kit.build(rows, checkpoint, length, spare)
-            self._restored(copied)
-            return Restored(cache, length, copied)
         cache, copied = self.lent_rows.lend(path, checkpoint, length, spare)
         with ExitStack() as failed:
             failed.callback(self.lent_rows.take_back, cache)  # the caller never gets these caches
             self._kit.make_room(cache, spare)
-            self._restored(copied)
+            self.resident.counters["copied_bytes"] += copied
+            self._eviction.enforce(self._clock())  # what came from disk takes memory
             failed.pop_all()
         return Restored(cache, length, copied)
-
-    def _restored(self, copied: int) -> None:
-        self.resident.counters["copied_bytes"] += copied
-        self._eviction.enforce(self._clock())  # what came from disk takes memory
 
     def _ready(self, tokens: Tokens, limit: int) -> Sequence[Segment]:
         """The segments to restore from, all in memory now; empty if there is nothing to restore."""

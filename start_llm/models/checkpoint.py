@@ -15,6 +15,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -94,6 +95,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{folder / 'config.json'} is not a JSON object")
     return data
+
+
+def readable_config(folder: Path) -> dict[str, Any]:
+    """`read_config`; empty where there is none, or none that can be read."""
+    try:
+        return read_config(folder)
+    except (OSError, ValueError):
+        return {}
 
 
 def context_length(config: Mapping[str, Any]) -> int:
@@ -263,22 +272,16 @@ def _remapped(path: Path) -> frozenset[str]:
 
 def _check_whole(source: str, folder: Path) -> list[SafetensorsHeader]:
     """The headers of all weight files."""
-    missing = sorted(_indexed(folder) - {path.name for path in folder.glob("model*.safetensors")})
-    if missing:
+    there, named = sorted(folder.glob("model*.safetensors")), set[str]()
+    with suppress(*UNREADABLE):  # many have no index
+        named = {str(name) for name in read_json(folder / INDEX)["weight_map"].values()}
+    if missing := sorted(named - {path.name for path in there}):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"MODEL_PATH={source} is not complete: {missing[0]}{more} is missing; fetch it again.")
     try:
-        return [whole_header(path) for path in sorted(folder.glob("model*.safetensors"))]
+        return [whole_header(path) for path in there]
     except ValueError as error:
         raise _wrong(source, f"{error}; fetch it again.") from None
-
-
-def _indexed(folder: Path) -> set[str]:
-    """The weight files that the index names; none where there is no index."""
-    try:
-        return {str(name) for name in read_json(folder / INDEX)["weight_map"].values()}
-    except UNREADABLE:
-        return set()
 
 
 def _check_counts(source: str, config: dict[str, Any], headers: Iterable[SafetensorsHeader]) -> None:
@@ -308,7 +311,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def weights_on_disk(folder: Path) -> int:
     """Bytes that a checkpoint's weights take in memory: what its index says, else its files. 0 if it has neither."""
     files = sorted(folder.glob("model*.safetensors"))
-    if files and maps_ngrams(_quietly(folder)):
+    if files and maps_ngrams(readable_config(folder)):
         headers = [header for path in files if (header := safetensors_header(path)) is not None]
         tensors = [pair for header in headers for pair in header.tensors.items()]
         return sum(tensor.end - tensor.begin for name, tensor in tensors if NGRAMS not in name)
@@ -321,7 +324,7 @@ def weights_on_disk(folder: Path) -> int:
 
 def parameters_on_disk(folder: Path) -> int:
     """How many parameters the weight files hold: of quantised ones, 32-bit words are unpacked, scales do not count."""
-    bits = _quietly(folder).get("quantization")
+    bits = readable_config(folder).get("quantization")
     packed = bits.get("bits") if isinstance(bits, dict) else None
     each = 32 // packed if isinstance(packed, int) and 0 < packed <= 32 else 1
     headers = (safetensors_header(path) for path in folder.glob("model*.safetensors"))
@@ -331,14 +334,6 @@ def parameters_on_disk(folder: Path) -> int:
         for name, tensor in tensors
         if each == 1 or not name.endswith((".scales", ".biases"))
     )
-
-
-def _quietly(folder: Path) -> dict[str, Any]:
-    """`read_config`, or nothing of what cannot be read."""
-    try:
-        return read_config(folder)
-    except (OSError, ValueError):
-        return {}
 
 
 def maps_ngrams(config: Mapping[str, Any]) -> bool:
@@ -364,11 +359,6 @@ class SafetensorsHeader:
     length: int
     tensors: Mapping[str, StoredTensor]
 
-    @property
-    def nbytes(self) -> int:
-        """How long the file should be."""
-        return self.length + max((tensor.end for tensor in self.tensors.values()), default=0)
-
 
 def safetensors_header(path: Path) -> SafetensorsHeader | None:
     """``None`` if the file has none, or one that contradicts itself."""
@@ -389,8 +379,9 @@ def whole_header(path: Path) -> SafetensorsHeader:
     header, size = safetensors_header(path), path.stat().st_size
     if header is None:
         raise ValueError(f"{path.name} is no safetensors file")
-    if size < header.nbytes:
-        raise ValueError(f"{path.name} is cut short ({size:,} of {header.nbytes:,} bytes)")
+    whole = header.length + max((tensor.end for tensor in header.tensors.values()), default=0)
+    if size < whole:
+        raise ValueError(f"{path.name} is cut short ({size:,} of {whole:,} bytes)")
     return header
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from start_llm.core.errors import NotFound
 from start_llm.models.background import Progress
 from start_llm.models.catalog import name_of, snapshot, whole_snapshot
-from start_llm.models.checkpoint import INDEX, UNREADABLE, read_config, read_json, safetensors_header
+from start_llm.models.checkpoint import INDEX, UNREADABLE, read_config, read_json, readable_config, safetensors_header
 from start_llm.models.pull import find_folder
 from start_llm.models.recommended import published_head
 
@@ -103,10 +103,7 @@ def _is_head(folder: Path) -> bool:
 
 
 def _architecture(folder: Path) -> str:
-    try:
-        return str(read_config(folder).get("model_type"))
-    except (OSError, ValueError):
-        return ""
+    return str(readable_config(folder).get("model_type"))
 
 
 def _bytes(folder: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from start_llm.core.jsontext import parse_json
 from start_llm.models.catalog import StoredModel
-from start_llm.models.checkpoint import context_length, read_config
+from start_llm.models.checkpoint import context_length, readable_config
 from start_llm.models.pull import PullError, reach_hub
 from start_llm.models.recommended import KV_TOKENS, SHORT_NAMES, needed_bytes
 
@@ -52,8 +51,8 @@ def search_hub(words: str) -> list[HubModel]:
         "sort": "downloads",
         "direction": -1,
         "limit": MOST,
+        "expand": ["downloads", "safetensors"],
     }
-    wanted["expand"] = ["downloads", "safetensors"]
     with httpx.Client(base_url=constants.ENDPOINT, headers=build_hf_headers(), timeout=TIMEOUT_SECONDS) as client:
         client.follow_redirects = True
         try:
@@ -99,10 +98,8 @@ def _weights(safetensors: Any) -> int | None:
 
 def needed_for(model: StoredModel) -> int:
     """As `HubModel.needs`, of a model on this disk; without KV where its config does not say."""
-    config: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        config = read_config(model.folder)
-    return needed_bytes(model.weight_bytes or model.size, kv_numbers(config) or 0, KV_TOKENS)
+    kv = kv_numbers(readable_config(model.folder)) or 0
+    return needed_bytes(model.weight_bytes or model.size, kv, KV_TOKENS)
 
 
 def quantisation(config: Mapping[str, Any]) -> str:

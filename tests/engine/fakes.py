@@ -145,7 +145,7 @@ class FakeStore:
     def peek(self, tokens: Any, limit: int) -> RestorePlan:
         return self.lookup(tokens, limit)
 
-    def restore(self, tokens: Any, plan: RestorePlan, *, lend: bool = False) -> Restored:
+    def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
         return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)
 
     def take_back(self, cache: list[Any], *, valid: bool = True) -> None:

@@ -33,7 +33,7 @@ from tests.kinds import rounds
 from tests.kvcache.segments import fake_tree, grow
 
 WEAK, STRONG = Strength(Claim.IN_PROGRESS, 0.1, 5.0), Strength(Claim.IN_PROGRESS, 0.2, 5.0)
-WAITING = Strength(Claim.WAITS, used=-3.0)
+STRONGEST = Strength(Claim.IN_PROGRESS, 0.3, 5.0)
 CONFIG = StoreConfig(0, checkpoints_recent=2, checkpoint_grid=20)
 
 
@@ -48,7 +48,7 @@ def test_rank_goes_from_useless_to_protected() -> None:
     tree = fake_tree()
     useless, side, plain, young, old = (grow(tree, [n, n + 1], checkpoint=n > 0) for n in range(0, 50, 10))
     side.one_shot = True
-    strengths = {id(young): WEAK, id(old): WAITING}
+    strengths = {id(young): WEAK, id(old): STRONGEST}
     leaves = [old, plain, young, side, useless]
     ordered = sorted(leaves, key=lambda s: rank(s, strengths, False, 10.0))
     assert ordered == [useless, side, plain, young, old]

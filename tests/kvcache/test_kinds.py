@@ -69,7 +69,7 @@ class Served:
         """Greedy tokens, and how many of the prompt were restored. `wrong`: drafts that are taken out again."""
         cache, length = self.model.make_cache(), 0
         if stored:
-            restored = self.store.restore(prompt, self.store.lookup(prompt, len(prompt) - 1), lend=True)
+            restored = self.store.restore(prompt, self.store.lookup(prompt, len(prompt) - 1))
             cache, length = restored.cache, restored.length
         for start, stop in itertools.pairwise([0, *(end for end in ENDS if end < len(prompt)), len(prompt)]):
             if stop > length:
@@ -189,10 +189,12 @@ def test_a_class_is_described_in_one_place(monkeypatch: pytest.MonkeyPatch) -> N
         cache.add(tokens[start:stop])
         store.put(tokens[:stop], [cache])
     for stop in (2, 13, 39):
-        got = store.restore(tokens[:stop], store.lookup(tokens[:stop]), lend=stop == 39).cache
+        got = store.restore(tokens[:stop], store.lookup(tokens[:stop])).cache
         again = FourCache()
         again.add(tokens[:stop])
         assert got[0].read() == again.read() and got[0].offset == stop
+        if stop < 39:
+            store.take_back(got)
     assert store.stats()["held_bytes"] - store.stats()["checkpoint_bytes"] == 9 * 4
 
 

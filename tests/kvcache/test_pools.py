@@ -112,7 +112,7 @@ class Orders:
             known = self.random.choice(self.said)
             tokens = known[: self.random.choice([len(known), self.random.randint(0, len(known))])] + tokens
         try:
-            cache = self.store.restore(tokens, self.store.lookup(tokens, len(tokens) - 1), lend=True).cache
+            cache = self.store.restore(tokens, self.store.lookup(tokens, len(tokens) - 1)).cache
         except Fault:
             cache = fresh()
         held = read(cache)
@@ -142,6 +142,7 @@ class Orders:
         tokens = list(self.random.choice(self.rows)[0])
         got = self.store.restore(tokens, self.store.lookup(tokens, self.random.randint(0, len(tokens))))
         assert read(got.cache) == tokens[: got.length]
+        self.store.take_back(got.cache)
 
     def end(self) -> None:
         tokens, cache = self.rows.pop(self.random.randrange(len(self.rows)))

@@ -80,7 +80,7 @@ def make_store(hybrid: bool = False, budget_bytes: int = MANY) -> KVStore:
 
 def begin(store: KVStore, tokens: list[int]) -> list[Any]:
     """A request for `tokens` that has the stored part of them."""
-    return store.restore(tokens, store.lookup(tokens), lend=True).cache
+    return store.restore(tokens, store.lookup(tokens)).cache
 
 
 def turn(store: KVStore, tokens: list[int]) -> None:
@@ -183,7 +183,7 @@ def test_of_a_row_that_two_conversations_share_the_larger_part_stays_where_it_is
     store = make_store()
     turn(store, numbers(1, 6000))
     tokens = [*numbers(1, shared), *numbers(7000, 5)]
-    restored = store.restore(tokens, store.lookup(tokens), lend=True)
+    restored = store.restore(tokens, store.lookup(tokens))
     assert (restored.length, restored.copied_bytes) == (shared, copied * TOKEN_BYTES)
     assert store.lookup(numbers(1, 6000)).length == 6000
     check(store, running=1)
@@ -331,7 +331,7 @@ def test_a_row_that_is_not_valid_takes_its_kv_along() -> None:
 
 def wide_turn(store: KVStore, tokens: list[int], *, quantised: bool) -> int:
     """`turn` with rows that can be quantised, and are then. Returns what was restored."""
-    restored = store.restore(tokens, store.lookup(tokens), lend=True)
+    restored = store.restore(tokens, store.lookup(tokens))
     cache = restored.cache
     go_on_wide(store, tokens, cache, quantised=quantised)
     store.take_back(cache)
@@ -355,7 +355,7 @@ def test_a_beginning_that_another_conversation_has_quantised_serves_a_plain_one(
     plain, long = [*shared, *numbers(500, 40)], [*shared, *numbers(900, 100)]
     wide_turn(store, plain, quantised=False)
     assert wide_turn(store, long, quantised=True) == 200
-    restored = store.restore([*plain, 7], store.lookup([*plain, 7]), lend=True)
+    restored = store.restore([*plain, 7], store.lookup([*plain, 7]))
     assert restored.length == 240
     for layer in restored.cache:
         keys = mx.dequantize(*(a[..., :240, :] for a in layer.keys), group_size=64, bits=8)
@@ -369,7 +369,7 @@ def test_a_plain_answer_is_stored_behind_a_beginning_that_was_quantised_meanwhil
     shared = numbers(1, 200)
     wide_turn(store, shared, quantised=False)
     plain, long = [*shared, *numbers(500, 40)], [*shared, *numbers(900, 100)]
-    first, second = (store.restore(tokens, store.lookup(tokens), lend=True).cache for tokens in (long, plain))
+    first, second = (store.restore(tokens, store.lookup(tokens)).cache for tokens in (long, plain))
     go_on_wide(store, long, first, quantised=True)
     go_on_wide(store, plain, second, quantised=False)
     store.take_back(first)
@@ -462,6 +462,7 @@ class Interleaving:
         tokens = self.text(30) if not self.rows else list(self.random.choice(self.rows)[0])
         got = self.store.restore(tokens, self.store.lookup(tokens, self.random.randint(0, len(tokens))))
         assert read(got.cache) == tokens[: got.length]
+        self.store.take_back(got.cache)
 
     def end(self) -> None:
         tokens, cache = self.rows.pop(self.random.randrange(len(self.rows)))

@@ -18,10 +18,10 @@ def test_an_end_that_grew_is_an_end_no_more() -> None:
     sessions.add_end("a", second, 1.0)
     branch = grow(tree, [*run(0, 10), 99])
     sessions.add_end("a", branch, 2.0)
-    assert sessions.protection(2.0, BUDGET).keys() == {id(second), id(branch)}
+    assert sessions.protection(2.0).keys() == {id(second), id(branch)}
     third = grow(tree, [*run(0, 10), 88])
     sessions.add_end("a", third, 3.0)
-    assert sessions.protection(3.0, BUDGET).keys() == {id(branch), id(third)}
+    assert sessions.protection(3.0).keys() == {id(branch), id(third)}
 
 
 def test_an_end_that_was_left_behind_is_weaker_than_any_newest_one() -> None:
@@ -32,20 +32,20 @@ def test_an_end_that_was_left_behind_is_weaker_than_any_newest_one() -> None:
     sessions.add_end("a", long, 2.0)
     summed_up = grow(tree, [*run(0, 10), *run(2000, 5)])
     sessions.add_end("a", summed_up, 3.0)
-    strengths = sessions.protection(4.0, BUDGET)
+    strengths = sessions.protection(4.0)
     assert strengths[id(long)] < strengths[id(other)] < strengths[id(summed_up)]
     # Who goes back to an older end may do so again: main and sub-agent under one name.
     long = grow(tree, run(0, 60), used=5.0)
     sessions.add_end("a", long, 5.0)
     sessions.add_end("a", grow(tree, [*run(0, 10), *run(2000, 9)]), 6.0)
-    strengths = sessions.protection(7.0, BUDGET)
+    strengths = sessions.protection(7.0)
     assert strengths[id(other)] < strengths[id(long)]
 
 
 def test_no_end_is_protected_if_none_is_kept() -> None:
     sessions = Sessions(idle=60, keep=0)
     sessions.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
-    assert sessions.protection(0.0, BUDGET) == {}
+    assert sessions.protection(0.0) == {}
 
 
 def test_the_longest_unused_are_the_weakest() -> None:
@@ -54,7 +54,7 @@ def test_the_longest_unused_are_the_weakest() -> None:
     for number, end in enumerate(ends):
         sessions.add_end(str(number), end, float(number))
     sessions.add_end("0", ends[0], 5.0)
-    strengths = sessions.protection(60.0, BUDGET)  # nobody was ever silent for so long: all may return as soon
+    strengths = sessions.protection(60.0)  # nobody was ever silent for so long: all may return as soon
     assert [strengths[id(end)] for end in ends] == [Strength(Claim.IN_PROGRESS, 0.0, used) for used in (5.0, 1.0, 2.0)]
 
 
@@ -65,8 +65,8 @@ def test_who_comes_back_soon_is_stronger_than_who_was_used_last() -> None:
         sessions.add_end("each 100 s", regular, 100.0 * turn)
     sessions.add_end("once", once, 530.0)
     sessions.add_end("once", once, 531.0)
-    assert sessions.protection(590.0, BUDGET)[id(regular)] > sessions.protection(590.0, BUDGET)[id(once)]
-    assert sessions.protection(900.0, BUDGET)[id(regular)] < sessions.protection(900.0, BUDGET)[id(once)]  # it is late
+    assert sessions.protection(590.0)[id(regular)] > sessions.protection(590.0)[id(once)]
+    assert sessions.protection(900.0)[id(regular)] < sessions.protection(900.0)[id(once)]  # it is late
 
 
 def test_pauses_are_judged_by_how_the_answer_in_front_of_them_ended() -> None:
@@ -80,9 +80,9 @@ def test_pauses_are_judged_by_how_the_answer_in_front_of_them_ended() -> None:
     asks, done = grow(tree, run(1000, 20)), grow(tree, run(2000, 20))
     sessions.add_end("asks", asks, now, calls=True)
     sessions.add_end("done", done, now + 1, calls=False)
-    strengths = sessions.protection(now + 3, BUDGET)
+    strengths = sessions.protection(now + 3)
     assert strengths[id(asks)].returns > 5 * strengths[id(done)].returns, "though the other one was used last"
-    strengths = sessions.protection(now + 290, BUDGET)
+    strengths = sessions.protection(now + 290)
     assert strengths[id(asks)].returns < strengths[id(done)].returns
 
 
@@ -96,8 +96,8 @@ def test_only_a_turn_that_is_over_ends_a_pause() -> None:
                 for second in (1, 90, 95):
                     sessions.add_end("a", end, 100.0 * turn + second - 100, answered=False)
             sessions.add_end("a", end, 100.0 * turn)
-    assert whole.protection(370.0, BUDGET) == parts.protection(370.0, BUDGET)
-    assert whole.protection(370.0, BUDGET)[id(end)].returns > 0
+    assert whole.protection(370.0) == parts.protection(370.0)
+    assert whole.protection(370.0)[id(end)].returns > 0
 
 
 def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
@@ -110,10 +110,10 @@ def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
         sessions.add_end("a", grow(tree, run(0, tokens)), 2.0, answered=False)
     end = grow(tree, run(0, 70))
     sessions.add_end("a", end, 3.0)
-    strengths = sessions.protection(4.0, BUDGET)
+    strengths = sessions.protection(4.0)
     assert (strengths[id(left)].claim, strengths[id(end)].claim) == (0, 1)
     sessions.add_end("a", grow(tree, [*run(0, 10), 99, 98]), 5.0, answered=False)
-    assert sessions.protection(6.0, BUDGET)[id(end)].claim == 1, "but this does"
+    assert sessions.protection(6.0)[id(end)].claim == 1, "but this does"
 
 
 def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() -> None:
@@ -121,35 +121,20 @@ def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() ->
     end = grow(tree, run(0, 20))
     sessions.add_end("a", end, 0.0)
     end.rows = None
-    assert end.parent is not None and sessions.protection(1.0, BUDGET).keys() == {id(end.parent)}
+    assert end.parent is not None and sessions.protection(1.0).keys() == {id(end.parent)}
     for segment in tree:
         segment.rows = None
-    assert sessions.protection(1.0, BUDGET) == {}
+    assert sessions.protection(1.0) == {}
 
 
-def test_who_waits_for_those_it_called_is_reserved() -> None:
-    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    tools = run(0, 10)
-    main, agent, other = grow(tree, [*tools, 1, 2]), grow(tree, [*tools, 7]), grow(tree, run(1000, 5))
-    sessions.add_end("other", other, 0.0, calls=True)
-    sessions.add_end("main", main, 1.0, calls=True)
-    sessions.add_end("agent", agent, 50.0, calls=True)
-    strengths = sessions.protection(60.0, BUDGET)
-    assert strengths[id(main)] == Strength(Claim.WAITS, used=-1.0) and strengths[id(agent)] > strengths[id(other)]
-    assert strengths[id(agent)].claim == strengths[id(other)].claim == 1
-    sessions.add_end("main", main, 61.0, calls=True)  # it has come back
-    assert sessions.protection(61.0, BUDGET)[id(main)].claim == 1
-    sessions.add_end("agent", agent, 100.0, calls=True)  # goes on by itself: nobody waits for it
-    assert sessions.protection(100.0, BUDGET)[id(main)].claim == 1
-    sessions.add_end("main", main, 101.0, calls=True)
-    for number in (7, 8):  # two at once
-        sessions.add_end(f"agent {number}", grow(tree, [*tools, 1000 + number]), 101.0 + number, calls=True)
-    sessions.add_end("agent 8", grow(tree, [*tools, 1008, 1]), 130.0, calls=True)
-    assert sessions.protection(150.0, BUDGET)[id(main)].claim == 2
-    assert sessions.protection(150.1, BUDGET)[id(main)].claim == 1  # the agents are silent, too
+def caller_of(sessions: Sessions, name: str, owner: str | None = None) -> str | None:
+    """Which conversation is taken to have begun this one."""
+    session = sessions._known.get((owner, name))
+    assert session is not None
+    return None if session.caller is None else session.caller[1]
 
 
-def test_one_that_began_before_the_main_conversation_is_not_reserved() -> None:
+def test_who_was_active_last_has_begun_the_next_and_not_who_is_eldest() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     tools = run(0, 10)
     early = grow(tree, [*tools, 7])
@@ -159,17 +144,16 @@ def test_one_that_began_before_the_main_conversation_is_not_reserved() -> None:
     sessions.add_end("early", early, 6.0, calls=True)
     sessions.add_end("main", main, 8.0, calls=True)
     sessions.add_end("agent", grow(tree, [*tools, 9]), 10.0, calls=True)
-    strengths = sessions.protection(20.0, BUDGET)
-    assert (strengths[id(main)].claim, strengths[id(early)].claim) == (2, 1)
+    assert caller_of(sessions, "agent") == "main"
 
 
-def test_only_who_is_known_to_wait_for_a_call_has_begun_another() -> None:
-    for calls, level in ((True, 2), (False, 1), (None, 1)):
+def test_nobody_is_taken_for_a_caller_where_nobody_knows_how_answers_end() -> None:
+    for calls, caller in ((True, "main"), (False, "main"), (None, None)):
         tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
         main = grow(tree, [*run(0, 10), 1])
         sessions.add_end("main", main, 0.0, calls=calls)
         sessions.add_end("agent", grow(tree, [*run(0, 10), 2]), 5.0, calls=True)
-        assert sessions.protection(6.0, BUDGET)[id(main)].claim == level
+        assert caller_of(sessions, "agent") == caller
 
 
 def ended_beside(
@@ -185,7 +169,7 @@ def ended_beside(
     agent = grow(tree, [*run(0, 10), 7, *run(3000, tokens - 11)])
     sessions.add_end("agent", agent, 102.0 + pause, calls=agent_calls)
     sessions.add_end("other", other, 160.0, calls=agent_calls)
-    strengths = sessions.protection(now, BUDGET)
+    strengths = sessions.protection(now)
     return strengths[id(agent)] < strengths[id(first)], strengths[id(agent)] < strengths[id(other)]
 
 
@@ -203,11 +187,11 @@ def test_what_was_used_last_is_no_sub_agent_that_has_ended() -> None:
     first, second = grow(tree, run(0, 100)), grow(tree, [*run(0, 10), 7])
     sessions.add_end("first", first, 0.0, calls=False)
     sessions.add_end("second", second, 100.0, calls=False)
-    strengths = sessions.protection(101.0, BUDGET)
+    strengths = sessions.protection(101.0)
     assert strengths[id(first)] < strengths[id(second)]
     sessions.add_end("first", first, 110.0, calls=False)
     sessions.add_end("other", grow(tree, run(5000, 5)), 111.0, calls=False)
-    strengths = sessions.protection(300.0, BUDGET)
+    strengths = sessions.protection(300.0)
     assert Strength(Claim.IN_PROGRESS, 0.0, 100.0) in strengths.values(), "the first one has come back"
 
 
@@ -218,13 +202,13 @@ def test_who_waits_for_a_call_has_begun_the_next_though_another_that_rests_is_al
     main = grow(tree, [*tools, 2])
     sessions.add_end("main", main, 1.0, calls=True)
     sessions.add_end("agent", grow(tree, [*tools, 3]), 2.0, calls=False)
-    assert sessions.protection(3.0, BUDGET)[id(main)].claim == 2
+    assert caller_of(sessions, "agent") == "main"
     sessions.add_end("another", grow(tree, [*tools, 4]), 4.0, calls=True)
-    assert sessions.protection(10.0, BUDGET)[id(main)].claim == 2
+    assert caller_of(sessions, "another") == "main"
     sessions.add_end("main", main, 11.0, calls=True)
     sessions.add_end("rests", grow(tree, [*tools, 1]), 12.0, calls=False)  # that one was used last
     sessions.add_end("one more", grow(tree, [*tools, 5]), 13.0, calls=False)
-    assert sessions.protection(14.0, BUDGET)[id(main)].claim == 2
+    assert caller_of(sessions, "one more") == "main"
 
 
 def test_a_conversation_of_long_ago_called_nobody() -> None:
@@ -232,37 +216,17 @@ def test_a_conversation_of_long_ago_called_nobody() -> None:
     first, second = grow(tree, [1, 2]), grow(tree, [1, 3])
     sessions.add_end("first", first, 0.0, calls=True)
     sessions.add_end("second", second, 101.0, calls=True)
-    assert sessions.protection(102.0, BUDGET)[id(first)].claim == 1
-
-
-def test_nobody_is_reserved_who_would_take_most_of_the_budget() -> None:
-    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    large, small, late = grow(tree, [1, *run(10, 50)]), grow(tree, [2, 3]), grow(tree, [4, *run(10, 30)])
-    for time, name, end, called in (
-        (0.0, "large", large, [1, 5]),
-        (1.0, "small", small, [2, 5]),
-        (2.0, "late", late, [4, 5]),
-    ):
-        sessions.add_end(name, end, time, calls=True)
-        sessions.add_end(f"by {name}", grow(tree, called), time + 0.5, calls=True)
-
-    def levels(budget_tokens: int) -> list[int]:
-        strengths = sessions.protection(3.0, budget_tokens * A_TOKEN)
-        return [strengths[id(end)].claim for end in (large, small, late)]
-
-    assert levels(130) == [2, 2, 2]
-    assert levels(100) == [2, 2, 1]  # 70 tokens are for the eldest
-    assert levels(60) == [1, 2, 2]  # the eldest alone would leave those that it began too little
+    assert caller_of(sessions, "second") is None
 
 
 def test_idle_conversations_are_not_protected() -> None:
     sessions = Sessions(idle=60, keep=2)
     sessions.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
-    assert len(sessions.protection(60.0, BUDGET)) == 1
-    assert sessions.protection(60.1, BUDGET) == {} and sessions.protected_bytes(60.1) == 0
+    assert len(sessions.protection(60.0)) == 1
+    assert sessions.protection(60.1) == {} and sessions.protected_bytes(60.1) == 0
     for_ever = Sessions(idle=0, keep=2)
     for_ever.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
-    assert len(for_ever.protection(1e9, BUDGET)) == 1
+    assert len(for_ever.protection(1e9)) == 1
 
 
 def test_common_segments_are_counted_once() -> None:
@@ -289,7 +253,7 @@ def test_two_owners_may_give_their_conversations_one_name() -> None:
     sessions.add_end("main", second, 3.0, owner="bob")
     third = grow(tree, run(3000, 20), used=4.0)
     sessions.add_end("main", third, 4.0, owner="bob")
-    strengths = sessions.protection(5.0, BUDGET)
+    strengths = sessions.protection(5.0)
     assert len(sessions) == 3
     assert strengths[id(first)].claim == 1, "the one of ann's: bob has not left it behind"
     assert strengths[id(second)].claim == 0, "bob has left this one behind"
@@ -297,12 +261,12 @@ def test_two_owners_may_give_their_conversations_one_name() -> None:
     assert [name for name, _ in sessions.ends()] == ["main", "other", "main"]
 
 
-def test_nobody_waits_for_the_conversation_of_another_owner() -> None:
-    for owner, level in (("ann", 2), ("bob", 1)):
+def test_nobody_has_begun_the_conversation_of_another_owner() -> None:
+    for owner, caller in (("ann", "main"), ("bob", None)):
         tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
         tools = run(0, 50)
         main = grow(tree, [*tools, 1])
         sessions.add_end("main", main, 0.0, owner="ann", calls=True)
         sessions.add_end("new", grow(tree, [*tools, 2]), 1.0, owner=owner, calls=True)
         sessions.add_end("new", grow(tree, [*tools, 2, 3]), 2.0, owner=owner, calls=True)
-        assert sessions.protection(3.0, BUDGET)[id(main)].claim == level
+        assert caller_of(sessions, "new", owner) == caller

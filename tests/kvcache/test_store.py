@@ -42,7 +42,9 @@ def restored(store: KVStore, tokens: list[int], limit: int | None = None) -> lis
     plan = store.lookup(tuple(tokens), limit)
     got = store.restore(tuple(tokens), plan)
     assert got.length == plan.length
-    return read_known(got.cache)
+    held = read_known(got.cache)
+    store.take_back(got.cache)
+    return held
 
 
 def run(start: int, count: int) -> list[int]:

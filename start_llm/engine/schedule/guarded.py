@@ -121,7 +121,7 @@ class GuardedStore(_Guarded):
         """The caches are the store's again after `take_back`."""
         if not self._reuse:
             return Restored(self._fresh(), 0, 0)
-        return self._call(None, self._store.restore, tokens, plan, lend=True) or Restored(self._fresh(), 0, 0)
+        return self._call(None, self._store.restore, tokens, plan) or Restored(self._fresh(), 0, 0)
 
     def take_back(self, cache: Cache, *, valid: bool = True) -> None:
         """See `KVStore.take_back`. If it fails the KV is given up: nothing stays lent."""

@@ -221,8 +221,8 @@ class Lending(FakeStore):
 @pytest.mark.parametrize("until", ["its end", "its prompt is cancelled", "its answer is cancelled", "its prompt fails"])
 def test_what_was_lent_is_given_back_however_a_request_ends(until: str) -> None:
     class Noting(Lending):
-        def restore(self, tokens: Any, plan: Any, *, lend: bool = False) -> Any:
-            restored = super().restore(tokens, plan, lend=lend)
+        def restore(self, tokens: Any, plan: Any) -> Any:
+            restored = super().restore(tokens, plan)
             out.append(id(restored.cache))
             return restored
 

@@ -213,7 +213,7 @@ class Forgetful(FakeStore):
     gives = 10**6
     deaf = False
 
-    def restore(self, tokens: Any, plan: RestorePlan, *, lend: bool = False) -> Restored:
+    def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
         return super().restore(tokens, replace(plan, length=min(plan.length, self.gives)))
 
     def put(self, tokens: Any, cache: list[Any], about: StoredEnd) -> None:
