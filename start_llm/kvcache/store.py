@@ -203,7 +203,9 @@ class KVStore:
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
-        _check_joins(self._kit, tokens, match, cache)
+        filled = [segment.rows for segment in match.path if segment.rows is not None]
+        if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
+            self._kit.check_joins(filled[-1], cache)
         path = resident.tree.extend(tokens)
         resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
@@ -310,10 +312,3 @@ def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequenc
         if segment.end <= match.length and segment.checkpoint is not None:
             return None if segment.end == len(tokens) else kit.checkpoint(cache, segment.checkpoint)
     return kit.checkpoint(cache)
-
-
-def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:
-    """Raises Unstorable: the KV that is to be stored does not go on from what is there."""
-    filled = [segment.rows for segment in match.path if segment.rows is not None]
-    if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
-        kit.check_joins(filled[-1], cache)

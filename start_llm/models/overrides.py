@@ -130,23 +130,17 @@ def _values(path: Path, text: str) -> dict[str, Any]:
     for key, value in data.items():
         if key not in KEYS:
             raise NotSupported(f"{path}: {key!r} is no key{nearest(key, KEYS)}.")
-        if key not in (_TABLE, _SAMPLING):
+        allowed = {_TABLE: TRAIT_NAMES, _SAMPLING: tuple(SAMPLING)}.get(key)
+        if allowed is None:
             found[key] = _checked(path, key, value)
             continue
         if not isinstance(value, dict):
             raise NotSupported(f"{path}: {key}={value!r} must be a table: [{key}].")
-        allowed, check = (TRAIT_NAMES, _trait) if key == _TABLE else (tuple(SAMPLING), _number)
         for name, fact in value.items():
             if name not in allowed:
                 raise NotSupported(f"{path}: {key}.{name!s} is no key{nearest(name, allowed)}.")
-            found[f"{key}.{name}"] = check(path, name, fact)
+            found[f"{key}.{name}"] = _checked(path, f"{key}.{name}", fact)
     return found
-
-
-def _number(path: Path, name: str, value: Any) -> float:
-    if (number := sampling_number(name, value)) is None:
-        raise NotSupported(f"{path}: sampling.{name}={value!r} must be {sampling_range(name)}.")
-    return number
 
 
 def sampling_number(name: str, value: Any) -> float | None:
@@ -164,29 +158,34 @@ def sampling_range(name: str) -> str:
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:
-    if key in _PLAIN:
-        kinds, least, said = _PLAIN[key]
-        if type(value) not in kinds or not least <= value < _MOST:
-            raise NotSupported(f"{path}: {key}={value!r} must be {said}.")
+    """The value; a trait in the kind that `Traits` has, where an empty text is ``None``."""
+    words = {"family": families(), "tool_parser": TOOL_FORMATS, "reasoning_parser": REASONING_STYLES}.get(key)
+    if words is not None:
+        if not isinstance(value, str) or value not in words:
+            raise NotSupported(f"{path}: {key}={value!r} is not known{nearest(str(value), words)}.")
         return value
-    allowed = {"family": families(), "tool_parser": TOOL_FORMATS, "reasoning_parser": REASONING_STYLES}[key]
-    if not isinstance(value, str) or value not in allowed:
-        raise NotSupported(f"{path}: {key}={value!r} is not known{nearest(str(value), allowed)}.")
+    table, _, name = key.rpartition(".")
+    if table == _SAMPLING:
+        fits, said = sampling_number(name, value) is not None, sampling_range(name)
+    elif table == _TABLE:
+        fits, said = _trait(name, value)
+    else:
+        kinds, least, said = _PLAIN[key]
+        fits = type(value) in kinds and least <= value < _MOST
+    if not fits:
+        raise NotSupported(f"{path}: {key}={value!r} must be {said}.")
+    if table == _TABLE and isinstance(value, str | list):
+        return tuple(value) if isinstance(value, list) else value or None
     return value
 
 
-def _trait(path: Path, name: str, value: Any) -> Any:
-    """The value in the kind that `Traits` has; an empty text is ``None`` where that is allowed."""
+def _trait(name: str, value: Any) -> tuple[bool, str]:
+    """Whether a trait may have the value, and what is allowed, for people."""
     hint = get_type_hints(Traits)[name]
     if hint is bool:
-        if isinstance(value, bool):
-            return value
-        raise NotSupported(f"{path}: template.{name}={value!r} must be true or false.")
+        return isinstance(value, bool), "true or false"
+    if name == "calls":
+        return value in ("", "mapping", "string"), '"mapping", "string" or ""'
     if type(None) in get_args(hint):
-        if isinstance(value, str) and (name != "calls" or value in {"", "mapping", "string"}):
-            return value or None
-        allowed = '"mapping", "string" or ""' if name == "calls" else 'a text; "" is none'
-        raise NotSupported(f"{path}: template.{name}={value!r} must be {allowed}.")
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    raise NotSupported(f"{path}: template.{name}={value!r} must be a list of texts.")
+        return isinstance(value, str), 'a text; "" is none'
+    return isinstance(value, list) and all(isinstance(part, str) for part in value), "a list of texts"

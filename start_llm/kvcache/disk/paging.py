@@ -205,13 +205,10 @@ class Paging:
     def flush(self, timeout: float = 60.0) -> bool:
         """Waits until everything stored so far is on disk. False: not within `timeout` seconds."""
         until = time.monotonic() + timeout
-        while True:
-            self.write()
-            self.write_large()
-            if not self._disk.flush(max(0.0, until - time.monotonic())) or self._disk.detail:
-                return False
-            if not self._waiting and not self._large:
+        while self._disk.flush(max(0.0, until - time.monotonic())) and not self._disk.detail:
+            if self.written():
                 return True
+        return False
 
     def close(self) -> None:
         """Writes what is still to be written."""
