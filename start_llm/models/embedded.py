@@ -59,19 +59,34 @@ RENAMED = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
 }
-CONFIG = {
-    "hidden_size": "llama.embedding_length",
-    "intermediate_size": "llama.feed_forward_length",
-    "num_hidden_layers": "llama.block_count",
-    "num_attention_heads": "llama.attention.head_count",
-    "num_key_value_heads": "llama.attention.head_count_kv",
-    "rms_norm_eps": "llama.attention.layer_norm_rms_epsilon",
-    "rope_theta": "llama.rope.freq_base",
-    "max_position_embeddings": "llama.context_length",
-    "bos_token_id": "tokenizer.ggml.bos_token_id",
-    "eos_token_id": "tokenizer.ggml.eos_token_id",
+CONFIG: dict[str, Any] = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 9.999999747378752e-06,
+    "rope_theta": 100000.0,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "head_dim": 64,
 }
-"""Fields of ``config.json``, and the GGUF metadata that they come from."""
+"""``config.json``, but for how weights are quantised. The GGUF file has it, too, and is always the same one."""
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|im_end|>",
+    "unk_token": "<|endoftext|>",
+    "model_max_length": 8192,
+    "clean_up_tokenization_spaces": False,
+    "tool_parser_type": "json_tools",
+}
 
 
 class EmbeddedModelError(Internal):
@@ -204,10 +219,7 @@ def convert(gguf: Path, folder: Path, *, quantised: bool, progress: Progress) ->
     folder.mkdir()
     loaded: Any = mx.load(str(gguf), return_metadata=True)
     arrays, metadata = loaded
-    heads = {
-        "q_proj": int(metadata["llama.attention.head_count"].item()),
-        "k_proj": int(metadata["llama.attention.head_count_kv"].item()),
-    }
+    heads = {"q_proj": CONFIG["num_attention_heads"], "k_proj": CONFIG["num_key_value_heads"]}
     weights: dict[str, mx.array] = {_renamed(name): array for name, array in arrays.items()}
     for name in weights:
         part = name.split(".")[-2]
@@ -223,7 +235,7 @@ def convert(gguf: Path, folder: Path, *, quantised: bool, progress: Progress) ->
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     progress("convert", 0.7)
     _write_tokenizer(folder, metadata)
-    _write_json(folder / "config.json", _config(metadata, bits if quantised else {}))
+    _write_json(folder / "config.json", _config(bits if quantised else {}))
     progress("convert", 1.0)
 
 
@@ -248,19 +260,12 @@ def _dequantised(weights: dict[str, mx.array], bits: dict[str, int]) -> dict[str
     return {name: array.astype(mx.float32) for name, array in full.items()}
 
 
-def _config(metadata: dict[str, Any], bits: dict[str, int]) -> dict[str, Any]:
-    config = {name: metadata[key].item() for name, key in CONFIG.items()} | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "tie_word_embeddings": True,
-    }
-    config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
-    if bits:
-        usual = min(bits.values())
-        own = {module: {"group_size": GROUP_SIZE, "bits": b} for module, b in bits.items() if b != usual}
-        config["quantization"] = {"group_size": GROUP_SIZE, "bits": usual, **own}
-    return config
+def _config(bits: dict[str, int]) -> dict[str, Any]:
+    if not bits:
+        return CONFIG
+    usual = min(bits.values())
+    own = {module: {"group_size": GROUP_SIZE, "bits": b} for module, b in bits.items() if b != usual}
+    return CONFIG | {"quantization": {"group_size": GROUP_SIZE, "bits": usual, **own}}
 
 
 def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
@@ -275,20 +280,7 @@ def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    end = tokens[metadata["tokenizer.ggml.eos_token_id"].item()]
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"].item()],
-            "eos_token": end,
-            "pad_token": end,
-            "unk_token": tokens[metadata["tokenizer.ggml.unknown_token_id"].item()],
-            "model_max_length": metadata["llama.context_length"].item(),
-            "clean_up_tokenization_spaces": False,
-            "tool_parser_type": "json_tools",
-        },
-    )
+    _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
 
 
 # --- files ------------------------------------------------------------
