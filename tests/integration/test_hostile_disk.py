@@ -56,7 +56,7 @@ def test_two_servers_on_one_folder(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both answer and share stored responses. The second keeps KV in memory, until it takes the first one's over."""
-    monkeypatch.setattr("start_llm.kvcache.disk.tier.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("start_llm.kvcache.disk.tier.DiskTier.retry_seconds", 0.1)
     first = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")
     second = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")
     with ExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.tree import Segment, SegmentTree
 from start_llm.kvcache.types import Checkpoint, Slices
 
@@ -27,3 +28,8 @@ def grow(tree: SegmentTree, tokens: list[int], checkpoint: bool = False, used: f
     if checkpoint:
         path[-1].checkpoint = Checkpoint((), 100)
     return path[-1]
+
+
+def adjusted(**values: float) -> type[DiskTier]:
+    """A disk tier with other limits."""
+    return type("AdjustedTier", (DiskTier,), values)

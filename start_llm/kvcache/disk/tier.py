@@ -27,9 +27,6 @@ Buffers = dict[str, np.ndarray[Any, Any]]
 
 Identify = Callable[[Callable[[], bool]], str]
 """Finds out the fingerprint on the disk thread; empty once its argument says that nobody waits. Raises OSError."""
-RETRY_SECONDS = 10.0
-
-
 COUNTERS = ("written_files", "written_bytes", "read_files", "read_bytes", "damaged", "failed_writes", "pauses")
 """Events since the start."""
 
@@ -46,26 +43,19 @@ class DiskTier:
         fingerprint: what the KV depends on (weights, quantisation, tokenizer, mlx-lm version), or what finds that out;
             the tier pauses until then.
         max_bytes: most bytes of files; other models' folders give way first.
-        queue_bytes: most bytes waiting to be written.
 
     Attributes:
+        queue_bytes: most bytes waiting to be written.
         detail: why the tier pauses; empty if it does not.
         waiting_bytes: on their way to disk; they can be read meanwhile.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        fingerprint: str | Identify = "",
-        max_bytes: int = 0,
-        *,
-        queue_bytes: int = 512 << 20,
-        retry_seconds: float | None = None,
-    ) -> None:
+    retry_seconds = 10.0
+    queue_bytes = 512 << 20
+
+    def __init__(self, folder: Path | None, fingerprint: str | Identify = "", max_bytes: int = 0) -> None:
         self._place, self._max_bytes = folder, max_bytes
         self._fingerprint = fingerprint if isinstance(fingerprint, str) else ""
-        self._most_waiting = queue_bytes
-        self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[Buffers, str]] = {}  # by file name; guarded by _lock, as are the next six
@@ -97,7 +87,7 @@ class DiskTier:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes more may wait (a piece that is larger than the limit waits until nothing else does)."""
-        return self.waiting_bytes == 0 or self.waiting_bytes + nbytes <= self._most_waiting
+        return self.waiting_bytes == 0 or self.waiting_bytes + nbytes <= self.queue_bytes
 
     def contents(self) -> list[StoredPiece]:
         """What was found when the folder was opened, what others stand on first. Once."""
@@ -185,7 +175,7 @@ class DiskTier:
     def _work(self) -> None:
         while True:
             try:
-                task = self._tasks.get(timeout=self._retry if self._folder is None else None)
+                task = self._tasks.get(timeout=self.retry_seconds if self._folder is None else None)
             except Empty:
                 task = self._try_open
             if task is None:
@@ -231,7 +221,7 @@ class DiskTier:
         with self._lock:
             first = not self.detail
             self.detail = str(error)
-            self._next_try = time.monotonic() + self._retry
+            self._next_try = time.monotonic() + self.retry_seconds
             self._counters["pauses"] += first
         if first:
             log.warning("the disk tier pauses, KV stays in memory only: %s", error)

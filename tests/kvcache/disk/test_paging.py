@@ -15,6 +15,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.kinds import rounds
 from tests.kvcache import tiny
+from tests.kvcache.segments import adjusted
 from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run, store_of
 from tests.memory_folder import memory_folder
 
@@ -22,7 +23,7 @@ MAX = 100 << 20
 
 
 def store_on(folder: Path, hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
-    tier = DiskTier(folder, "model", MAX, queue_bytes=options.pop("queue_bytes", 1 << 30))
+    tier = adjusted(queue_bytes=options.pop("queue_bytes", 1 << 30))(folder, "model", MAX)
     assert tier.ready
     return store_of(hybrid, budget_tokens, disk=tier, **options)
 
@@ -225,7 +226,7 @@ def test_a_folder_that_another_server_has_is_taken_over(tmp_path: Path, hybrid: 
     put(first, run(0, 60) + run(300, 50), hybrid)
     put(first, run(900, 30), hybrid)
     kit = LayerKit(lambda: tiny.known_cache([], hybrid))
-    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    tier = adjusted(retry_seconds=0.05)(tmp_path, "model", MAX)
     second = KVStore(kit, StoreConfig(1 << 20), disk=tier)
     put(second, run(0, 80), hybrid)  # a part of what the other has, divided elsewhere
     put(second, run(0, 20) + run(400, 10), hybrid)

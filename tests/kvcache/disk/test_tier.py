@@ -18,6 +18,7 @@ import pytest
 
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
+from tests.kvcache.segments import adjusted
 from tests.waiting import until
 
 MAX = 10 << 20
@@ -70,7 +71,7 @@ def test_while_nobody_knows_whose_kv_it_is_nothing_is_kept(tmp_path: Path) -> No
     name = write(first, 1)
     first.close()
     known = threading.Event()
-    tier = DiskTier(tmp_path, lambda is_over: "model" if known.wait(60) else "", MAX, retry_seconds=0.01)
+    tier = adjusted(retry_seconds=0.01)(tmp_path, lambda is_over: "model" if known.wait(60) else "", MAX)
     assert not tier.ready and tier.contents() == [] and tier.read(name) is None and "weights" in tier.detail
     known.set()
     until(lambda: tier.ready, "the tier does not open")
@@ -83,7 +84,7 @@ def test_while_nobody_knows_whose_kv_it_is_nothing_is_kept(tmp_path: Path) -> No
 
     never = DiskTier(tmp_path, is_given_up, MAX)
     never.close()
-    lost = DiskTier(tmp_path, Mock(side_effect=OSError("it was changed")), MAX, retry_seconds=0.01)
+    lost = adjusted(retry_seconds=0.01)(tmp_path, Mock(side_effect=OSError("it was changed")), MAX)
     until(lambda: lost.detail == "it was changed", "why is not told")
     lost.flush()
     assert not lost.ready and not never.ready and len(list(tmp_path.iterdir())) == 1
@@ -116,7 +117,7 @@ def test_a_second_server_waits_for_the_folder_and_says_so_once(
 ) -> None:
     first = DiskTier(tmp_path, "model", MAX)
     name = write(first, 1)
-    second = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    second = adjusted(retry_seconds=0.05)(tmp_path, "model", MAX)
     assert "used by another server" in second.detail  # `ready` again after 0.05 s, for a try
     lost = write(second, 2)
     second.flush()
@@ -134,7 +135,7 @@ def test_a_second_server_waits_for_the_folder_and_says_so_once(
 
 def test_a_folder_that_can_be_made_later(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    tier = DiskTier(tmp_path / "file" / "kv", "model", MAX, retry_seconds=0.05)
+    tier = adjusted(retry_seconds=0.05)(tmp_path / "file" / "kv", "model", MAX)
     assert "file" in tier.detail
     (tmp_path / "file").unlink()
     until(lambda: not tier.detail)
@@ -160,7 +161,7 @@ def test_a_full_disk_is_said_once_and_the_tier_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FullDisk(monkeypatch)
-    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.2)
+    tier = adjusted(retry_seconds=0.2)(tmp_path, "model", MAX)
     kept = write(tier, 1)
     tier.flush()
     disk.full = True
@@ -188,7 +189,7 @@ def test_a_full_disk_is_said_once_and_the_tier_comes_back(
 
 
 def test_some_of_the_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=600)
+    tier = adjusted(retry_seconds=600)(tmp_path, "model", MAX)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     name = write(tier, 1)
@@ -198,7 +199,7 @@ def test_some_of_the_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_folder_that_is_deleted_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    tier = adjusted(retry_seconds=0.05)(tmp_path, "model", MAX)
     before = write(tier, 1)
     tier.flush()
     shutil.rmtree(tmp_path)
@@ -326,7 +327,7 @@ def test_a_file_that_is_too_many_is_no_reason_to_lose_one(tmp_path: Path, monkey
         return plain(wanted, *rest, **more)
 
     monkeypatch.setattr(os, "open", full)
-    again = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    again = adjusted(retry_seconds=0.05)(tmp_path, "model", MAX)
     assert "Too many open files" in again.detail
     monkeypatch.setattr(os, "open", plain)
     until(lambda: not again.detail)
@@ -407,7 +408,7 @@ def test_models_not_in_use_give_way_first(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_says_so(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, "model", MAX, queue_bytes=100)
+    tier = adjusted(queue_bytes=100)(tmp_path, "model", MAX)
     assert tier.has_room(1 << 30)  # never refuses what could not be written at all otherwise
     tier.flush()
     tier.waiting_bytes = 60
