@@ -228,11 +228,7 @@ def _spare_bytes(row: RowKV) -> float:
 
 
 def snapshot(
-    tree: SegmentTree,
-    ends: Sequence[tuple[str, Sequence[Segment]]],
-    now: float,
-    token_bytes: float,
-    most: int = MOST_SEGMENTS,
+    tree: SegmentTree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float
 ) -> StoredTree:
     """The tree of stored prefixes for people; to be called by `SegmentTree.read_consistently`.
 
@@ -245,7 +241,7 @@ def snapshot(
     left_out = 0
     todo = [(segment, -1) for segment in list(tree.root.children.values())]
     for segment, parent in todo:  # grows while it is walked: parents first, level by level
-        if len(segments) >= most:
+        if len(segments) >= MOST_SEGMENTS:
             left_out = len(todo) - len(segments)
             break
         places[id(segment)] = len(segments)

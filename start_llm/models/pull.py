@@ -42,6 +42,7 @@ from start_llm.models.device import GB
 PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 SPARE_BYTES = 256 << 20  # of the disk that stay free
 TRIES = 5  # without a byte of progress between them
+PAUSE_SECONDS = 1.0  # before a second try; each further one waits so much longer
 TIMEOUT_SECONDS = 30.0
 REACH_SECONDS = 5.0
 
@@ -85,7 +86,6 @@ def pull(
     revision: str | None = None,
     check: Callable[[Path], object] | None = None,
     sized: Callable[[int], object] = int,
-    pause: float = 1.0,
 ) -> Pulled:
     """Fetches what serving needs of a repository; what is here already is not fetched again.
 
@@ -93,7 +93,6 @@ def pull(
         revision: a branch, tag or commit; what it is now is what all files are of.
         check: called with the folder that has the small files only, before large ones are fetched; may raise.
         sized: is told the bytes of all files, once they are known.
-        pause: seconds before a second try; each further one waits so much longer.
 
     Raises PullError: no such repository, no hub in reach, no room on the disk, a file that is not what the hub says.
     """
@@ -113,7 +112,7 @@ def pull(
         place, named = folder / "snapshots" / commit, folder / "refs" / revision
         if check is not None:
             check(place)
-        fetched = _fetch_all(repository, commit, large, folder / "blobs", progress, pause)
+        fetched = _fetch_all(repository, commit, large, folder / "blobs", progress)
         _by_hub(repository, commit, large)
         named.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(named, commit, mode=0o666)
@@ -254,7 +253,7 @@ def _broken_off(file: _File, have: int, error: Exception) -> PullError:
 # --- large files ----------------------------------------------------------------------------
 
 
-def _fetch_all(repository: str, commit: str, files: list[_File], blobs: Path, progress: Progress, pause: float) -> int:
+def _fetch_all(repository: str, commit: str, files: list[_File], blobs: Path, progress: Progress) -> int:
     """Bytes that came over the network."""
     blobs.mkdir(parents=True, exist_ok=True)
     total = sum(file.size for file in files)
@@ -269,7 +268,7 @@ def _fetch_all(repository: str, commit: str, files: list[_File], blobs: Path, pr
 
     for file in files:
         if not (blobs / file.sha256).exists():
-            _Fetch(hf_hub_url(repository, file.name, revision=commit), file, blobs, pause).fetch(report)
+            _Fetch(hf_hub_url(repository, file.name, revision=commit), file, blobs).fetch(report)
     if fetched:
         progress(step, 1.0)
     return fetched
@@ -294,10 +293,9 @@ def _check_room(repository: str, needed: int, folder: Path) -> None:
 class _Fetch:
     """One large file, gone on with where an earlier try ended."""
 
-    def __init__(self, url: str, file: _File, blobs: Path, pause: float) -> None:
+    def __init__(self, url: str, file: _File, blobs: Path) -> None:
         self._url = url
         self._file = file
-        self._pause = pause
         self._part, self._target = _part(blobs, file), blobs / file.sha256
         self._digest = hashlib.sha256()
         self._have = 0
@@ -314,7 +312,7 @@ class _Fetch:
                 failures = 1 if self._have > before else failures + 1
                 if failures >= TRIES or isinstance(error, httpx.HTTPStatusError):
                     raise _broken_off(self._file, self._have, error) from error
-                time.sleep(self._pause * failures)
+                time.sleep(PAUSE_SECONDS * failures)
         self._check()
         self._part.replace(self._target)
 

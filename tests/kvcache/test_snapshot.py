@@ -35,11 +35,12 @@ def test_every_segment_is_told_with_its_parent_its_state_and_its_use() -> None:
     assert names == [("newer", 1), ("older", 2)] and told.left_out == 0
 
 
-def test_a_tree_that_is_too_large_is_cut_and_says_so() -> None:
+def test_a_tree_that_is_too_large_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("start_llm.kvcache.resident.MOST_SEGMENTS", 5)
     tree = fake_tree()
     for first in range(20):
         grow(tree, [first, 1])
-    told = snapshot(tree, [], 0.0, 0.0, most=5)
+    told = snapshot(tree, [], 0.0, 0.0)
     assert len(told.segments) == 5 and told.left_out == 15
 
 

@@ -149,6 +149,7 @@ def running(folder: Path) -> Iterator[Hub]:
 
 def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """As HF_ENDPOINT does at the start of a process."""
+    monkeypatch.setattr("start_llm.models.pull.PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(constants, "ENDPOINT", url)
     path = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{")[2]
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{{path}")

@@ -19,7 +19,7 @@ from start_llm.models import overrides
 from start_llm.models.checkpoint import is_path
 from start_llm.models.library import Library, Pulls
 from start_llm.models.overrides import FOLDER, read_overrides, write_overrides
-from start_llm.models.pull import Pulled, PullError, pull
+from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FakeService
 from tests.cli.places import checkpoint, safetensors
 from tests.models.hub import Hub, running, use
@@ -175,15 +175,11 @@ def test_a_model_that_must_stay_stays_and_says_why(hub: Hub, tmp_path: Path) -> 
 
 def test_a_fetch_that_is_cancelled_can_be_removed(hub: Hub, tmp_path: Path) -> None:
     hub.cuts = [1000, 0, 0, 0, 0, 0]
-    pulls = Pulls(lambda: None, lambda name, progress, **more: pull_quickly(name, progress, **more))
+    pulls = Pulls(lambda: None)
     pulls.begin("owner/model")
     assert ended(pulls)["state"] == "failed"
     assert Library(Shelf(), pulls).remove("owner/model")[1] >= 1000
     assert not (tmp_path / "hub" / "models--owner--model").exists()
-
-
-def pull_quickly(name: str, progress: Any, **more: Any) -> Pulled:
-    return pull(name, progress, pause=0.0, **more)
 
 
 # --- the model's own file ---

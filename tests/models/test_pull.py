@@ -48,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fetch(hub: Hub, cache: Path, **more: object) -> Pulled:
     steps: list[float] = []
-    done = pull("owner/model", lambda _, part: steps.append(part), pause=0.0, **more)  # type: ignore[arg-type]
+    done = pull("owner/model", lambda _, part: steps.append(part), **more)  # type: ignore[arg-type]
     assert steps == sorted(steps)
     return done
 
