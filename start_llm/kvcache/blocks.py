@@ -37,15 +37,8 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     return head + int(differs.argmax()) if differs.any() else n
 
 
-def hash_on(chain: hashlib._Hash, tokens: Tokens) -> hashlib._Hash:
-    """The chain after `tokens` more, as a copy; it does not depend on how a path is divided into segments."""
-    following = chain.copy()
-    following.update(np.ascontiguousarray(tokens, dtype="<i4"))
-    return following
-
-
 class PathHash:
-    """The hash chain (`hash_on`) of all tokens up to a place. It is computed when it is needed, by any thread.
+    """The SHA-256 of all tokens up to a place, however the path is divided. Any thread computes it when it is needed.
 
     So the model thread names a prefix without hashing it.
     """
@@ -70,6 +63,8 @@ class PathHash:
             todo.append((here, raw))
             here = above
         for here, raw in reversed(todo):
-            here._chain = chain = hash_on(chain, np.frombuffer(raw, np.int32))
+            chain = chain.copy()
+            chain.update(np.ascontiguousarray(np.frombuffer(raw, np.int32), dtype="<i4"))
+            here._chain = chain
             here._above, here._raw = None, b""
         return chain

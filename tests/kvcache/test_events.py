@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from start_llm.kvcache.blocks import PathHash, Tokens, as_tokens, hash_on
+from start_llm.kvcache.blocks import PathHash, Tokens, as_tokens
 from start_llm.kvcache.events import BLOCK, NewBlocks, PublishedBlocks, block_names
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
@@ -31,7 +31,7 @@ def test_names_do_not_depend_on_how_a_run_is_divided() -> None:
     whole = block_names(tokens)
     assert len(whole) == 1000 // BLOCK and len(set(whole)) == len(whole)
     for at in (1, 63, 64, 65, 500, 999):
-        chain = hash_on(hashlib.sha256(), tokens[:at])
+        chain = hashlib.sha256(tokens[:at].tobytes())
         assert block_names(tokens[:at]) + block_names(tokens[at:], chain, at) == whole
 
 
@@ -47,7 +47,7 @@ def test_equal_tokens_are_published_as_far_as_they_are_held() -> None:
 def test_what_is_evicted_is_removed_last_block_first() -> None:
     blocks, tokens = PublishedBlocks(), run(400, 3)
     names = announced(blocks.announce(tokens, tokens, 400)).names
-    chain = hash_on(hashlib.sha256(), tokens[:200])
+    chain = hashlib.sha256(tokens[:200].tobytes())
     assert blocks.release(block_names(tokens[200:], chain, 200)) == names[3:][::-1]
     assert blocks.release(block_names(tokens[200:], chain, 200)) == []
     assert len(blocks) == 3
@@ -60,7 +60,7 @@ def test_other_tokens_of_the_same_text_stand_and_fall_with_the_prompt() -> None:
     plain, prompt = np.concatenate([alike, run(300, 5)]), np.concatenate([alike, run(600, 6)])
     assert len(announced(blocks.announce(plain, prompt, 100)).names) == 1
     assert len(announced(blocks.announce(plain, prompt, len(prompt))).names) == 400 // BLOCK - 1
-    chain = hash_on(hashlib.sha256(), prompt[:400])
+    chain = hashlib.sha256(prompt[:400].tobytes())
     gone = blocks.release(block_names(prompt[400:], chain, 400))  # the later half of what differs
     assert gone == block_names(plain)[3:][::-1]
 

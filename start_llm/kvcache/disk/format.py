@@ -35,7 +35,7 @@ FILE_NAME = re.compile(r"[rc][0-9]{1,12}-[0-9a-f]{64}\.kv")
 class StoredPiece:
     """What a file holds: the rows of a run of tokens, or (without tokens) a checkpoint."""
 
-    digest: bytes  # hash chain (`hash_on`) of all tokens up to its end
+    digest: bytes  # `PathHash` of all tokens up to its end
     above: str  # name of the file with the token before `start`, which may go on behind it; ``""`` for none
     start: int  # offset of the first token; of a checkpoint: tokens before it
     tokens: bytes = b""  # int32, little endian
