@@ -28,7 +28,7 @@ from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
 from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, check_schema, embed, size, too_large
-from start_llm.parsing.structured_tools import ANY_TEXT, CallableTool, Lark, as_call, json_arguments
+from start_llm.parsing.structured_tools import ANY_TEXT, CallableTool, Lark, any_call, as_call, json_arguments
 
 PARAMETERS = {"messages": "input_schema", "responses": "parameters"}
 """What a dialect calls the schema of a tool; the others have ``function.parameters``."""
@@ -164,7 +164,7 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     """The tools with what their arguments are held to. Where that is too much, those that are not strict go without."""
     field_name = PARAMETERS.get(request.dialect, "function.parameters")
     tools = [(request.tools[i], f"tools[{i}].{field_name}") for i in indices]
-    left = SUBSCHEMAS.most
+    left = names = SUBSCHEMAS.most
     for tool, param in tools:
         left -= size(tool.parameters) if tool.strict else 0
         if left < 0:
@@ -173,7 +173,8 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     for tool, param in tools:
         count = 0 if tool.strict else size(tool.parameters)
         if not tool.strict and (auto or count > left):
-            calls.append(CallableTool(tool.name, ANY_OBJECT, True, param))
+            calls.append(any_call(tool, param, names))
+            names -= len(calls[-1].keys)
         else:
             left -= count
             calls.append(as_call(tool, param))

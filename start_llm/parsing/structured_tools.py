@@ -28,6 +28,7 @@ _OF_OTHERS = {"properties", "items", "required", "minimum", "maximum"}  # no sch
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format", "enum", "const")
 _NOTES = {"title", "description", "default", "examples", "$comment", "deprecated"}
 ANY_TEXT = "(?s:.*)"
+_TAG_NAME = r"[^<>\s]+"
 
 
 class Lark:
@@ -88,6 +89,8 @@ class CallableTool:
     schema: Schema
     lenient: bool
     param: str
+    # names of the arguments, for formats that write each behind its name, where `schema` is any object
+    keys: tuple[str, ...] = ()
 
     def refused(self, keyword: str, path: str, why: str = "") -> BadRequest:
         what = f"keyword {keyword!r} at {path} is not supported in this model's tool format"
@@ -111,6 +114,13 @@ class CallFormat:
     lead: Callable[[CallableTool], str] = lambda call: ""
 
 
+def any_call(tool: Tool, param: str, most: int | None = None) -> CallableTool:
+    """Of a tool whose arguments are held to nothing; `most`: of their names that are told."""
+    members = tool.parameters.get("properties")
+    keys = [key for key in members if re.fullmatch(_TAG_NAME, key)] if isinstance(members, dict) else []
+    return CallableTool(tool.name, ANY_OBJECT, lenient=True, param=param, keys=tuple(keys[:most]))
+
+
 def as_call(tool: Tool, param: str) -> CallableTool:
     """The schema of a tool's arguments.
 
@@ -128,7 +138,7 @@ def as_call(tool: Tool, param: str) -> CallableTool:
             raise BadRequest(f"{param}: keyword 'type' at $ must be 'object'.", param=param)
         return CallableTool(tool.name, schema, lenient=False, param=param)
     if schema["type"] != "object" or not is_supported(schema):
-        schema = ANY_OBJECT
+        return any_call(tool, param)
     return CallableTool(tool.name, schema, lenient=True, param=param)
 
 
@@ -217,10 +227,10 @@ def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
     if odd is not None and not call.lenient:
         raise call.refused(odd, "$")
     required = call.schema.get("required", [])
-    properties = dict(call.schema.get("properties", {}))
+    properties = dict(call.schema.get("properties", {key: {} for key in call.keys}))
     properties.update({key: {} for key in required if key not in properties})
     for key in properties:
-        if not key or re.search(r"[<>\s]", key):
+        if not re.fullmatch(_TAG_NAME, key):
             raise BadRequest(
                 f"{call.param}: the property name {key!r} cannot be written in this model's tool format.",
                 param=call.param,

@@ -348,6 +348,17 @@ def test_auto_holds_other_tools_to_their_name_only() -> None:
     assert BYTES.accepts(wanted, '<tool_call>\n{"name": "ping", "arguments": {"a": 1}}\n</tool_call>')
 
 
+@BOTH
+@pytest.mark.parametrize("tool_format", [name for name in GOOD if name != "hermes_json"])
+def test_a_tool_that_is_not_strict_keeps_its_arguments(words: Vocabulary, tool_format: str) -> None:
+    """Beside one that is strict, and where its own schema cannot be enforced."""
+    good = GOOD[tool_format]
+    other = Tool("other", "", STRICT.parameters, strict=True)
+    assert words.accepts(constraint(words, tool_format, tools=(other, WEATHER)), good)
+    odd = Tool(WEATHER.name, "", {**WEATHER.parameters, "not": {"type": "null"}, "$ref": "#/none"})
+    assert words.accepts(constraint(words, tool_format, tools=(odd,), tool_choice=ToolChoice("required")), good)
+
+
 def test_auto_without_parallel_calls_ends_after_one() -> None:
     wanted = constraint(BYTES, tools=(STRICT,), parallel_tool_calls=False)
     good = GOOD["hermes_json"]
