@@ -18,20 +18,8 @@ from typing import Any
 
 from start_llm.chat.handle import Lease, ModelHandle
 from start_llm.chat.work import RequestWork
+from start_llm.core import events as ev
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
-from start_llm.core.events import (
-    ChoiceDone,
-    Done,
-    EngineDone,
-    EngineEvent,
-    Event,
-    Failed,
-    FirstToken,
-    Progress,
-    Sampled,
-    Started,
-    Usage,
-)
 from start_llm.core.messages import Message
 from start_llm.core.report import DRAFT_COUNTS, Background, CacheReport
 from start_llm.engine.thread import EngineThread
@@ -49,7 +37,7 @@ _CUTS = {Ending.WATCHDOG: "watchdog", Ending.REPETITION: "repetition"}
 _REPORTS, _BACKGROUNDS = 1000, 300  # kept; the oldest go first
 
 # (choice and work, see `ChatStream._tag`; event); no event: the stream was closed
-_Queue = SimpleQueue[tuple[int, EngineEvent | None]]
+_Queue = SimpleQueue[tuple[int, ev.EngineEvent | None]]
 
 
 class RecentReports:
@@ -77,7 +65,7 @@ class _Tagged:
     def __init__(self, queue: _Queue, tag: int) -> None:
         self._queue, self._tag = queue, tag
 
-    def put(self, event: EngineEvent, /) -> None:
+    def put(self, event: ev.EngineEvent, /) -> None:
         self._queue.put((self._tag, event))
 
 
@@ -98,9 +86,9 @@ class ChatStream:
         self._prepared = work.prepared
         self._queue: _Queue = SimpleQueue()
         self._choices = [work.choice(index) for index in range(work.request.n)]
-        self._ready: deque[Event] = deque()
+        self._ready: deque[ev.Event] = deque()
         self._last_sent = time.monotonic()
-        self._progress = Progress(0, 0)
+        self._progress = ev.Progress(0, 0)
         self._over = False
         self._closed = threading.Event()
         # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
@@ -135,14 +123,14 @@ class ChatStream:
         choice = self._choices[tag % len(self._attempts)]
         return choice if self._tag(choice) == tag else None
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[ev.Event]:
         return self
 
-    def __next__(self) -> Event:
+    def __next__(self) -> ev.Event:
         while not self._closed.is_set():
             if self._ready:
                 event = self._ready.popleft()
-                if self._over and isinstance(event, ChoiceDone | Done):
+                if self._over and isinstance(event, ev.ChoiceDone | ev.Done):
                     self._record()  # who reads that the answer is complete may go on from it
                 self._last_sent = time.monotonic()
                 return event
@@ -188,19 +176,19 @@ class ChatStream:
             if not choice.over:
                 self._engine.cancel(choice.work_id)
 
-    def _handle(self, choice: ChoiceParser, event: EngineEvent) -> None:
-        if isinstance(event, Started):
+    def _handle(self, choice: ChoiceParser, event: ev.EngineEvent) -> None:
+        if isinstance(event, ev.Started):
             self._admitted(choice, event.report)
-        elif isinstance(event, Progress):
+        elif isinstance(event, ev.Progress):
             if choice is self._first:
                 self._computed = event.computed
             self._progress = event
             self._ready.append(self._progress)
-        elif isinstance(event, Sampled):
+        elif isinstance(event, ev.Sampled):
             self._sampled(choice, event)
-        elif isinstance(event, EngineDone):
+        elif isinstance(event, ev.EngineDone):
             self._choice_done(choice, event)
-        elif isinstance(event, Failed):
+        elif isinstance(event, ev.Failed):
             self._count(choice, event.report)
             self._fail(event.error)
 
@@ -215,14 +203,14 @@ class ChatStream:
                 expected = pipeline.text_at(prepared, parted.token, parted.stored)
                 parted = replace(pipeline.locate(prepared, parted), expected=expected)
             self._reports.remember_background(self._request.id, Background(prepared.notes, parted))
-            self._ready.append(Started(replace(self._report(), computed=self._planned.computed)))
+            self._ready.append(ev.Started(replace(self._report(), computed=self._planned.computed)))
 
-    def _sampled(self, choice: ChoiceParser, event: Sampled) -> None:
+    def _sampled(self, choice: ChoiceParser, event: ev.Sampled) -> None:
         ended = choice.ending is not None
         if not self._answering:
             self._answering = True
             self._computed = max(self._computed, self._planned.computed)
-            self._ready.append(FirstToken())
+            self._ready.append(ev.FirstToken())
         thinks = choice.parser.in_reasoning
         self._ready.extend(choice.sampled(event.token, event.logprob))
         if choice.ending is not None and not ended:
@@ -249,7 +237,7 @@ class ChatStream:
         if self._closed.is_set():  # while this was on its way: nobody else cancels it
             self._engine.cancel(choice.work_id)
 
-    def _choice_done(self, choice: ChoiceParser, event: EngineDone) -> None:
+    def _choice_done(self, choice: ChoiceParser, event: ev.EngineDone) -> None:
         events = choice.finish(event.reason, event.tokens)
         self._count(choice, event.report)
         if choice.ending is Ending.WATCHDOG and not choice.seen:
@@ -272,7 +260,7 @@ class ChatStream:
     def _all_done(self) -> None:
         self._over = True
         report = self._report()
-        usage = Usage(
+        usage = ev.Usage(
             prompt=len(self._prepared.prompt.tokens),
             completion=report.generated,
             cached=report.reused,
@@ -282,13 +270,13 @@ class ChatStream:
         first = self._choices[0]
         if self._request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
             self._answer = first.message()
-        self._ready.append(Done(usage, report))
+        self._ready.append(ev.Done(usage, report))
 
     def _fail(self, error: StartLLMError) -> None:
         self._over = True
         self._cancel()
         self._reports.remember(self._request.id, self._report())
-        self._ready.append(Failed(error))
+        self._ready.append(ev.Failed(error))
 
     def last_report(self, patience: float) -> CacheReport:
         """See `core.service.EventStream`. Called by the thread that iterated."""
@@ -303,9 +291,9 @@ class ChatStream:
             choice = self._of_tag(tag)
             if choice is None:
                 continue
-            if isinstance(event, EngineDone | Failed):
+            if isinstance(event, ev.EngineDone | ev.Failed):
                 self._count(choice, event.report)
-            elif isinstance(event, Started | Progress):
+            elif isinstance(event, ev.Started | ev.Progress):
                 self._handle(choice, event)
         report = self._report()
         if not self._answering:
@@ -355,19 +343,19 @@ class WaitingStream:
         if closed:
             stream.close()
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[ev.Event]:
         return self
 
-    def __next__(self) -> Event:
+    def __next__(self) -> ev.Event:
         while self._stream is None:
             if not (self._over.is_set() or self._lease.wait(self._poll)):
-                return Progress(0, 0)
+                return ev.Progress(0, 0)
             if self._over.is_set():
                 raise StopIteration
             try:
                 self.begin()
             except StartLLMError as error:
-                return Failed(error)
+                return ev.Failed(error)
         return next(self._stream)
 
     def close(self) -> None:

@@ -6,15 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
-from start_llm.core.events import (
-    ChoiceDone,
-    Event,
-    FinishReason,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-    ToolCallStarted,
-)
+from start_llm.core import events as ev
 from start_llm.core.messages import Message
 from start_llm.parsing.repetition import RepetitionGuard
 from start_llm.parsing.stream import OutputParser, RawParser
@@ -59,7 +51,7 @@ class Ending(Enum):
     SECOND_CALL = "a second call came where one at most is allowed; it is not passed on"
 
 
-_FINISH_REASONS: dict[Ending | None, FinishReason] = {
+_FINISH_REASONS: dict[Ending | None, ev.FinishReason] = {
     Ending.LIMIT: "length",
     Ending.WATCHDOG: "length",
     Ending.REPETITION: "length",
@@ -89,7 +81,7 @@ class ChoiceParser:
     # `completion`, `reasoning`: tokens generated, and those of reasoning among them
     completion: int = 0
     reasoning: int = 0
-    _pending: list[TokenLogprob] = field(default_factory=list)
+    _pending: list[ev.TokenLogprob] = field(default_factory=list)
 
     def without_repetition(self, period: int) -> list[int]:
         """The tokens so far, without what repeats the last period: two of them are left."""
@@ -101,7 +93,7 @@ class ChoiceParser:
         parsed = self.parser.parsed()
         return replace(parsed, tool_calls=parsed.tool_calls[:1]) if self.single_call else parsed
 
-    def sampled(self, token: int, logprob: TokenLogprob | None) -> list[Event]:
+    def sampled(self, token: int, logprob: ev.TokenLogprob | None) -> list[ev.Event]:
         """A token was generated."""
         if self.ending is not None:
             return []  # the model thread may be some tokens ahead, by a block of them if it drafts
@@ -110,16 +102,16 @@ class ChoiceParser:
         if self.guard is not None and (period := self.guard.add(token)):
             self.repeats, self.ending = period, Ending.REPETITION
         events = self._take(self.detokenizer.feed(token), logprob)
-        if self.parser.in_reasoning or (events and all(isinstance(event, ReasoningDelta) for event in events)):
+        if self.parser.in_reasoning or (events and all(isinstance(event, ev.ReasoningDelta) for event in events)):
             self.reasoning += 1
         return events
 
     def finish(
         self, reason: Literal["stop", "length", "cancelled", "deadline"], tokens: tuple[int, ...]
-    ) -> list[Event]:
+    ) -> list[ev.Event]:
         """The generation is over, with these tokens. The last event is the choice's own."""
         self.over = True
-        events: list[Event] = []
+        events: list[ev.Event] = []
         if self.ending is None:
             self.tokens = tokens
             events += self._take(self.detokenizer.finish(), None)
@@ -131,37 +123,37 @@ class ChoiceParser:
             self.tokens = ()
         self.ending = self.ending or Ending(reason)
         why = _FINISH_REASONS.get(self.ending, "tool_calls" if self.parser.parsed().tool_calls else "stop")
-        return [*events, ChoiceDone(why, self.index, self.parser.stopped)]
+        return [*events, ev.ChoiceDone(why, self.index, self.parser.stopped)]
 
-    def _take(self, text: str, logprob: TokenLogprob | None) -> list[Event]:
+    def _take(self, text: str, logprob: ev.TokenLogprob | None) -> list[ev.Event]:
         self._completed(text, logprob)
         return self._passed(self.parser.feed(text))
 
-    def _passed(self, events: list[Event]) -> list[Event]:
+    def _passed(self, events: list[ev.Event]) -> list[ev.Event]:
         """What of the parser's events the client is told."""
         if self.ending is Ending.SECOND_CALL:
             return []
         if self.single_call:
-            calls = (i for i, event in enumerate(events) if isinstance(event, ToolCallStarted) and event.index > 0)
+            calls = (i for i, event in enumerate(events) if isinstance(event, ev.ToolCallStarted) and event.index > 0)
             end = next(calls, None)
             if end is not None:
                 self.ending, events = Ending.SECOND_CALL, events[:end]
         if self.ending is None and self.parser.ended:
             self.ending = Ending.OTHERS_TURN if self.parser.stopped is None else Ending.STOP_STRING
-        self.seen = self.seen or any(isinstance(event, TextDelta | ToolCallStarted) for event in events)
+        self.seen = self.seen or any(isinstance(event, ev.TextDelta | ev.ToolCallStarted) for event in events)
         return self._with_logprobs(events)
 
-    def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
+    def _completed(self, text: str, logprob: ev.TokenLogprob | None) -> None:
         """The last token completed this text; without a logprob it may be what stands behind all tokens."""
         if logprob is not None:
             self._pending.append(logprob)
 
-    def _with_logprobs(self, events: list[Event]) -> list[Event]:
+    def _with_logprobs(self, events: list[ev.Event]) -> list[ev.Event]:
         """Hands the logprobs of the tokens so far to the visible text among the events."""
         if not self._pending or not events:
             return events
         for i, event in enumerate(events):
-            if isinstance(event, TextDelta):
+            if isinstance(event, ev.TextDelta):
                 events[i] = replace(event, logprobs=tuple(self._pending))
                 break
         self._pending.clear()
@@ -179,16 +171,16 @@ class RawChoiceParser(ChoiceParser):
     _passed_on: int = 0  # characters that went out
     _begin: int = 0  # where the text of the first token that waits begins
 
-    def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
+    def _completed(self, text: str, logprob: ev.TokenLogprob | None) -> None:
         if logprob is not None:
             self._pending.append(replace(logprob, text=text))
         elif self._pending:
             last = self._pending[-1]
             self._pending[-1] = replace(last, text=(last.text or "") + text)
 
-    def _with_logprobs(self, events: list[Event]) -> list[Event]:
+    def _with_logprobs(self, events: list[ev.Event]) -> list[ev.Event]:
         for index, event in enumerate(events):
-            if isinstance(event, TextDelta):
+            if isinstance(event, ev.TextDelta):
                 self._passed_on += len(event.text)
                 due = []
                 while self._pending and self._begin < self._passed_on >= self._begin + len(self._pending[0].text or ""):
@@ -198,6 +190,6 @@ class RawChoiceParser(ChoiceParser):
         if self.parser.ended and self._pending and self._begin < self._passed_on:
             split = self._pending.pop(0)
             text = (split.text or "")[: self._passed_on - self._begin]
-            events.append(TextDelta("", self.index, (replace(split, text=text),)))
+            events.append(ev.TextDelta("", self.index, (replace(split, text=text),)))
             self._begin = self._passed_on
         return events
