@@ -36,8 +36,8 @@ _CUTS = {Ending.WATCHDOG: "watchdog", Ending.REPETITION: "repetition"}
 
 _REPORTS, _BACKGROUNDS = 1000, 300  # kept; the oldest go first
 
-# (choice and work, see `ChatStream._tag`; event); no event: the stream was closed
-_Queue = SimpleQueue[tuple[int, ev.EngineEvent | None]]
+_Queue = SimpleQueue[tuple[ChoiceParser, str, ev.EngineEvent] | None]
+"""(choice, id of the work for it, event); ``None``: the stream was closed."""
 
 
 class RecentReports:
@@ -59,14 +59,14 @@ def _is_lost(engine: EngineThread) -> bool:
     return engine.status().state in {"wedged", "failed", "stopped"}
 
 
-class _Tagged:
+class _ChoiceSink:
     """A sink that says which choice, and which work for it, an event belongs to."""
 
-    def __init__(self, queue: _Queue, tag: int) -> None:
-        self._queue, self._tag = queue, tag
+    def __init__(self, queue: _Queue, choice: ChoiceParser) -> None:
+        self._queue, self._choice, self._work_id = queue, choice, choice.work_id
 
     def put(self, event: ev.EngineEvent, /) -> None:
-        self._queue.put((self._tag, event))
+        self._queue.put((self._choice, self._work_id, event))
 
 
 class ChatStream:
@@ -99,7 +99,6 @@ class ChatStream:
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
-        self._attempts = [0] * work.request.n  # by choice: how often its work was begun anew
         self._carried = 0  # prompt tokens computed for works that were given up
         self._repeated = 0
         self._fresh: set[int] = set()  # see `Pipeline.sent`
@@ -108,20 +107,12 @@ class ChatStream:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
         for choice in self._choices:
             try:
-                self._engine.submit(self._work.of(choice, _Tagged(self._queue, self._tag(choice))))
+                self._engine.submit(self._work.of(choice, _ChoiceSink(self._queue, choice)))
             except StartLLMError:
                 for other in self._choices:
                     self._engine.cancel(other.work_id)
                 raise
         self._fresh = self._model.pipeline.sent(self._prepared)
-
-    def _tag(self, choice: ChoiceParser) -> int:
-        return choice.index + len(self._attempts) * self._attempts[choice.index]
-
-    def _of_tag(self, tag: int) -> ChoiceParser | None:
-        """The choice that an event is for; None: it is of a work that was given up."""
-        choice = self._choices[tag % len(self._attempts)]
-        return choice if self._tag(choice) == tag else None
 
     def __iter__(self) -> Iterator[ev.Event]:
         return self
@@ -139,13 +130,12 @@ class ChatStream:
             # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
             left = self._last_sent + self._poll - time.monotonic()
             try:
-                tag, news = self._queue.get(timeout=max(left, 0.0))
+                news = self._queue.get(timeout=max(left, 0.0))
             except Empty:
                 self._watch()
                 continue
-            choice = self._of_tag(tag)
-            if news is not None and choice is not None:
-                self._handle(choice, news)
+            if news is not None and news[1] == news[0].work_id:  # else of a work that was given up
+                self._handle(news[0], news[2])
             if left <= 0 and not self._ready:
                 self._ready.append(self._progress)
         raise StopIteration
@@ -153,7 +143,7 @@ class ChatStream:
     def close(self) -> None:
         """Ends the stream; the turn of a complete answer is recorded, other work is cancelled."""
         self._closed.set()
-        self._queue.put((0, None))
+        self._queue.put(None)
         if not self._over:
             self._cancel()
         self._record()
@@ -223,15 +213,14 @@ class ChatStream:
         period, tags = choice.repeats, self._model.think_tokens
         self._repeated, choice.repeats = period, 0
         log.warning("%s repeats %d tokens again and again: it is ended", choice.work_id, period)
-        if not thinks or tags is None or self._work.constraint is not None or self._attempts[choice.index]:
+        if not thinks or tags is None or self._work.constraint is not None or choice.is_anew:
             return
-        self._attempts[choice.index] += 1
         self._carried = self._computed if choice is self._first else self._carried
         kept = (*choice.without_repetition(period), tags[1])
-        choice.ending, choice.work_id = None, f"{choice.work_id}+"
+        choice.ending, choice.is_anew, choice.work_id = None, True, f"{choice.work_id}+"
         self._ready.extend(choice.sampled(tags[1], None))
         try:
-            self._engine.submit(self._work.of(choice, _Tagged(self._queue, self._tag(choice)), kept))
+            self._engine.submit(self._work.of(choice, _ChoiceSink(self._queue, choice), kept))
         except StartLLMError as error:
             self._fail(error)
         if self._closed.is_set():  # while this was on its way: nobody else cancels it
@@ -283,14 +272,14 @@ class ChatStream:
         until = time.monotonic() + patience
         while not all(choice.over for choice in self._choices):
             try:
-                tag, event = self._queue.get(timeout=max(0.0, min(self._poll, until - time.monotonic())))
+                news = self._queue.get(timeout=max(0.0, min(self._poll, until - time.monotonic())))
             except Empty:
                 if time.monotonic() >= until or _is_lost(self._engine):
                     break
                 continue
-            choice = self._of_tag(tag)
-            if choice is None:
+            if news is None or news[1] != news[0].work_id:
                 continue
+            choice, _, event = news
             if isinstance(event, ev.EngineDone | ev.Failed):
                 self._count(choice, event.report)
             elif isinstance(event, ev.Started | ev.Progress):

@@ -67,6 +67,7 @@ class ChoiceParser:
     parser: OutputParser | RawParser
     detokenizer: Detokenizer
     work_id: str  # the engine's name of it
+    is_anew: bool = False  # its work was given up, and begun once more with what stands of the answer
     single_call: bool = False  # a second call ends the answer
     guard: RepetitionGuard | None = None  # ends an answer that repeats itself
     # `said`, `repeats`: all tokens so far, and the period in which their end repeats, once that is certain

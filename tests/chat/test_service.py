@@ -83,8 +83,9 @@ def stream_of(
     choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
     stream._choices = [choice]
     for letter in text:
-        stream._queue.put((0, Sampled(ord(letter))))
-    stream._queue.put((0, EngineDone(end, tuple(map(ord, text)), CacheReport())))  # type: ignore[arg-type]
+        stream._queue.put((choice, "r#0", Sampled(ord(letter))))
+    done = EngineDone(end, tuple(map(ord, text)), CacheReport())  # type: ignore[arg-type]
+    stream._queue.put((choice, "r#0", done))
     return list(stream), engine, choice
 
 
