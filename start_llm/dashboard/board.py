@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.core.events import Event
-from start_llm.core.request import ChatRequest
-from start_llm.dashboard.observer import Outcome
-from start_llm.dashboard.request_log import RequestLog
+from start_llm.dashboard.request_log import RequestLog, names_of
 from start_llm.dashboard.terminal import RequestLine, RequestLines
 
 KEPT = 200
@@ -31,33 +27,11 @@ class BoardView:
 
 
 class Board(RequestLines):
-    """Thread-safe; one condition wakes whoever waits for news."""
+    """What is news wakes whoever waits for it. Thread-safe."""
 
     def __init__(self, request_log: RequestLog, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._log = request_log
-        self._changed = threading.Condition()
-        self._version = 0
-
-    def started(self, request: ChatRequest) -> None:
-        with self._changed:
-            super().started(request)
-            self._news()
-
-    def event(self, request: ChatRequest, event: Event) -> None:
-        with self._changed:
-            super().event(request, event)
-            self._news()
-
-    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        with self._changed:
-            super().ended(request, outcome)
-            self._news()
-
-    def nudge(self) -> None:
-        """Wakes who waits: there is news of another kind."""
-        with self._changed:
-            self._news()
 
     def wait(self, version: int, seconds: float) -> None:
         """Returns when more has happened than by `version`, or after `seconds`."""
@@ -72,20 +46,10 @@ class Board(RequestLines):
         shown = [_running(row, now) for row in rows if may_see(row.request.id)]
         return BoardView(version, shown, [entry for entry in ended[-KEPT:] if may_see(entry["id"])], last)
 
-    def _news(self) -> None:
-        self._version += 1
-        self._changed.notify_all()
-
 
 def _running(row: RequestLine, now: float) -> dict[str, Any]:
-    request, left = row.request, row.seconds_left(now)
-    return {
-        "id": request.id,
-        "dialect": request.dialect,
-        "model": request.model,
-        "client": request.client,
-        "session": request.session,
-        "messages": len(request.messages),
+    left = row.seconds_left(now)
+    return names_of(row.request) | {
         "state": row.state,
         "seconds": round(now - row.began, 1),
         "done": row.done,

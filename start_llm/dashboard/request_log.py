@@ -94,16 +94,17 @@ class RequestLog(Observer):
             self._failing = False
 
 
+def names_of(request: ChatRequest) -> dict[str, Any]:
+    """What a request is called, and how many messages it has."""
+    names = ("id", "session", "dialect", "client", "model")
+    return {name: getattr(request, name) for name in names} | {"messages": len(request.messages)}
+
+
 def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str, Any]:
     """Places, counts and times; no text of the conversation."""
     entry: dict[str, Any] = {
         "time": _moment(now),
-        "id": request.id,
-        "session": request.session,
-        "dialect": request.dialect,
-        "client": request.client,
-        "model": request.model,
-        "messages": len(request.messages),
+        **names_of(request),
         "tools": len(request.tools),
         "stream": request.stream,
         "status": outcome.status,

@@ -93,23 +93,37 @@ class RequestLine:
 
 
 class RequestLines(Observer):
-    """Keeps a line for each request that runs. Who calls from several threads has a lock of its own."""
+    """Keeps a line for each request that runs. Thread-safe: lines change while `_changed` is held."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._rows: dict[str, RequestLine] = {}
+        self._changed = threading.Condition()
+        self._version = 0
 
     def started(self, request: ChatRequest) -> None:
-        now = self._clock()
-        self._rows[request.id] = RequestLine(request, now, now)
+        with self._changed:
+            now = self._clock()
+            self._rows[request.id] = RequestLine(request, now, now)
+            self.nudge()
 
     def event(self, request: ChatRequest, event: Event) -> None:
-        row = self._rows.get(request.id)
-        if row is not None:
-            row.see(event, self._clock())
+        with self._changed:
+            row = self._rows.get(request.id)
+            if row is not None:
+                row.see(event, self._clock())
+            self.nudge()
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        self._rows.pop(request.id, None)
+        with self._changed:
+            self._rows.pop(request.id, None)
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Wakes who waits for news."""
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
 
 
 def span(seconds: float) -> str:
@@ -151,11 +165,10 @@ class LiveLines(RequestLines):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._console = console
-        self._lock = threading.Lock()
         self._live: Live | None = None
 
     def started(self, request: ChatRequest) -> None:
-        with self._lock:
+        with self._changed:
             super().started(request)
             if self._live is None:
                 self._live = Live(
@@ -164,7 +177,7 @@ class LiveLines(RequestLines):
                 self._live.start()
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        with self._lock:
+        with self._changed:
             super().ended(request, outcome)
             if not self._rows and self._live is not None:
                 self._live.stop()
@@ -172,7 +185,7 @@ class LiveLines(RequestLines):
             self._console.print(Text(summary(request, outcome)))
 
     def _render(self) -> Table:
-        """On rich's refresh thread, which must not wait for `_lock`: `Live.stop` waits for it."""
+        """On rich's refresh thread, which must not wait for `_changed`: `Live.stop` waits for it."""
         now = self._clock()
         table = Table.grid()
         for row in list(self._rows.values()):
