@@ -17,7 +17,7 @@ from importlib import import_module
 from start_llm.api.http.listener import check_bind
 from start_llm.cli.commands import Command
 from start_llm.cli.reading import ParsedCommand
-from start_llm.core.errors import ExitCode, Explained, NotSupported
+from start_llm.core.errors import ExitCode, Explained
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, SettingsError, load_settings, stored_values
 from start_llm.dashboard.process_log import json_line
@@ -26,7 +26,7 @@ from start_llm.host.blas import begin_again
 from start_llm.host.home import command as program
 from start_llm.host.home import home, made_home
 from start_llm.host.ports import address, bind_error, free_port, model_cards, server_state, who_listens
-from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.checkpoint import check_source
 from start_llm.models.family import chosen_family
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.prompt.clients import Clients, RuleError
@@ -39,10 +39,6 @@ _NAMED = frozenset({"audit", "bench", "chat", "launch"})  # commands that say wh
 LOADS = frozenset({"serve", "start", "restart", "launch", "chat", "demo", "bench"})
 COMPUTES = frozenset({"serve", "demo", "doctor", "bench"})
 """Commands in whose process, or in children of it, MLX computes."""
-
-
-class PreflightError(Exception):
-    """The command cannot do its work as it stands; the message is one sentence that says what to do."""
 
 
 def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
@@ -65,7 +61,7 @@ def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
             port = port_of_one(settings, typed.options.overrides)
             settings = settings.model_copy(update={"mlx_port": port})
         check(typed.command, settings, typed.options)
-    except (SettingsError, PreflightError) as error:
+    except (Explained, RuleError) as error:
         return _refuse(str(error), typed)
     except OSError as error:
         return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)
@@ -125,7 +121,7 @@ def _refuse(message: str, typed: ParsedCommand) -> int:
 
 
 def check(command: Command, settings: Settings, options: argparse.Namespace) -> None:
-    """Raises PreflightError."""
+    """Raises Explained, RuleError."""
     if command.name in LOADS or getattr(options, "what", None) == "install":
         check_server(settings)
     if command.name == "serve" and not options.supervised:
@@ -133,18 +129,14 @@ def check(command: Command, settings: Settings, options: argparse.Namespace) -> 
 
 
 def check_server(settings: Settings) -> None:
-    """Everything about a server that can be known now, but for its port. Raises PreflightError."""
-    try:
-        check_bind(settings)
-        rules = settings.cache_rules_file
-        Clients.load(rules and home() / expanded(rules))
-        if settings.model_path is not None:
-            trust = settings.trust_remote_code
-            check_source(settings.model_path, command=program(), trust_code=trust, known=SHORT_NAMES)
-        if settings.model_family is not None:
-            chosen_family(settings.model_family)
-    except (SettingsError, RuleError, CheckpointError, NotSupported) as error:
-        raise PreflightError(str(error)) from None
+    """Everything about a server that can be known now, but for its port. Raises Explained, RuleError."""
+    check_bind(settings)
+    rules = settings.cache_rules_file
+    Clients.load(rules and home() / expanded(rules))
+    if settings.model_path is not None:
+        check_source(settings.model_path, command=program(), trust_code=settings.trust_remote_code, known=SHORT_NAMES)
+    if settings.model_family is not None:
+        chosen_family(settings.model_family)
     _check_writable(settings)
 
 
@@ -158,11 +150,11 @@ def _check_writable(settings: Settings) -> None:
         problem = "cannot be written"
     else:
         return
-    raise PreflightError(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} {problem}; name another place.")
+    raise SettingsError(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} {problem}; name another place.")
 
 
 def check_port(settings: Settings) -> None:
-    """Raises PreflightError if the server's port cannot be had, saying who has it."""
+    """Raises SettingsError if the server's port cannot be had, saying who has it."""
     host, port = settings.mlx_host, settings.mlx_port
     error = bind_error(host, port) if port else None
     if error is None:
@@ -170,12 +162,12 @@ def check_port(settings: Settings) -> None:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         other = f"{program()} serve --port {free_port()}"
         if server_state(host, port, _ASK_SECONDS) is None:
-            raise PreflightError(f"MLX_PORT={port} is in use by {who_listens(port)}; take another: `{other}`.")
+            raise SettingsError(f"MLX_PORT={port} is in use by {who_listens(port)}; take another: `{other}`.")
         cards = model_cards(address(host, port), settings.api_key, _ASK_SECONDS)
         what = f"start_llm serves {cards[0].get('id')} there" if cards else "a start_llm server is there"
-        raise PreflightError(
+        raise SettingsError(
             f"MLX_PORT={port} is in use: {what}; join it with `{program()} launch pi`, or take another: `{other}`."
         )
     if isinstance(error, OSError) and error.errno == errno.EACCES:
-        raise PreflightError(f"MLX_PORT={port}: this user may not listen there; take a port from 1024 on: --port 8080.")
-    raise PreflightError(f"MLX_HOST={host!r} is no address of this machine ({error}); 127.0.0.1 is the usual one.")
+        raise SettingsError(f"MLX_PORT={port}: this user may not listen there; take a port from 1024 on: --port 8080.")
+    raise SettingsError(f"MLX_HOST={host!r} is no address of this machine ({error}); 127.0.0.1 is the usual one.")

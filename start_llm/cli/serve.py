@@ -19,7 +19,7 @@ from types import FrameType
 
 from start_llm.api.http.listener import raise_descriptor_limit
 from start_llm.app import App
-from start_llm.core.errors import ExitCode, StartLLMError
+from start_llm.core.errors import ExitCode, Explained, StartLLMError
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.process_log import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines, make_console
@@ -78,7 +78,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         place = Place(settings, app.port)
         if not (options.supervised or place.lock.take()):
             raise SettingsError(f"MLX_PORT={app.port} belongs to a server that is being started; see its status.")
-    except (StartLLMError, SettingsError, RuleError) as error:
+    except (Explained, RuleError) as error:
         _complain(str(error), settings)
         return ExitCode.BAD_SETTING
     signals = _Signals()

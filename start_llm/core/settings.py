@@ -13,6 +13,7 @@ from dotenv.parser import parse_stream
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from start_llm.core import setting_types as kinds
+from start_llm.core.errors import Explained
 from start_llm.core.modelmap import ModelMap, parse_model_map
 from start_llm.core.paths import expanded
 
@@ -73,8 +74,10 @@ _PLAIN = (
 )
 
 
-class SettingsError(ValueError):
+class SettingsError(Explained, ValueError):
     """A setting has a bad value. The message names the variable, the value and what is allowed."""
+
+    exit_code = 2
 
 
 class Settings(BaseModel):

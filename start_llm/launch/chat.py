@@ -53,7 +53,7 @@ class Answer:
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """0 after an answer, 2 if nothing was asked. Raises LaunchError, ChatError."""
+    """0 after an answer, 2 if nothing was asked. Raises ServiceError, ChatError."""
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     asked = "\n\n".join(part for part in (" ".join(options.words), piped.strip()) if part)
     if not asked and not sys.stdin.isatty():

@@ -38,7 +38,7 @@ MANY = 500  # computed tokens that a request needs to tell a speed
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """Runs a client and returns its exit code; 127 if it is missing. Raises LaunchError."""
+    """Runs a client and returns its exit code; 127 if it is missing. Raises ServiceError."""
     client = CLIENTS[options.client]
     executable = shutil.which(client.name)
     if executable is None and not options.print:

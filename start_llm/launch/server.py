@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from start_llm.clients.agent import Endpoint
-from start_llm.core.errors import Explained
 from start_llm.core.limits import IDLE_MINUTES
 from start_llm.core.settings import Settings
 from start_llm.host.hints import hint
@@ -29,10 +28,6 @@ MIN_ANSWER_TOKENS = 256
 MOST_ANSWER_TOKENS = 16_384  # long enough for any file that is written at once; the rest of the context is for history
 
 
-class LaunchError(Explained):
-    """The client cannot be launched. The message says why and what to do."""
-
-
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -44,7 +39,7 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
     While the block runs this process counts as a user of the server. One that was started here ends some time after
     its last user (`IDLE_MINUTES`). `flags`: settings that were given as flags.
 
-    Raises LaunchError: it does not come up, something else listens there, or it serves another model than `flags` name.
+    Raises ServiceError: it does not come up, something else listens there, or it has another model than `flags` say.
     """
     place = Place(settings, settings.mlx_port or free_port())
     if not place.is_running:
@@ -53,10 +48,7 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
     idle = settings.idle_shutdown_minutes or IDLE_MINUTES
     changes = {"idle_shutdown_minutes": idle, **({"proxy": "on"} if via_proxy else {})}
     with place.used():
-        try:
-            bring_up(settings.model_copy(update=changes), place, flags, say)
-        except ServiceError as error:
-            raise LaunchError(str(error)) from None
+        bring_up(settings.model_copy(update=changes), place, flags, say)
         yield _connect(settings, flags, place, via_proxy=via_proxy)
 
 
@@ -72,14 +64,14 @@ def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
     if via_proxy:
         url, key = address(settings.mlx_host, settings.proxy_port), settings.litellm_master_key or ""
         if not key:
-            raise LaunchError(
+            raise ServiceError(
                 "The proxy has no key yet: start the server once, it makes one; or set LITELLM_MASTER_KEY."
             )
     return _endpoint(settings, url, key, settings.served_model_name or name, settings.context_within(own))
 
 
 def _connect(settings: Settings, flags: Mapping[str, str], place: Place, *, via_proxy: bool) -> Endpoint:
-    """Asks the server which models it serves. Raises LaunchError."""
+    """Asks the server which models it serves. Raises ServiceError."""
     server_url = place.url
     card, cards = _wanted_card(settings, flags, server_url)
     context = card.get("context_length") or settings.max_kv_size
@@ -88,10 +80,10 @@ def _connect(settings: Settings, flags: Mapping[str, str], place: Place, *, via_
         state = place.read() if place.is_running else None
         own = None if state is None else state.proxy_url
         if state is not None and not own:
-            raise LaunchError(f"The server at {server_url} runs without its proxy; why stands in {place.log}.")
+            raise ServiceError(f"The server at {server_url} runs without its proxy; why stands in {place.log}.")
         url = own or address(settings.mlx_host, settings.proxy_port)
         if not wait_until(lambda: ask_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
-            raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
+            raise ServiceError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")
     sees = bool((card.get("capabilities") or {}).get("vision"))
     scale = float((card.get("details") or {}).get("context_scale") or settings.context_scale_for(context))
@@ -104,15 +96,15 @@ def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tupl
     status, body = ask_json(f"{url}/v1/models", settings.api_key)
     cards = body.get("data") if isinstance(body, dict) else None
     if status == 401:
-        raise LaunchError(f"The server at {url} needs its API key: set API_KEY, here or in {home() / '.env'}.")
+        raise ServiceError(f"The server at {url} needs its API key: set API_KEY, here or in {home() / '.env'}.")
     if status != 200 or not cards:
-        raise LaunchError(f"{url}/v1/models answered {status}: {body}")
+        raise ServiceError(f"{url}/v1/models answered {status}: {body}")
     wanted, context = full_name(flags.get("model_path")), flags.get("max_kv_size")
     card = next((card for card in cards if wanted in {None, card["id"], _served(card)[0]}), None)
     stop, start = hint("stop", urlsplit(url).port), hint("start", free_port())
     other = f"Stop it first (`{stop}`), or start another beside it: `{start}`."
     if card is None:
-        raise LaunchError(f"The server at {url} serves {cards[0]['id']}, not {wanted}. {other}")
+        raise ServiceError(f"The server at {url} serves {cards[0]['id']}, not {wanted}. {other}")
     served = card.get("context_length")
     if context is not None and served and int(context) > served:
         say(f"launch: {card['id']} is served with a context of {served:,} tokens, not {int(context):,}. {other}")

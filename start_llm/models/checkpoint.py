@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from start_llm.core.errors import Explained
 from start_llm.core.extras import is_installed, missing
 from start_llm.core.media import AudioTask
 from start_llm.core.paths import expanded
@@ -69,7 +70,7 @@ UNREADABLE = OSError, ValueError, KeyError, TypeError, AttributeError
 """What is raised of JSON that is not there, or holds something else than it should."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Explained, ValueError):
     """This cannot be served. The message is one sentence that says why and what to do."""
 
 
