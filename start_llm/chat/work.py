@@ -10,8 +10,9 @@ from start_llm.chat.handle import ModelHandle
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Sink, Submit, ThinkingLimit
 from start_llm.parsing.choice import ChoiceParser, Detokenizer, RawChoiceParser
+from start_llm.parsing.registry import output_style
 from start_llm.parsing.repetition import RepetitionGuard
-from start_llm.parsing.stream import OutputParser, RawParser
+from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.pipeline import Prepared
 
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
@@ -31,8 +32,8 @@ class RequestWork:
         """A parser for this choice."""
         work_id = f"{self.request.id}#{index}"
         if self.request.prompt is not None:
-            raw = Detokenizer(self.model.detokenizer(), raw=True)
-            return RawChoiceParser(index, RawParser(self.request.stop, index), raw, work_id)
+            text = OutputParser(output_style(), stop=self.request.stop, choice=index, raw=True)
+            return RawChoiceParser(index, text, Detokenizer(self.model.detokenizer(), raw=True), work_id)
         parser = OutputParser(
             self.model.style,
             tools=self.request.tools,

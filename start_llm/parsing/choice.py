@@ -9,7 +9,7 @@ from typing import Any, Literal
 from start_llm.core import events as ev
 from start_llm.core.messages import Message
 from start_llm.parsing.repetition import RepetitionGuard
-from start_llm.parsing.stream import OutputParser, RawParser
+from start_llm.parsing.stream import OutputParser
 
 _BROKEN = "\ufffd"
 _BEFORE = "\n"
@@ -64,7 +64,7 @@ class ChoiceParser:
     """Used by the thread of its request."""
 
     index: int
-    parser: OutputParser | RawParser
+    parser: OutputParser
     detokenizer: Detokenizer
     work_id: str  # the engine's name of it
     is_anew: bool = False  # its work was given up, and begun once more with what stands of the answer

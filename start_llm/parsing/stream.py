@@ -38,7 +38,7 @@ class AnswerLiterals:
         in_text, in_reasoning: scanners for visible text and for reasoning.
     """
 
-    def __init__(self, style: OutputStyle, tools: Sequence[Tool], stop: Collection[str]) -> None:
+    def __init__(self, style: OutputStyle, tools: Sequence[Tool], stop: Collection[str], *, raw: bool) -> None:
         reasoning = style.reasoning
         self.openers: dict[str, Opener] = {opener.text: opener for opener in style.openers(tools)} if tools else {}
         self.closers = style.closers if tools else frozenset[str]()
@@ -51,8 +51,8 @@ class AnswerLiterals:
         self.stops = frozenset(stop) - {""}
         ends = {*self.blocks.values(), reasoning.end, *reasoning.also_ends} - {""}
         self.tags = frozenset({*self.blocks, *ends, *reasoning.drop, *self.harmony})
-        results = RESULTS if tools else ()
-        self.in_text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
+        others = (*(() if raw else LEAKED), *(RESULTS if tools else ()))
+        self.in_text = LiteralScanner({*self.stops, *self.tags, *self.openers, *self.closers, *others})
         inside = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
         self.in_reasoning = LiteralScanner({*ends, *reasoning.drop, *self.harmony, *LEAKED, *inside})
 
@@ -65,6 +65,7 @@ class OutputParser:
         stop: strings that end the visible text.
         in_reasoning: the prompt already opened the reasoning block.
         tool_calls: False: all markup of calls is text.
+        raw: the text stays as it was decoded (`/v1/completions`): only a stop string ends it. For a style without tags.
         whole: nobody reads the events before the end. Text is then held back while it may turn out to be reasoning
             whose block was never opened.
         new_id: makes ids for calls that bring none (`call_ids`).
@@ -83,6 +84,7 @@ class OutputParser:
         stop: Sequence[str] = (),
         in_reasoning: bool = False,
         tool_calls: bool = True,
+        raw: bool = False,
         whole: bool = False,
         choice: int = 0,
         new_id: NewId | None = None,
@@ -94,10 +96,10 @@ class OutputParser:
         self._waits_for_end = self._stray_ends.likely and bool(style.reasoning.end) and not self.in_reasoning
         self._source = Source()
         self._buffer = EventBuffer(choice, holding=self._waits_for_end or (whole and not self.in_reasoning))
-        self._content = TextChannel(self._buffer.text, gap=" \t\r\n")
+        self._content = TextChannel(self._buffer.text, gap="" if raw else " \t\r\n")
         self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
         self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins, new_id=new_id or call_ids())
-        self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
+        self._literals = AnswerLiterals(style, tools if tool_calls else (), stop, raw=raw)
         self._closer = self._literals.reasoning.end
         self._steps = self._read()
         self._done = next(self._steps, True) is True
@@ -315,41 +317,3 @@ class OutputParser:
         elif head.channel == "analysis":
             self.in_reasoning = True
             self._thinking.begin()
-
-
-class RawParser:
-    """The text of `/v1/completions` as it was decoded: no reasoning, no calls, no turns. Only a stop string ends it."""
-
-    in_reasoning = False
-    faithful = True
-
-    def __init__(self, stop: Collection[str], choice: int) -> None:
-        self.stopped: str | None = None
-        self._source, self._buffer = Source(), EventBuffer(choice, holding=False)
-        self._scanner = LiteralScanner(stop)
-        self._steps = self._read()
-
-    @property
-    def ended(self) -> bool:
-        return self.stopped is not None
-
-    def feed(self, text: str) -> list[Event]:
-        self._source.push(text)
-        next(self._steps, None)
-        return self._buffer.drain()
-
-    def finish(self, *, cut: bool = False) -> list[Event]:
-        self._source.closed = True
-        return self.feed("")
-
-    def parsed(self) -> Message:
-        """A raw answer is no message."""
-        return Message("assistant")
-
-    def _read(self) -> Step[None]:
-        text = "..."
-        while text and not self.stopped:
-            text, stop = yield from self._scanner.step(self._source)
-            self.stopped = stop or None
-            if text:
-                self._buffer.text(text)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from start_llm.core.events import ChoiceDone, Event, TextDelta, TokenLogprob
 from start_llm.parsing.choice import Ending, RawChoiceParser
-from start_llm.parsing.stream import RawParser
+from start_llm.parsing.registry import output_style
+from start_llm.parsing.stream import OutputParser
 
 
 class Pieces:
@@ -27,7 +28,7 @@ class Pieces:
 
 
 def answer(pieces: list[str], stop: tuple[str, ...] = (), end: str = "") -> tuple[list[Event], Any]:
-    choice = RawChoiceParser(0, RawParser(stop, 0), Pieces(pieces, end), "r#0")  # type: ignore[arg-type]
+    choice = RawChoiceParser(0, OutputParser(output_style(), stop=stop, raw=True), Pieces(pieces, end), "r#0")  # type: ignore[arg-type]
     events: list[Event] = []
     for token in range(len(pieces)):
         events += choice.sampled(token, TokenLogprob(token, -float(token)))
