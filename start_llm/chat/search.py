@@ -19,7 +19,7 @@ import re2
 
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
-from start_llm.core.jsontext import parse_inner
+from start_llm.core.jsontext import object_in
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest, ToolSearch, found_text
@@ -40,15 +40,10 @@ class InvalidSearch(Exception):
 
 def find(search: ToolSearch, known: Set[str], call: ToolCall) -> tuple[str, ...]:
     """Names of the tools that fit best, of those that are not known yet. Raises InvalidSearch."""
-    field = search.fields[call.name]
-    try:
-        given = parse_inner(call.arguments)
-    except ValueError:
-        given = None
-    wanted = given.get(field) if isinstance(given, dict) else None
+    field, given = search.fields[call.name], object_in(call.arguments)
+    wanted, limit = given.get(field), given.get("limit")
     if not isinstance(wanted, str) or not wanted.strip():
         raise InvalidSearch(f"`{field}` must be a string that is not empty.")
-    limit = given.get("limit") if isinstance(given, dict) else None
     most = min(limit, 2 * MOST_FOUND) if type(limit) is int and limit > 0 else MOST_FOUND
     hidden = [tool for tool in search.tools if tool.name not in known]
     ranked = _by_words(wanted, hidden) if field == "query" else _by_pattern(wanted, hidden)

@@ -72,13 +72,19 @@ def parse_inner(text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
+def inner_object(text: str) -> dict[str, Any] | None:
+    """As `parse_inner`; ``None`` where it is no object."""
+    try:
+        value = parse_inner(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def object_in(arguments: str) -> dict[str, Any]:
     """A call's arguments; what is no object stands in one, as it is."""
-    try:
-        given = parse_inner(arguments or "{}")
-    except ValueError:
-        given = None
-    return given if isinstance(given, dict) else {"arguments": arguments}
+    found = inner_object(arguments or "{}")
+    return {"arguments": arguments} if found is None else found
 
 
 def too_much_to_read(text: str) -> bool:
@@ -164,7 +170,7 @@ def finite(text: str) -> float:
     return value
 
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -176,4 +182,4 @@ def _too_deep() -> BadRequest:
     return BadRequest(f"The body is nested too deeply: at most {DEPTH.most} lists and objects inside each other.")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=finite)
+_DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)

@@ -13,7 +13,7 @@ from http.client import responses
 from typing import Any, Literal
 
 from start_llm.core.errors import ContextLengthExceeded, StartLLMError
-from start_llm.core.jsontext import parse_inner
+from start_llm.core.jsontext import inner_object
 
 REFUSAL_HEADER = "x-start-llm-refusal"
 """The server's word for why it cannot answer a sound request, see `StartLLMError.refusal`."""
@@ -83,15 +83,6 @@ def inner_session(user: str) -> dict[str, Any] | None:
     """What Claude Code puts into the user's id: a JSON object, or its session at the end."""
     old = SESSION_END.search(user)
     return {"session_id": old[1]} if old else inner_object(user)
-
-
-def inner_object(text: str) -> dict[str, Any] | None:
-    """Parses a string that contains a JSON object; ``None`` if it does not."""
-    try:
-        value = parse_inner(text) if text.startswith("{") else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def thinking_signature(thinking: str) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import start_llm
 from start_llm.clients.agent import Endpoint
-from start_llm.core.errors import ExitCode, Explained
+from start_llm.core.errors import Explained, WrongWords
 from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import words_only
 from start_llm.host.home import command as program
@@ -53,17 +53,15 @@ class Answer:
 
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
-    """0 after an answer, 2 if nothing was asked. Raises ServiceError, ChatError."""
+    """0 after an answer. Raises WrongWords: nothing was asked; ServiceError, ChatError."""
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     asked = "\n\n".join(part for part in (" ".join(options.words), piped.strip()) if part)
     if not asked and not sys.stdin.isatty():
-        print(f'chat: nothing was asked; for instance: git diff | {program()} chat "review this"', file=sys.stderr)
-        return ExitCode.BAD_SETTING
+        raise WrongWords(f'nothing was asked; for instance: git diff | {program()} chat "review this"')
     try:
         images = [image_part(file) for file in options.image or ()]
     except CommandError as error:
-        print(f"chat: --image: {error}", file=sys.stderr)
-        return ExitCode.BAD_SETTING
+        raise WrongWords(f"--image: {error}") from None
     try:
         with running_server(settings, options.overrides, via_proxy=False) as endpoint:
             if asked:

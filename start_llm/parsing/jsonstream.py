@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from start_llm.parsing.schema import ANYTHING, Schema, dump, escape, no_constant, parse_literal
+from start_llm.core.jsontext import no_constant
+from start_llm.parsing.schema import ANYTHING, Schema, dump, escape, parse_literal
 from start_llm.parsing.source import WHITESPACE, Source, Step
 
 # What passes as it is, by the string's quote: escapes that JSON knows too, but not where backslashes are content.

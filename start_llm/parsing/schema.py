@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from start_llm.core.jsontext import finite, too_much_to_read
+from start_llm.core.jsontext import finite, no_constant, too_much_to_read
 from start_llm.parsing.schema_form import pointed
 
 ANY: Mapping[str, Any] = {}
@@ -243,10 +243,6 @@ def parse_literal(text: str) -> tuple[bool, Any]:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return False, None
     return True, value
-
-
-def no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def dump(value: Any) -> str:

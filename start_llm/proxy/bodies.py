@@ -16,9 +16,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from start_llm.core.errors import BadRequest, StartLLMError
-from start_llm.core.jsontext import parse_object
+from start_llm.core.jsontext import inner_object, parse_object
 from start_llm.core.modelmap import MOST_NAME
-from start_llm.core.protocol import inner_object, session_of
+from start_llm.core.protocol import session_of
 from start_llm.proxy.asgi import JSON, asked_for, error_answer, off_the_loop, read_body, replay, with_body
 from start_llm.proxy.own_fields import EXTRA, fold
 

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 from start_llm.core import hosts
 from start_llm.core.errors import Forbidden, UnsupportedMediaType
 from start_llm.core.hosts import is_loopback, presented_keys
-from start_llm.core.protocol import SESSION_END, inner_object
+from start_llm.core.jsontext import inner_object
+from start_llm.core.protocol import SESSION_END
 from start_llm.files.lru import Lru
 
 USER_FIELDS = ("user", "safety_identifier")
