@@ -238,8 +238,11 @@ class Calls:
 
 
 def as_object(text: str, schema: Schema) -> str:
-    """Arguments that are not an object, as one: parsed if they hold one as a string, else under the only key."""
+    """Arguments as an object: as they were written, if that is one which the schema allows; parsed, if they hold one as
+    a string; else under the only key."""
     found, value = parse_literal(text)
+    if isinstance(value, dict) and schema.coerce(value) == value:
+        return text
     if found and isinstance(value, str):
         inner, parsed = parse_literal(value)
         if inner and isinstance(parsed, dict):

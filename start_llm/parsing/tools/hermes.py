@@ -98,7 +98,7 @@ def _part(calls: Calls, parts: _Parts, key: str, dialect: Dialect) -> Step[bool]
     if key in _NAMES and parts.call is None:
         parts.call = calls.begin((yield from calls.name()), parts.ident)
         if parts.early:
-            parts.call.write(_late(parts.early, parts.call))
+            parts.call.write(as_object(parts.early, parts.call.schema))
             parts.has_arguments = True
     elif key in _ARGUMENTS and not parts.has_arguments and parts.call is not None:
         parts.has_arguments = True
@@ -129,14 +129,6 @@ def _value(calls: Calls, dialect: Dialect) -> Step[str]:
     if not (yield from stream.value(ANYTHING, "}")) or stream.ended:
         raise NotACall
     return "".join(held)
-
-
-def _late(text: str, call: CallBuilder) -> str:
-    """Arguments that came before the name: as they were written, if the schema allows it."""
-    found, value = parse_literal(text)
-    if found and isinstance(value, dict) and call.schema.coerce(value) == value:
-        return text
-    return as_object(text, call.schema)
 
 
 def bare_json(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
