@@ -182,7 +182,7 @@ class LiveLines(RequestLines):
             if not self._rows and self._live is not None:
                 self._live.stop()
                 self._live = None
-            self._console.print(Text(summary(request, outcome)))
+        self._console.print(Text(summary(request, outcome)))  # a terminal that is paused holds up this request alone
 
     def _render(self) -> Table:
         """On rich's refresh thread, which must not wait for `_changed`: `Live.stop` waits for it."""
