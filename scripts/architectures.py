@@ -100,6 +100,14 @@ _SIZES_TEXT = """\
 Tiny random models of these types were fed up to {longest:,} tokens, in float32. The bytes of a checkpoint do not depend
 on how many tokens stand before it; the rows of a token take what their columns say. *computed / new* is of a
 conversation of 12 turns, in which up to three turns are taken back, three times.
+
+All ten types could be made here, `muse_spark` as said above. Where they have sparse attention or windows, the prompts
+of the comparisons above were longer than what these keep. `k2_horizon` has attention alone, and `kimi_k3` recurrent
+layers beside it.
+
+`tests/models/chaos.py` serves `deepseek_v4`, `qwen4_exp` and `glm5_next` while requests fork at any token, run side by
+side, are cancelled and paused, drafts are wrong, stored KV is evicted, calls fail, files are damaged and the server
+begins again. Whoever is answered has to get the tokens of the loop over mlx-vlm's model.
 """
 
 

@@ -57,8 +57,8 @@ class _Sink:
 class Engine:
     """A model as it is served, with its KV in `folder`. It drafts where `wrong_drafts` says what."""
 
-    def __init__(self, name: str, model: Any, check: DecodingCheck, folder: Path) -> None:
-        settings = load_settings(None, drafts="off")
+    def __init__(self, name: str, model: Any, check: DecodingCheck, folder: Path, **options: Any) -> None:
+        settings = load_settings(None, drafts="off", **options)
         loaded: Any = SimpleNamespace(
             model=model,
             make_cache=lambda: list(make_prompt_cache(model)),
@@ -71,11 +71,12 @@ class Engine:
         )
         store = at_once(make_store(settings, loaded, STORED, Ranks(), DiskTier(folder, name, STORED)))
         self.budget = store.budget
-        memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))
-        made = ExitStack()
+        self.memory = FixedMemory(4 * STORED, STORED)
+        guard, made = MemoryGuard(store, self.memory), ExitStack()
         made.callback(store.close)
         drafts = make_drafts(model, loaded.make_cache, Ranks())
-        self._runtime = TextRuntime(settings, loaded, store, memory, drafts, None, made, Ranks())  # type: ignore[arg-type]
+        self._runtime = TextRuntime(settings, loaded, store, guard, drafts, None, made, Ranks())  # type: ignore[arg-type]
+        self.scheduler = self._runtime.scheduler
         self._count = 0
 
     def say(
@@ -92,14 +93,14 @@ class Engine:
             inside = tuple(place for place in boundaries if place < len(prompt))
             tokens = Prompt(tuple(prompt), boundaries=inside, system_end=boundaries[0], generation=len(prompt))
             work = Submit(str(self._count), tokens, Sampling(temperature=0), ANSWER, sink)
-            self._runtime.scheduler.add(work)
+            self.scheduler.add(work)
             sinks.append(sink)
         for step in range(1000):
-            if not self._runtime.scheduler.busy:
+            if not self.scheduler.busy:
                 break
             if step == cancel_after > 0:
-                self._runtime.scheduler.cancel(str(self._count))
-            self._runtime.scheduler.step()
+                self.scheduler.cancel(str(self._count))
+            self.scheduler.step()
         return [(sink.tokens, sink.done.report.reused if sink.done is not None else 0) for sink in sinks]
 
     def end(self) -> None:
@@ -131,11 +132,11 @@ def engine(name: str, model: Any, check: DecodingCheck, folder: Path) -> Iterato
         found.end()
 
 
-def truth(model: Any, prompt: Sequence[int]) -> list[int]:
+def truth(model: Any, prompt: Sequence[int], count: int = ANSWER) -> list[int]:
     """Upstream's own tokens: of mlx-lm's loop, or of a plain loop over a language model of mlx-vlm."""
     if isinstance(model, LanguageAlone):
-        return vlm_types.truth(model.language_model, prompt, ANSWER)
-    return [token for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=ANSWER)]
+        return vlm_types.truth(model.language_model, prompt, count)
+    return [token for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=count)]
 
 
 def model_of(name: str) -> Any:
