@@ -45,15 +45,15 @@ class Kind:
     def arrays(self, layer: Any, there: Sequence[int] | None = None) -> tuple[Any, ...]:
         """The arrays of these columns (else of all that have rows), with tokens on the axis before the last one."""
         columns = self.columns if there is None else [self.columns[place] for place in there]
-        return tuple(a for column in columns for a in _arrays_of(layer, column))
+        return tuple([a for column in columns for a in _arrays_of(layer, column)])
 
-    def form(self, layer: Any) -> RowForm:
-        """How the layer holds its rows."""
-        there = tuple(n for n, column in enumerate(self.columns) if _get(layer, column.name) is not None)
-        if not there:
-            return RowForm()
-        quantised = isinstance(_get(layer, self.columns[0].name), tuple | list)
-        return RowForm(there, self.rate(layer), *((layer.group_size, layer.bits) if quantised else ()))
+    def read(self, layer: Any) -> tuple[tuple[Any, ...], RowForm]:
+        """`arrays` of all columns, and how the layer holds its rows."""
+        found = [_arrays_of(layer, column) for column in self.columns]
+        there = tuple([place for place, arrays in enumerate(found) if arrays])
+        how = (layer.group_size, layer.bits) if there and len(found[0]) > 1 else ()
+        form = RowForm(there, self.rate(layer), *how) if there else RowForm()
+        return tuple([a for arrays in found for a in arrays]), form
 
     def put(self, layer: Any, arrays: Sequence[Any], there: Sequence[int] | None = None) -> None:
         """Gives a layer what `arrays` returns. `there`: which columns these are; all of them, if it is not given."""
@@ -177,13 +177,13 @@ def _arrays_of(layer: Any, column: Column) -> tuple[Any, ...]:
     value = _get(layer, column.name)
     if value is None:
         return ()
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return tuple(value)
     return (value[..., None] if column.last_axis else value,)
 
 
 def _get(layer: Any, name: str) -> Any:
-    for part in name.split("."):
+    for part in name.split(".") if "." in name else (name,):
         layer = getattr(layer, part, None)
     return layer
 

@@ -53,6 +53,7 @@ class LayerKit:
         self._entries = tuple(number for number, entry in enumerate(empty) for _ in leaves([entry]))
         # A layer beside others in a list may fall behind: then the model makes its rows again of theirs (glm5_next).
         self._beside = tuple(self._entries.count(number) > 1 for number in self._entries)
+        self._counting = tuple(n for n, kind in enumerate(self._kinds) if kind.columns and kind.counts)
         self._remade = set[int]()
         self.cuttable = not any(self._keeps)
 
@@ -177,12 +178,11 @@ class LayerKit:
         """The arrays of each layer as they are, and their form. Raises Unstorable: one holds fewer than `length`
         tokens, or is of another class than at first."""
         found = self._leaves(cache)
-        counting = [place for place, kind in enumerate(self._kinds) if kind.columns and kind.counts]
-        full = {self._entries[place] for place in counting if found[place].offset >= length}
-        for place in counting:
-            if found[place].offset < length and self._entries[place] in full:
+        for place in [place for place in self._counting if found[place].offset < length]:
+            beside = [each for each in self._counting if self._entries[each] == self._entries[place]]
+            if any(found[each].offset >= length for each in beside):
                 self._remade.add(place)
-            elif found[place].offset < length and self._kinds[place].form(found[place]).columns:
+            elif self._kinds[place].read(found[place])[1].columns:
                 raise Unstorable(f"a layer holds {found[place].offset} tokens where {length} were said to be")
         return [self.buffer(place, leaf) for place, leaf in enumerate(found)]
 
@@ -193,7 +193,7 @@ class LayerKit:
             return (), RowForm()
         if kind_of(layer) is not kind:
             raise Unstorable(f"a layer became {type(layer).__name__}")
-        return kind.arrays(layer), kind.form(layer)
+        return kind.read(layer)
 
     def take_buffers(self, cache: Sequence[Any], length: int) -> list[Buffers]:
         """`buffers`, evaluated, of caches that nobody writes into any more, and that are emptied.
@@ -340,7 +340,7 @@ def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
     growing, most = [], 0
     for layer, held in layers:
         kind = kind_of(layer)
-        there = [place for place in kind.form(layer).columns if not kind.columns[place].exact]
+        there = [place for place in kind.read(layer)[1].columns if not kind.columns[place].exact]
         arrays = kind.arrays(layer, there)
         if arrays and arrays[-1].shape[-2] < held + tokens:  # the last one grows last
             growing.append((layer, held, kind, there))

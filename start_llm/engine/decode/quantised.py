@@ -47,7 +47,7 @@ class Quantisation:
 
     def holds(self, cache: Cache) -> bool:
         """Whether the row is quantised."""
-        return any(kind_of(layer).form(layer).bits for layer in leaves(cache))
+        return any(kind_of(layer).read(layer)[1].bits for layer in leaves(cache))
 
     def batchable(self, cache: Cache) -> Cache:
         """The same layers; `BatchGenerator` will merge those that are quantised."""
