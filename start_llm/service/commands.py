@@ -286,7 +286,7 @@ def main_logs(settings: Settings, options: argparse.Namespace) -> int:
     path = home() / expanded(settings.log_root) / "proxy.log" if options.proxy_log else place.log
     if not path.is_file():
         raise ServiceError(f"There is no log {path}; a server in the foreground writes to its terminal.")
-    print(last_lines(path, options.lines))
+    print(words_only(last_lines(path, options.lines)))
     follower = Follower(path, partial(print, flush=True), path.stat().st_size)
     while options.follow:
         time.sleep(_FOLLOW_SECONDS)

@@ -17,6 +17,7 @@ import psutil
 from start_llm.core.errors import Explained
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
+from start_llm.dashboard.tables import words_only
 from start_llm.host.hints import hint
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.host.ports import ask_json, is_free, who_listens
@@ -150,7 +151,8 @@ def _answers_before(place: Place, over: Callable[[], bool]) -> bool:
 
 
 class Follower:
-    """Passes on what is added to a log, line by line; of a bar that is drawn again and again, the last state."""
+    """Passes on what is added to a log, line by line, without what a terminal obeys: libraries quote clients and files
+    in it. Of a bar that is drawn again and again, the last state."""
 
     def __init__(self, path: Path, say: Say, begin: int = 0) -> None:
         self._path, self._say = path, say
@@ -169,11 +171,11 @@ class Follower:
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         for line in lines:
             if text := line.rstrip().rsplit("\r", 1)[-1]:
-                self._say(text)
+                self._say(words_only(text))
         if "\r" in self._rest:  # a bar that goes on: its last whole state
             *_, state, self._rest = ["", *self._rest.rsplit("\r", 2)]
             if state.strip():
-                self._say(state.strip())
+                self._say(words_only(state.strip()))
 
 
 def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:

@@ -44,6 +44,26 @@ def test_what_is_added_to_a_log_is_passed_on_with_its_indentation(tmp_path: Path
     assert said == ["Traceback:", '  File "a.py", line 1', "    x", "20%", "  ends with CR LF", "half"]
 
 
+def test_a_log_is_shown_without_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LiteLLM quotes names that clients send, and transformers what stands in a model's files."""
+    settings = load_settings(None, start_llm_cache_dir=tmp_path, log_root=tmp_path, mlx_port=1)
+    log = tmp_path / "proxy.log"
+    log.write_text("no model \x1b]52;c;QQ==\x07\x9b1mx\n")
+
+    def comes(_: float) -> None:
+        if log.read_text().count("\n") > 1:
+            raise KeyboardInterrupt
+        with log.open("a") as file:
+            file.write("a bar \x1b[2J\r\rnor \x1bc this\n")
+
+    monkeypatch.setattr(commands.time, "sleep", comes)
+    with pytest.raises(KeyboardInterrupt):
+        commands.main_logs(settings, argparse.Namespace(proxy_log=True, lines=5, follow=True))
+    assert capsys.readouterr().out == "no model ]52;c;QQ==1mx\nnor c this\n"
+
+
 def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
