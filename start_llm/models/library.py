@@ -21,7 +21,6 @@ from start_llm.models.checkpoint import CheckpointError, check_library, check_so
 from start_llm.models.overrides import FOLDER, write_overrides
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import SHORT_NAMES, full_name
-from start_llm.models.servers import StillNeeded
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class Library:
 
     Args:
         used: names of settings by the models that they name and `service` does not list; these stay.
-        check: raises StillNeeded for a model that another server needs.
+        check: raises Conflict for a model that another server needs.
     """
 
     def __init__(
@@ -166,8 +165,6 @@ class Library:
                 if card.state not in {"stored", "failed"}:
                     self._service.models.unload(card.id)
             return source, remove(source)
-        except StillNeeded as error:
-            raise Conflict(str(error), param="model") from error
         except PullError as error:
             kind = Conflict if cards or is_path(source) else NotFound
             raise kind(str(error), param="model") from error

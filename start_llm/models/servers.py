@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from start_llm.core.errors import Explained
+from start_llm.core.errors import Conflict
 from start_llm.core.settings import Settings
 from start_llm.files.locks import is_locked
 from start_llm.host.home import command, home
@@ -17,10 +17,6 @@ _ASK_SECONDS = 2.0
 
 Card = dict[str, Any]
 """A model as ``GET /v1/models`` tells it."""
-
-
-class StillNeeded(Explained):
-    """A server needs the files of a model; says which, and what to do first."""
 
 
 def running_ports(settings: Settings) -> list[int]:
@@ -49,12 +45,13 @@ def card_of(cards: list[Card], name: str) -> Card | None:
 
 
 def check_unused(repository: str, settings: Settings, own_port: int | None = None) -> None:
-    """Raises StillNeeded: a server has it loaded, or was started with it. Not asked: the one on `own_port`."""
+    """Raises Conflict: a server has it loaded, or was started with it. Not asked: the one on `own_port`."""
     for port in running_ports(settings):
         cards = (server_cards(settings, port) or []) if port != own_port else []
         card = card_of(cards, repository)
         if card is not None and card is cards[0]:
-            raise StillNeeded(f"{repository} is served on port {port}; `{command()} stop --port {port}` first.")
+            first = f"`{command()} stop --port {port}` first"
+            raise Conflict(f"{repository} is served on port {port}; {first}.", param="model")
         if card is not None and card["details"].get("state") not in {"stored", "failed"}:
             unload = f"{command()} models unload {card['id']} --port {port}"
-            raise StillNeeded(f"{repository} is loaded on port {port}; `{unload}` first.")
+            raise Conflict(f"{repository} is loaded on port {port}; `{unload}` first.", param="model")

@@ -12,10 +12,10 @@ import pytest
 
 from start_llm.cli import fetched
 from start_llm.cli.models import main_recommend
+from start_llm.core.errors import Conflict
 from start_llm.core.settings import load_settings
 from start_llm.models import servers
 from start_llm.models.pull import Pulled, PullError
-from start_llm.models.servers import StillNeeded
 
 HEAD = "mlx-community/Qwen3.6-27B-MTP-4bit"
 
@@ -72,7 +72,7 @@ def test_what_a_server_needs_is_not_removed(at: int, state: str, said: str, monk
     monkeypatch.setattr(servers, "model_cards", lambda url, *_: cards if url.endswith(":8123") else None)
     monkeypatch.setattr(fetched, "removable", lambda _: Path())
     monkeypatch.setattr(fetched, "remove", lambda name: removed.append(name) or 0)
-    with pytest.raises(StillNeeded, match=re.escape(f"owner/model {said}")) if said else nullcontext():
+    with pytest.raises(Conflict, match=re.escape(f"owner/model {said}")) if said else nullcontext():
         assert fetched.main_rm(load_settings(None), argparse.Namespace(name="owner/model")) == 0
     assert removed == ([] if said else ["owner/model"])
 

@@ -176,9 +176,6 @@ class DiskFolder:
                 remove_anything(self._root / entry.name)
         if unreadable:
             log.warning("stored KV: %d files cannot be read and were removed, %s", len(unreadable), unreadable[0])
-        return self._enter_all(found)
-
-    def _enter_all(self, found: list[tuple[StoredPiece, int, int]]) -> list[StoredPiece]:
         found.sort(key=lambda each: each[0].start)  # a piece begins behind the beginning of what it stands on
         entered: dict[str, StoredPiece] = {}
         for piece, nbytes, used in found:
