@@ -46,11 +46,10 @@ from start_llm.api.ollama.models import NOT_DONE, NameBody, PullBody, ShowBody  
 from start_llm.api.openai import shapes as openai  # noqa: E402
 from start_llm.api.openai.chat import ChatBody, CompletionBody  # noqa: E402
 from start_llm.api.openai.responses import ResponsesBody, StoredResponses  # noqa: E402
-from start_llm.api.openapi import FILE, PAGE  # noqa: E402
-from start_llm.api.ops import shapes as ops  # noqa: E402
+from start_llm.api.ops import status as ops  # noqa: E402
 from start_llm.api.ops.page import Page  # noqa: E402
 from start_llm.api.ops.status import Status  # noqa: E402
-from start_llm.api.table import Dialects, build_routes  # noqa: E402
+from start_llm.api.table import FILE, PAGE, Dialects, build_routes  # noqa: E402
 from start_llm.core.errors import StartLLMError  # noqa: E402
 from start_llm.core.protocol import (  # noqa: E402
     AGENT_HEADER,
@@ -258,8 +257,13 @@ def routes() -> tuple[Route, ...]:
     page: Any = object.__new__(Page)
     page.library = nothing
     stored: Any = object.__new__(StoredResponses)
-    dialects, status = Dialects(nothing, nothing, nothing, nothing), Status(nothing, nothing, nothing, nothing)
-    return tuple(build_routes(dialects, stored, page, status, Encodings(None, nothing), AudioRoutes(None, nothing)))
+    dialects, status = (
+        Dialects(nothing, nothing, nothing, nothing),
+        Status(nothing, nothing, nothing, nothing, nothing, 0),
+    )
+    return tuple(
+        build_routes(dialects, stored, page, status, Encodings(nothing, nothing), AudioRoutes(nothing, nothing))
+    )
 
 
 def document() -> dict[str, Any]:

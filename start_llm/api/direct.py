@@ -143,12 +143,10 @@ class DirectChat:
     def __call__(
         self, messages: ChatMessages, *, stream: bool = False, **fields: Unpack[ChatFields]
     ) -> ChatAnswer | ChatAnswerStream:
-        """A chat completion without HTTP. Raises StartLLMError where a client would get an error."""
-        answer = self.ask(messages, fields, stream=stream)
-        return answer if stream else answer.answer()
+        """A chat completion without HTTP. A stream begins nothing before its first event is asked for.
 
-    def ask(self, messages: ChatMessages, fields: Mapping[str, Any], *, stream: bool) -> ChatAnswerStream:
-        """Begins nothing yet. Raises StartLLMError: a client would be refused, too; TypeError: no such field."""
+        Raises StartLLMError where a client would get an error; TypeError: no such field.
+        """
         known = ChatFields.__annotations__
         if unknown := sorted(fields.keys() - known.keys()):
             raise TypeError(f"chat() takes no {unknown[0]!r}. It takes: {', '.join(sorted(known))}.")
@@ -158,7 +156,8 @@ class DirectChat:
         except TypeError as error:
             raise TypeError(f"chat() takes what JSON can hold: {error}") from None
         inbound = Request("POST", _PATH, _HEADERS, body, received=time.monotonic(), visitor=self._visitor)
-        return ChatAnswerStream(self._dialects.chat(inbound), self._edge)
+        answer = ChatAnswerStream(self._dialects.chat(inbound), self._edge)
+        return answer if stream else answer.answer()
 
 
 def _messages_of(messages: Any) -> list[dict[str, Any]]:

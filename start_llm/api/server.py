@@ -14,7 +14,7 @@ from start_llm.api.direct import DirectChat
 from start_llm.api.handler import Edge, RequestHandler
 from start_llm.api.http import access
 from start_llm.api.http.answers import encode_reply
-from start_llm.api.http.connection import Bodies, Connection
+from start_llm.api.http.connection import Connection
 from start_llm.api.http.front import Front
 from start_llm.api.http.listener import listen
 from start_llm.api.http.routes import Request
@@ -108,9 +108,8 @@ class ApiServer:
     `start` and `stop` belong to one thread, the app's. Its other methods are the front's `RequestDispatcher`.
 
     Args:
-        metrics, request_log: where requests are counted and logged; new ones by default.
+        metrics, request_log: where requests are counted and logged.
         observers: others who want to see requests, e.g. `dashboard.terminal`.
-        encoders, audio: their routes answer 501 without.
 
     Raises:
         SettingsError: the address cannot be bound, or should not be, since everybody could use the server.
@@ -121,17 +120,15 @@ class ApiServer:
         settings: Settings,
         service: Service,
         *,
-        metrics: Metrics | None = None,
-        request_log: RequestLog | None = None,
-        observers: Sequence[Observer] = (),
-        encoders: EncoderService | None = None,
-        audio: AudioService | None = None,
+        metrics: Metrics,
+        request_log: RequestLog,
+        observers: Sequence[Observer],
+        encoders: EncoderService,
+        audio: AudioService,
     ) -> None:
         listeners = listen(settings)
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics
         self.metrics.watch(service)
-        log_root = settings.log_root if settings.enable_request_logging else None
-        request_log = request_log or RequestLog(log_root)
         board, owners = Board(request_log), access.RequestOwners()
         self._watcher = DisconnectWatcher()
         status = Status(service, self.metrics, request_log, owners, encoders, settings.max_concurrency)
@@ -160,7 +157,7 @@ class ApiServer:
             "quick": WorkerPool("api-quick", 0 if threads == 1 else QUICK_THREADS, 1000),
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
-        self._front = Front(listeners, self, Bodies())
+        self._front = Front(listeners, self)
         self.metrics.watch_figures(self._front.figures)
 
     @property

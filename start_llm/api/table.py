@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import resources
 from typing import Any
 
 from start_llm.api.anthropic.messages import MessagesExchange, read_messages
@@ -26,12 +27,11 @@ from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
 from start_llm.api.openai.shapes import InputTokensShape
 from start_llm.api.openai.stream import ChatExchange
-from start_llm.api.openapi import description_routes
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
 from start_llm.core.jsontext import parse_json
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.core.request import ChatRequest, Dialect, is_side_request, names_tools
+from start_llm.core.request import Dialect, is_side_request, names_tools
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
@@ -45,6 +45,14 @@ MESSAGES_FIELDS = frozenset({"system", "stop_sequences", "output_config", "outpu
 CHAT_PARTS = frozenset({"function", "developer", "tool", "tool_calls"})
 """Keys and types of tools, roles and keys of messages."""
 BLOCKS = frozenset({"tool_use", "tool_result", "redacted_thinking", "document", "search_result"})
+
+FILE, PAGE = "openapi.json", "docs.html"  # the API for programs and for people; `scripts/openapi_docs.py` makes both
+_FOLDER = resources.files("start_llm.api")
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +87,25 @@ class Dialects:
         if not isinstance(exchange, Exchange):
             return exchange
         self.owners.remember((request.id for request in exchange.requests), inbound.visitor, exchange.request.owner)
-        return replace(exchange, request=self._named(exchange.request, inbound))
+        return self._served(exchange, inbound)
 
     def _response(self, inbound: Request) -> ResponsesExchange:
         return read_responses(inbound, self.settings, self.service, self.store.of(inbound.visitor.scope))
 
     def count_tokens(self, inbound: Request) -> CountedTokensShape:
-        exchange = read_messages(inbound, self.settings, self.service)
-        exchange = replace(exchange, request=self._named(exchange.request, inbound))
+        exchange = self._served(read_messages(inbound, self.settings, self.service), inbound)
         body: CountedTokensShape = {"input_tokens": exchange.edited().tokens()}
         if exchange.edits:
             body["context_management"] = {"original_input_tokens": exchange.tokens()}
         return body
 
     def count_response_tokens(self, inbound: Request) -> InputTokensShape:
-        count = self.service.count_tokens(self._named(self._response(inbound).request, inbound))
+        count = self.service.count_tokens(self._served(self._response(inbound), inbound).request)
         return {"object": "response.input_tokens", "input_tokens": count}
 
     def explain(self, inbound: Request) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""
-        exchange = self._any(inbound)
-        exchange = replace(exchange, request=self._named(exchange.request, inbound))
+        exchange = self._served(self._any(inbound), inbound)
         exchange = exchange.edited() if isinstance(exchange, MessagesExchange) else exchange
         report = self.service.explain(exchange.request)
         now = self.service.health()
@@ -115,13 +121,15 @@ class Dialects:
         readers = {"messages": read_messages, "completions": read_completion}
         return readers.get(dialect, read_chat)(inbound, self.settings, self.service)
 
-    def _named(self, request: ChatRequest, inbound: Request) -> ChatRequest:
+    def _served[E: Exchange](self, exchange: E, inbound: Request) -> E:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""
+        request = exchange.request
         name = self.service.models.served_name(request.model)
         side = self.settings.models_by_name.side
         if side is not None and is_side_request(request) and not names_tools(parse_json(inbound.body)):
             name = self.service.models.served_name(side) if name == self.service.models.served_name(MAIN_NAME) else name
-        return replace(request, model=name, client=agent_of(request.messages, inbound.headers))
+        request = replace(request, model=name, client=agent_of(request.messages, inbound.headers))
+        return replace(exchange, request=request)
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
@@ -154,6 +162,14 @@ def _words(items: list[dict[str, Any]], kind: str) -> set[str | None]:
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _openapi(inbound: Request) -> Reply:
+    return Reply((_FOLDER / FILE).read_bytes())
+
+
+def _docs(inbound: Request) -> Reply:
+    return Reply((_FOLDER / PAGE).read_bytes(), 200, "text/html; charset=utf-8", _PAGE_HEADERS)
 
 
 def _page_routes(page: Page) -> list[Route]:
@@ -220,6 +236,7 @@ def build_routes(
             Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
-            *description_routes(),
+            Route("/openapi.json", {"GET": _openapi}),
+            Route("/docs", {"GET": _docs}),
         ]
     )

@@ -184,10 +184,6 @@ class NodeStatus:
     requests: int = 0  # that it has answered since its start
     detail: str = ""
 
-    @property
-    def answers(self) -> bool:
-        return self.state in {"ready", "busy"}
-
 
 def state_of(answer: httpx.Response | httpx.HTTPError) -> tuple[str, Mapping[str, Any]]:
     """(state, what `/health` says), see `NodeStatus.state`."""

@@ -10,7 +10,7 @@ import pytest
 
 from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def serve(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., ApiSer
             "log_root": tmp_path / "logs",
             "start_llm_cache_dir": tmp_path / "cache",
         }
-        server = ApiServer(Settings(_env_file=None, **(defaults | changes)), service)  # type: ignore[call-arg]
+        server = make_server(Settings(_env_file=None, **(defaults | changes)), service)  # type: ignore[call-arg]
         server.start()
         running.append(server)
         return server

@@ -7,12 +7,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
+from start_llm.api.server import ApiServer
+from start_llm.audio.service import AudioService
 from start_llm.core.errors import NotFound
 from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
 from start_llm.core.report import Background, CacheReport, Miss, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
+from start_llm.core.settings import Settings
+from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.request_log import RequestLog
+from start_llm.embeddings.service import EncoderService
 
 REPORT = CacheReport(prompt=120, reused=100, computed=20, new=16, generated=3, miss=Miss("diverged", token=100))
 DONE = Done(Usage(prompt=120, completion=3, cached=100, reasoning=1), REPORT)
@@ -55,6 +62,18 @@ class FakeStream:
 def hold(stream: FakeStream) -> None:
     """Blocks until the stream is closed."""
     assert stream.closed.wait(120)  # longer than a test waits for it
+
+
+def make_server(settings: Settings, service: Any, **parts: Any) -> ApiServer:
+    """A server that is not started, without models that hear, speak or embed; `parts`: others than usual."""
+    usual = {
+        "metrics": Metrics(),
+        "request_log": RequestLog(settings.log_root if settings.enable_request_logging else None),
+        "observers": (),
+        "encoders": EncoderService(settings, Mock(), Mock()),
+        "audio": AudioService(settings, Mock(), Mock()),
+    }
+    return ApiServer(settings, service, **(usual | parts))
 
 
 class FakeService:

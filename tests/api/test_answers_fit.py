@@ -19,7 +19,6 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from start_llm.api.server import ApiServer
 from start_llm.core.errors import Internal, OutOfMemory, QueueFull, StartLLMError, TimedOut, Unavailable
 from start_llm.core.events import (
     ChoiceDone,
@@ -41,7 +40,7 @@ from start_llm.core.events import (
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 from tests.api.media.test_audio import FakeAudio
 from tests.api.media.test_embeddings import FakeEncoders
 
@@ -308,7 +307,7 @@ class World:
         settings = Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder)  # type: ignore[call-arg]
         self.service = FakeService(script(chance))
         self.encoders = FakeEncoders()
-        self.server = ApiServer(settings, self.service, encoders=self.encoders, audio=FakeAudio())  # type: ignore[arg-type]
+        self.server = make_server(settings, self.service, encoders=self.encoders, audio=FakeAudio())  # type: ignore[arg-type]
         self.server.start()
         self.chance = chance
         self.client = httpx.Client(base_url=self.server.url, timeout=60, trust_env=False)

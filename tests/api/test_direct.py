@@ -24,19 +24,19 @@ TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": 
 def test_a_whole_answer_is_typed_and_continues_as_a_message(server: ApiServer, service: FakeService) -> None:
     service.script = lambda request: answer(ReasoningDelta("Hm."), TextDelta("Reading."), *CALL, finish="tool_calls")
     messages = [{"role": "user", "content": "Read a."}]
-    first = server.direct.ask(messages, {"tools": [TOOL], "temperature": 0}, stream=False).answer()
+    first = server.direct(messages, tools=[TOOL], temperature=0)
     assert (first.text, first.reasoning, first.finish_reason, first.model) == ("Reading.", "Hm.", "tool_calls", "tiny")
     assert [(call.id, call.name, call.arguments) for call in first.tool_calls] == [("call_1", "read", '{"path": "a"}')]
     assert first.report.reused == 100 and first.usage.completion == 3
     result = {"role": "tool", "tool_call_id": "call_1", "content": "text of a"}
-    server.direct.ask([*messages, first.message, result], {}, stream=False).answer()
+    server.direct([*messages, first.message, result])
     _, assistant, tool = service.requests[1].messages
     assert assistant.reasoning == "Hm." and assistant.tool_calls == first.tool_calls and tool.content == "text of a"
     assert service.requests[0].sampling.temperature == 0 and service.requests[0].client == "library"
 
 
 def test_a_text_is_a_users_message_and_a_stream_yields_events(server: ApiServer, service: FakeService) -> None:
-    stream = server.direct.ask("Hi", {}, stream=True)
+    stream = server.direct("Hi", stream=True)
     assert service.requests == []  # the first event begins it
     texts = [event.text for event in stream if isinstance(event, TextDelta)]
     assert texts == ["Hello", " there."] and stream.answer().text == "Hello there."
@@ -45,23 +45,23 @@ def test_a_text_is_a_users_message_and_a_stream_yields_events(server: ApiServer,
 
 def test_what_is_wrong_is_told_as_to_a_client(server: ApiServer, service: FakeService) -> None:
     with pytest.raises(BadRequest, match="top_p") as caught:
-        server.direct.ask("Hi", {"top_p": 2}, stream=False)
+        server.direct("Hi", top_p=2)
     assert caught.value.param == "top_p"
     with pytest.raises(TypeError, match=r"takes no 'temprature'\. It takes: .*temperature"):
-        server.direct.ask("Hi", {"temprature": 0}, stream=False)
+        typing.cast(Any, server.direct)("Hi", temprature=0)
     for wrong in (None, 5, b"Hi", ["Hi"], [None], {"role": "user"}):
         with pytest.raises(TypeError, match="messages: a text, or a list of messages"):
-            server.direct.ask(typing.cast(Any, wrong), {}, stream=False)
+            server.direct(typing.cast(Any, wrong))
     with pytest.raises(TypeError, match=r"what JSON can hold: .*bytes"):
-        server.direct.ask([{"role": "user", "content": b"Hi"}], {}, stream=False)
+        server.direct([{"role": "user", "content": b"Hi"}])
     service.script = lambda request: [FIRST, Failed(StartLLMError("It broke."))]
     with pytest.raises(StartLLMError, match="It broke"):
-        server.direct.ask("Hi", {}, stream=False).answer()
+        server.direct("Hi")
 
 
 def test_a_stream_that_is_closed_ends_the_work_and_is_counted_as_gone(server: ApiServer, service: FakeService) -> None:
     service.script = lambda request: answer(TextDelta("Hello"), hold)
-    with server.direct.ask("Hi", {}, stream=True) as stream:
+    with server.direct("Hi", stream=True) as stream:
         next(event for event in stream if isinstance(event, TextDelta))
     assert service.streams.get(timeout=20).closed.is_set()
     assert 'status="499"' in server.metrics.text().decode()
@@ -75,12 +75,12 @@ def test_the_page_can_cancel_it(server: ApiServer, service: FakeService) -> None
 
     service.script = lambda request: answer(TextDelta("Hello"), cancel)
     with pytest.raises(Cancelled):
-        server.direct.ask("Hi", {}, stream=False).answer()
+        server.direct("Hi")
 
 
 def test_what_it_made_is_seen_again_by_who_may(serve: Callable[..., ApiServer], service: FakeService) -> None:
     server = serve(api_key="secret")
-    made = server.direct.ask("Hi", {}, stream=False).answer()
+    made = server.direct("Hi")
     assert service.requests[0].id == made.id and 'dialect="chat"' in server.metrics.text().decode()
     listed = f"{server.url}/v1/cache/requests"
     assert httpx.get(listed).status_code == 401
@@ -89,7 +89,7 @@ def test_what_it_made_is_seen_again_by_who_may(serve: Callable[..., ApiServer], 
 
 
 def test_without_a_key_who_sends_one_does_not_see_it(server: ApiServer) -> None:
-    made = server.direct.ask("Hi", {}, stream=False).answer()
+    made = server.direct("Hi")
     listed = f"{server.url}/v1/cache/requests"
     assert httpx.get(listed, headers={"x-api-key": "other"}).json()["requests"] == []
     assert [entry["id"] for entry in httpx.get(listed).json()["requests"]] == [made.id]

@@ -20,10 +20,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 
 def test_docs_and_routes_agree() -> None:
     unused: Any = None
-    status = Status(unused, unused, unused, unused)
+    status = Status(unused, unused, unused, unused, unused, 0)
     page = Page(Settings(_env_file=None), status, Board(unused), unused, "")  # type: ignore[call-arg]
     dialects, stored = Dialects(unused, unused, unused, unused), StoredResponses(unused)
-    routes = build_routes(dialects, stored, page, status, Encodings(None, unused), AudioRoutes(None, unused))
+    routes = build_routes(dialects, stored, page, status, Encodings(unused, unused), AudioRoutes(unused, unused))
     rows = [line.split("|")[1] for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     documented = {path for row in rows for path in re.findall(r"/[\w/{}.]*", row)}
     assert documented == set(routes.patterns)

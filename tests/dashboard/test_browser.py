@@ -14,12 +14,11 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from start_llm.api.server import ApiServer
 from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.service import Health
 from start_llm.core.settings import Settings
 from start_llm.models.pull import Pulled
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 from tests.cli.places import checkpoint, safetensors
 from tests.dashboard.browser import MARKUP, WAIT, Browser
 from tests.integration.live import TOOLS, Live
@@ -481,7 +480,7 @@ def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: 
         _env_file=None,  # type: ignore[call-arg]
         mlx_port=0, log_root=tmp_path / "logs", start_llm_cache_dir=tmp_path / "cache", api_key="open-sesame",
     )  # fmt: skip
-    waiting = ApiServer(settings, Loading())
+    waiting = make_server(settings, Loading())
     waiting.start()
     try:
         window.open(waiting.url)

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.server import ApiServer
 from start_llm.core.events import Done, Event, ReasoningDelta, Started, TextDelta, ToolCallFinished, Usage
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from tests.api import test_answers_fit as answers
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 from tests.e2e.install import clients_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -110,7 +109,7 @@ def test_what_a_library_puts_together_is_what_was_said(
         yield Done(Usage(9, 5, 3, 1), answers.told(chance))
 
     settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
-    server = ApiServer(settings, FakeService(script))
+    server = make_server(settings, FakeService(script))
     server.start()
     program = tmp_path / "ask.cjs"
     program.write_text(f"{HEAD}{PROGRAMS[dialect]}main()\n")

@@ -28,7 +28,6 @@ from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.embeddings import EmbeddingsBody
 from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
-from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest
 from start_llm.core.protocol import SESSION_FIELDS
 from start_llm.core.settings import load_settings
@@ -37,6 +36,7 @@ from start_llm.proxy.bodies import LiteLLMNames
 from start_llm.proxy.config import proxy_environment
 from start_llm.proxy.launcher import LiteLLMProxy
 from start_llm.proxy.own_fields import OWN_FIELDS
+from tests.api.fakes import make_server
 from tests.fuzz.requests import BODIES, request
 from tests.fuzz.tape import Tape
 from tests.proxy.scripted import Scripted, Sounds, Vectors
@@ -102,7 +102,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     settings = load_settings(
         None, proxy_port=0, mlx_port=0, start_llm_cache_dir=folder / "cache", log_root=folder, litellm_master_key="sk-t"
     )
-    server = ApiServer(settings, Scripted().service, audio=Sounds(), encoders=Vectors())
+    server = make_server(settings, Scripted().service, audio=Sounds(), encoders=Vectors())
     server.start()
     found = LiteLLMProxy(
         settings, server_url=server.url, model_id="tiny", card=CARD, log_path=folder / "proxy.log",

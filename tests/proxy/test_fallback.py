@@ -20,6 +20,7 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy import config
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy
+from tests.api.fakes import make_server
 from tests.proxy.scripted import REASONS, Scripted, Sounds, Vectors, error_of
 from tests.proxy.stub import CARD, TEXT, StubServer
 from tests.waiting import until
@@ -78,7 +79,7 @@ def sounds() -> Sounds:
 
 @pytest.fixture(scope="module")
 def engine(settings: Settings, scripted: Scripted, sounds: Sounds) -> Iterator[ApiServer]:
-    server = ApiServer(settings, scripted.service, audio=sounds, encoders=Vectors())
+    server = make_server(settings, scripted.service, audio=sounds, encoders=Vectors())
     server.start()
     yield server
     server.stop(0)

@@ -15,7 +15,6 @@ from pydantic import Field
 from start_llm.api.anthropic import shapes
 from start_llm.api.common import fields
 from start_llm.clients.agent import CLEARED_RESULT
-from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, ToolCall
 
 TOOL_USES: Final = "clear_tool_uses_20250919"
@@ -90,7 +89,7 @@ def _replaced(messages: Sequence[Message], places: Sequence[int], **changes: Any
     return tuple(replace(message, **changes) if index in there else message for index, message in enumerate(messages))
 
 
-def edits_of(given: Any, path: str = "context_management") -> tuple[Edit, ...]:
+def edits_of(given: Any) -> tuple[Edit, ...]:
     """The edits that a body asks for, in its order. Raises BadRequest.
 
     A compaction by the server is not made, and the answer lists none.
@@ -98,20 +97,15 @@ def edits_of(given: Any, path: str = "context_management") -> tuple[Edit, ...]:
     if given is None:
         return ()
     found: list[Edit] = []
-    for where, item in fields.items_of(fields.object_of(given, path).get("edits") or [], f"{path}.edits"):
+    edits = fields.object_of(given, "context_management").get("edits") or []
+    for where, item in fields.items_of(edits, "context_management.edits"):
         kind = fields.object_of(item, where).get("type")
         if kind not in (TOOL_USES, THINKING, COMPACT):
             raise fields.bad(f"{where}.type", f"{TOOL_USES}, {THINKING} or {COMPACT}", kind)
         if kind != COMPACT:
-            found.append(_read(_ClearToolUses if kind == TOOL_USES else _ClearThinking, item, where))
+            body: type[_ClearToolUses] | type[_ClearThinking] = _ClearToolUses if kind == TOOL_USES else _ClearThinking
+            found.append(fields.validate(body, item, f"{where}."))
     return tuple(found)
-
-
-def _read[E: _ClearToolUses | _ClearThinking](kind: type[E], item: dict[str, Any], path: str) -> E:
-    try:
-        return fields.validate(kind, item)
-    except BadRequest as error:
-        raise BadRequest(f"{path}.{error.message}", param=f"{path}.{error.param}", code=error.code) from None
 
 
 def apply(

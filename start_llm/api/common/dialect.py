@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from start_llm.api.common.shapes import ChosenLogprobShape, TokenLogprobShape
@@ -102,16 +101,8 @@ class Exchange(ABC):
         return self.service.models.token_text(token, self.request.model)
 
     def begin(self) -> EventStream:
-        """Submits all at once, so that the engine can batch them. Raises StartLLMError: one is refused, none is run."""
-        streams: list[EventStream] = []
-        try:
-            for request in self.requests:
-                streams.append(self.service.chat(request))
-        except StartLLMError:
-            for stream in streams:
-                stream.close()
-            raise
-        return streams[0] if len(streams) == 1 else _StreamsInTurn(streams, self.request.n)
+        """Submits it. Raises StartLLMError: it is refused."""
+        return self.service.chat(self.request)
 
     def reply(self, events: Iterator[ev.Event]) -> Reply:
         """The whole answer. Of `events` `Done` is the last one, and none is `Failed`."""
@@ -194,42 +185,3 @@ def error_reply(error: StartLLMError, path: str) -> Reply:
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return Reply(sse.dumps(body), error.status, kind, headers)
-
-
-# --- several prompts' events as those of one request ---
-
-
-class _StreamsInTurn(EventStream):
-    """An `EventStream` of streams with `n` choices each. Counts are sums; the first one's start is everyone's."""
-
-    def __init__(self, streams: Sequence[EventStream], n: int) -> None:
-        self._streams = tuple(streams)
-        self._events = self._merge(n)
-
-    def __next__(self) -> ev.Event:
-        return next(self._events)
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-
-    def last_report(self, patience: float) -> CacheReport | None:
-        reports = [report for stream in self._streams if (report := stream.last_report(patience)) is not None]
-        return reduce(CacheReport.plus, reports) if reports else None
-
-    def _merge(self, n: int) -> Iterator[ev.Event]:
-        usage, report = ev.Usage(0, 0, 0), CacheReport()
-        for index, stream in enumerate(self._streams):
-            done = None
-            for event in stream:
-                if isinstance(event, ev.Done):
-                    done = event
-                elif isinstance(event, OfChoice):
-                    yield replace(event, choice=event.choice + index * n)
-                elif not isinstance(event, ev.Started) or index == 0:
-                    yield event
-            if done is None:
-                return
-            usage = ev.Usage(*map(sum, zip(astuple(usage), astuple(done.usage), strict=True)))
-            report = report.plus(done.report)
-        yield ev.Done(usage, report)

@@ -110,12 +110,13 @@ def refuse_samplers(data: Mapping[str, Any], path: str = "") -> None:
             raise NotSupported(f"{path}{name}: {reason}", param=f"{path}{name}")
 
 
-def validate[B: BodyModel](model: type[B], data: Any) -> B:
+def validate[B: BodyModel](model: type[B], data: Any, prefix: str = "") -> B:
+    """`prefix`: stands before the paths of fields in errors."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-        path = field_path(problem["loc"])
+        path = prefix + field_path(problem["loc"])
         if problem["type"] == "missing":
             raise wrong(path, "this field is required.", "missing_field") from None
         if problem["type"] in _PLAIN:  # pydantic's own words name its classes, or what stands after its work

@@ -47,7 +47,7 @@ MOST_NAMES = 4_000
 """Characters of names that a search tool tells."""
 
 
-def search_tool(name: str, field: str, hidden: Sequence[Tool], about: str = "") -> Tool:
+def search_tool(name: str, field: str, hidden: Sequence[Tool]) -> Tool:
     """The tool with which a model finds the `hidden` ones; it tells their names by server (``server__tool``)."""
     servers: dict[str, list[str]] = {}
     for tool in hidden:
@@ -59,7 +59,7 @@ def search_tool(name: str, field: str, hidden: Sequence[Tool], about: str = "") 
     if len(names) > MOST_NAMES:
         names = "; ".join(f"{server}* ({len(those)} tools)" for server, those in servers.items())[:MOST_NAMES]
     how = "words for what is needed" if field == "query" else "a regular expression for names and descriptions"
-    text = f"{about or 'Finds tools. Those that it finds can be called after it.'} Tools that can be found: {names}"
+    text = f"Finds tools. Those that it finds can be called after it. Tools that can be found: {names}"
     properties = {field: {"type": "string", "description": how}, "limit": {"type": "integer"}}
     return Tool(name, text, {"type": "object", "properties": properties, "required": [field]})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from email.utils import formatdate
 from http import HTTPStatus
@@ -28,8 +29,9 @@ def encode_head(status: int, headers: Mapping[str, str], origin: str | None, *, 
         fields["Access-Control-Expose-Headers"] = f"{CACHE_HEADER}, {ID_HEADER}, retry-after"
         fields["Vary"] = "Origin"
     fields["Connection"] = "close" if close else "keep-alive"
-    lines = [f"HTTP/1.1 {status} {status_phrase(status)}", *(f"{name}: {_one_line(fields[name])}" for name in fields)]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+    lines = [f"HTTP/1.1 {status} {status_phrase(status)}", *(f"{name}: {value}" for name, value in fields.items())]
+    one_line_each = (re.sub(r"[\r\n]", " ", line) for line in lines)
+    return ("\r\n".join(one_line_each) + "\r\n\r\n").encode("latin-1", "replace")
 
 
 def encode_reply(reply: Reply, origin: str | None, *, close: bool, head_only: bool = False) -> bytes:
@@ -39,7 +41,3 @@ def encode_reply(reply: Reply, origin: str | None, *, close: bool, head_only: bo
         headers = {"Content-Type": reply.content_type, "Content-Length": str(len(reply.body)), **headers}
     head = encode_head(reply.status, headers, origin, close=close)
     return head if head_only else head + reply.body
-
-
-def _one_line(value: str) -> str:
-    return value.replace("\r", " ").replace("\n", " ")

@@ -56,9 +56,9 @@ class RequestDispatcher(Protocol):
 class Front:
     """The accept loop. `start`, `take_back`, `stop_accepting` and `stop` may be called from any thread."""
 
-    def __init__(self, listeners: Sequence[socket.socket], dispatcher: RequestDispatcher, bodies: Bodies) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], dispatcher: RequestDispatcher) -> None:
         self._dispatcher = dispatcher
-        self._bodies = bodies
+        self._bodies = Bodies()
         self._selector = selectors.DefaultSelector()
         self._listeners = [ListeningSocket(listener, self._selector) for listener in listeners]
         self._connections = Connections(self._selector, connections_allowed())

@@ -20,7 +20,7 @@ from start_llm.api.http import sse
 from start_llm.api.http.access import MULTIPART, RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.audio.service import AudioService
-from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.errors import BadRequest
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE, MODEL, SPOKEN_TEXT
 from start_llm.core.media import Hints, SoundForm, Transcript, TranscriptSegment
 
@@ -82,23 +82,21 @@ class TranscriptShape(TypedDict):
 class AudioRoutes:
     """Handlers."""
 
-    audio: AudioService | None
+    audio: AudioService
     owners: RequestOwners
 
     def transcriptions(self, inbound: Request) -> Task:
-        audio = self._audio()
         form = read_form(inbound.body, inbound.headers.get("Content-Type", ""))
         body = _read(form)
         file = form.file("file")
         request = counted_request(
-            "transcription", audio.named(body.model, "transcription"), {"user": body.user}, inbound, self.owners
+            "transcription", self.audio.named(body.model, "transcription"), {"user": body.user}, inbound, self.owners
         )
         hints = Hints(body.language or None, body.prompt, body.temperature)
-        hearing = audio.transcribe(request.model, file, hints)
+        hearing = self.audio.transcribe(request.model, file, hints)
         return Task(request, hearing, lambda: _transcript(hearing.result, body.response_format))
 
     def speech(self, inbound: Request) -> Task:
-        audio = self._audio()
         body, data = parse_body(SpeechBody, inbound.body)
         within(SPOKEN_TEXT, len(body.input), "input")
         if not body.input.strip():
@@ -109,15 +107,10 @@ class AudioRoutes:
                 param="speed",
                 code="invalid_value",
             )
-        request = counted_request("speech", audio.named(body.model or "", "speech"), data, inbound, self.owners)
+        request = counted_request("speech", self.audio.named(body.model or "", "speech"), data, inbound, self.owners)
         form = body.response_format or "mp3"
-        speaking = audio.speak(request.model, body.input, form)
+        speaking = self.audio.speak(request.model, body.input, form)
         return Task(request, speaking, lambda: Reply(speaking.result, content_type=SOUNDS[form]))
-
-    def _audio(self) -> AudioService:
-        if self.audio is None:
-            raise NotSupported("This server has no audio models.")
-        return self.audio
 
 
 def _read(form: Form) -> TranscriptionBody:

@@ -17,7 +17,6 @@ from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.core.errors import NotSupported
 from start_llm.core.limits import EMBEDDED
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.request import ChatRequest
@@ -47,7 +46,7 @@ class OllamaEmbedBody(BodyModel):
 class Encodings:
     """Handlers of the routes."""
 
-    encoders: EncoderService | None
+    encoders: EncoderService
     owners: RequestOwners
 
     def embeddings(self, inbound: Request) -> Task:
@@ -57,9 +56,8 @@ class Encodings:
             if not text:
                 raise wrong(path, "an empty text has no embedding.")
             texts.append(text)
-        encoders = self._encoders()
-        request = counted_request("embeddings", encoders.named(body.model or ""), data, inbound, self.owners)
-        encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
+        request = counted_request("embeddings", self.encoders.named(body.model or ""), data, inbound, self.owners)
+        encoding = self.encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
         as_base64 = body.encoding_format == "base64"
         return _task(request, encoding, lambda found: _embeddings(request.model, found, as_base64))
 
@@ -71,16 +69,10 @@ class Encodings:
         for index, text in enumerate(texts):
             if not isinstance(text, str) or not text:
                 raise bad(f"input[{index}]", "a text that is not empty", text)
-        encoders = self._encoders()
-        name = encoders.named((body.model or "").removesuffix(":latest"))
+        name = self.encoders.named((body.model or "").removesuffix(":latest"))
         request = counted_request("embeddings", name, data, inbound, self.owners)
-        encoding = encoders.encode(texts, "input", truncate=body.truncate is not False, dimensions=body.dimensions)
+        encoding = self.encoders.encode(texts, "input", truncate=body.truncate is not False, dimensions=body.dimensions)
         return _task(request, encoding, lambda found: _ollama_embeddings(request, found))
-
-    def _encoders(self) -> EncoderService:
-        if self.encoders is None:
-            raise NotSupported("This server has no embedding model.")
-        return self.encoders
 
 
 def _task(request: ChatRequest, encoding: Computation[Encoded], body: Callable[[Encoded], bytes]) -> Task:

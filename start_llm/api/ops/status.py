@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from start_llm import __version__
 from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.api.ops import shapes
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.jsontext import parse_object
 from start_llm.core.service import ModelCard, Service
@@ -28,6 +27,124 @@ SHORT_ID = 6
 LONGEST_SHORT_ID = 80
 
 
+class ModelAbilitiesShape(TypedDict):
+    tools: bool
+    reasoning: bool
+    vision: bool
+    images: Literal["shown", "placeholder", "reject"]
+
+
+class ModelDetailsShape(TypedDict):
+    """``facts``: what the checkpoint is, each with where that is known from. Bytes are of the memory now."""
+
+    state: Literal["ready", "loading", "unloading", "failed", "stored"]
+    pinned: bool
+    weight_bytes: int
+    kv_bytes: int
+    context_scale: float
+    source: NotRequired[str]
+    facts: NotRequired[dict[str, Any]]
+    kind: NotRequired[Literal["audio", "embedding"]]
+    task: NotRequired[str]
+    adapter: NotRequired[str]
+    base: NotRequired[str]
+    dimensions: NotRequired[int]
+    problem: NotRequired[str]
+
+
+class ModelShape(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    context_length: int
+    max_model_len: int
+    meta: dict[Literal["n_ctx"], int]
+    max_input_tokens: int
+    max_tokens: int
+    lifecycle: Literal["active"]
+    capabilities: ModelAbilitiesShape
+    details: ModelDetailsShape
+
+
+class ModelsShape(TypedDict):
+    """A list to OpenAI's clients and to Anthropic's."""
+
+    object: Literal["list"]
+    data: list[ModelShape]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+
+
+StudioAbility = Literal["tool_use", "vision"]
+
+
+class StudioModelShape(TypedDict):
+    """``type`` of a model that speaks or hears is ``llm``, too: LM Studio knows three."""
+
+    id: str
+    object: Literal["model"]
+    type: Literal["llm", "vlm", "embeddings"]
+    publisher: str
+    arch: str
+    compatibility_type: Literal["mlx"]
+    quantization: str
+    state: Literal["loaded", "loading", "not-loaded"]
+    max_context_length: int
+    loaded_context_length: NotRequired[int]
+    capabilities: list[StudioAbility]
+
+
+class StudioModelsShape(TypedDict):
+    object: Literal["list"]
+    data: list[StudioModelShape]
+
+
+class PropsShape(TypedDict):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: dict[Literal["vision", "audio"], bool]
+    build_info: str
+
+
+class SlotShape(TypedDict):
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
+class LoadShape(TypedDict):
+    """``requests``: answered since the start; SGLang has no such field."""
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    max_running_requests: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    cache_hit_rate: float
+    requests: int
+
+
+class LoadsShape(TypedDict):
+    timestamp: str
+    version: str
+    loads: list[LoadShape]
+
+
+class RecentRequestsShape(TypedDict):
+    """As lines of the request log: places, counts and times, no text of conversations."""
+
+    requests: list[dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """Handlers. Thread-safe as far as `service` is."""
@@ -36,8 +153,8 @@ class Status:
     counts: Metrics
     request_log: RequestLog
     owners: RequestOwners
-    encoders: EncoderService | None = None
-    most_running: int = 0  # requests that are computed at the same time
+    encoders: EncoderService
+    most_running: int  # requests that are computed at the same time
 
     def health(self, inbound: Request) -> Reply:
         health = self.service.health()
@@ -52,11 +169,11 @@ class Status:
     def metrics(self, inbound: Request) -> Reply:
         return Reply(self.counts.text(), content_type=self.counts.content_type)
 
-    def loads(self, inbound: Request | None = None) -> shapes.LoadsShape:
+    def loads(self, inbound: Request | None = None) -> LoadsShape:
         """How busy the server is, in the fields of SGLang's route of this name, as far as they are measured here."""
         health, figures = self.service.health(), self.counts.figures()
         usage, tokens = kv_usage(figures), int(figures.get("kv_tokens", 0))
-        load: shapes.LoadShape = {
+        load: LoadShape = {
             "dp_rank": 0,
             "num_running_reqs": health.running,
             "num_waiting_reqs": health.queued,
@@ -69,7 +186,7 @@ class Status:
         }
         return {"timestamp": datetime.now(UTC).isoformat(), "version": __version__, "loads": [load]}
 
-    def models(self, inbound: Request) -> shapes.ModelsShape:
+    def models(self, inbound: Request) -> ModelsShape:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
         cards = self._cards()
         return {
@@ -80,18 +197,18 @@ class Status:
             "last_id": cards[-1].id if cards else None,
         }
 
-    def model(self, inbound: Request) -> shapes.ModelShape:
+    def model(self, inbound: Request) -> ModelShape:
         return {**model_body(self._asked(inbound)), "id": inbound.params[0]}
 
-    def studio_models(self, inbound: Request) -> shapes.StudioModelsShape:
+    def studio_models(self, inbound: Request) -> StudioModelsShape:
         """What LM Studio's clients (Zed) list."""
         cards = [card for card in self._cards() if card.details.get("kind") != "audio"]
         return {"object": "list", "data": [studio_body(card) for card in cards]}
 
-    def studio_model(self, inbound: Request) -> shapes.StudioModelShape:
+    def studio_model(self, inbound: Request) -> StudioModelShape:
         return {**studio_body(self._asked(inbound)), "id": inbound.params[0]}
 
-    def props(self, inbound: Request) -> shapes.PropsShape:
+    def props(self, inbound: Request) -> PropsShape:
         """The main model, in the fields of llama.cpp's route of this name that clients read."""
         card = self._main()
         return {
@@ -103,7 +220,7 @@ class Status:
             "build_info": f"start_llm {__version__}",
         }
 
-    def slots(self, inbound: Request) -> list[shapes.SlotShape]:
+    def slots(self, inbound: Request) -> list[SlotShape]:
         """A slot for each request that can run at the same time. Whose request runs is not told."""
         running, context = self.service.health().running, self._main().context
         return [{"id": each, "n_ctx": context, "is_processing": each < running} for each in range(self.most_running)]
@@ -126,7 +243,7 @@ class Status:
 
     def _cards(self) -> tuple[ModelCard, ...]:
         """Those that answer come first."""
-        return (*self.service.models.cards(), *(() if self.encoders is None else self.encoders.cards()))
+        return (*self.service.models.cards(), *self.encoders.cards())
 
     def cache_request(self, inbound: Request) -> dict[str, Any]:
         request_id = self._whole_id(inbound)
@@ -150,7 +267,7 @@ class Status:
             raise NotFound(f"{request_id!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
         return found[0] if found else request_id
 
-    def cache_requests(self, inbound: Request) -> shapes.RecentRequestsShape:
+    def cache_requests(self, inbound: Request) -> RecentRequestsShape:
         """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""
         visitor = inbound.visitor
         visitor.check_sees_own()
@@ -158,15 +275,15 @@ class Status:
 
     # --- loading ---
 
-    def load(self, inbound: Request) -> shapes.ModelShape:
+    def load(self, inbound: Request) -> ModelShape:
         """``{"model": name}``; answers when it is loaded."""
         return model_body(self.service.models.load(_asked_for(inbound)[0]))
 
-    def unload(self, inbound: Request) -> shapes.ModelShape:
+    def unload(self, inbound: Request) -> ModelShape:
         """``{"model": name}``; answers when its KV is on disk and its memory is free."""
         return model_body(self.service.models.unload(_asked_for(inbound)[0]))
 
-    def pin(self, inbound: Request) -> shapes.ModelShape:
+    def pin(self, inbound: Request) -> ModelShape:
         """``{"model": name, "pinned": true}``; without ``pinned`` it is pinned."""
         name, body = _asked_for(inbound)
         pinned = body.get("pinned", True)
@@ -184,7 +301,7 @@ def _asked_for(inbound: Request) -> tuple[str, dict[str, Any]]:
     return name, body
 
 
-def model_body(card: ModelCard) -> shapes.ModelShape:
+def model_body(card: ModelCard) -> ModelShape:
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     where = {name: getattr(card, name) for name in ("state", "pinned", "weight_bytes", "kv_bytes", "context_scale")}
     able: Any = card.capabilities
@@ -209,12 +326,12 @@ def model_body(card: ModelCard) -> shapes.ModelShape:
     }
 
 
-def studio_body(card: ModelCard) -> shapes.StudioModelShape:
+def studio_body(card: ModelCard) -> StudioModelShape:
     """As LM Studio's REST API v0 tells a model."""
     embeds = card.details.get("kind") == "embedding"
     states: dict[str, Literal["loaded", "loading"]] = {"ready": "loaded", "loading": "loading"}
-    able: dict[shapes.StudioAbility, bool] = {"tool_use": card.tools, "vision": card.vision}
-    body: shapes.StudioModelShape = {
+    able: dict[StudioAbility, bool] = {"tool_use": card.tools, "vision": card.vision}
+    body: StudioModelShape = {
         "id": card.id,
         "object": "model",
         "type": "embeddings" if embeds else "vlm" if card.vision else "llm",

@@ -222,12 +222,11 @@ def test_without_a_free_descriptor_accepting_rests() -> None:
 EXHAUSTED = """
 import logging, os, resource, sys, time
 from pathlib import Path
-from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 logging.basicConfig()
 folder = Path(sys.argv[1])
-server = ApiServer(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService())
+server = make_server(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService())
 server.start()
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 held = []
@@ -348,15 +347,14 @@ def test_stalled_clients_do_not_hold_up_the_end(serve: Serve, service: FakeServi
 PINNED = """
 import sys
 from pathlib import Path
-from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 def pin(request):
     print("pinned", flush=True)
     while True:
         pass
 folder = Path(sys.argv[1])
-server = ApiServer(
+server = make_server(
     Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService(pin)
 )
 server.start()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_an_end_of_several_ids_is_told_with_them() -> None:
     made.remember(["chat-1-abcdef", "chat-2-abcdef"], Visitor("ann"), None)
     made.remember(["chat-3-abcdef"], Visitor("bob"), None)
     assert made.ending(Visitor("ann"), "abcdef") == ["chat-1-abcdef", "chat-2-abcdef"]
-    status = Status(FakeService(), Metrics(), RequestLog(None), made)
+    status = Status(FakeService(), Metrics(), RequestLog(None), made, Mock(), 0)
     inbound = Request("GET", "/", {}, params=("abcdef",), visitor=Visitor("ann"))
     with pytest.raises(NotFound, match="of 2 requests: chat-1-abcdef, chat-2-abcdef"):
         status.cache_request(inbound)

@@ -18,7 +18,7 @@ from start_llm.core.events import Progress
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE
 from start_llm.core.media import AudioTask, Hints, Transcript, TranscriptSegment
 from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 
 SAID = Transcript(
     " Hello there. And --> more.",
@@ -77,7 +77,7 @@ def audio() -> FakeAudio:
 @pytest.fixture
 def server(audio: FakeAudio, tmp_path: Path) -> Iterator[ApiServer]:
     settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
-    made = ApiServer(settings, FakeService(), audio=audio)
+    made = make_server(settings, FakeService(), audio=audio)
     made.start()
     yield made
     made.stop(0)
@@ -250,7 +250,7 @@ def test_a_body_over_the_limit_is_413(audio: FakeAudio, tmp_path: Path, monkeypa
     settings = Settings(  # type: ignore[call-arg]
         _env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path
     )
-    server = ApiServer(settings, FakeService(), audio=audio)
+    server = make_server(settings, FakeService(), audio=audio)
     server.start()
     try:
         answer = httpx.post(server.url + PATH, files={"file": ("a.wav", b"x" * 200_000)})

@@ -20,7 +20,7 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Outcome
 from tests.api.conftest import Raw
-from tests.api.fakes import FakeService
+from tests.api.fakes import FakeService, make_server
 
 ANGLES = {"north": 0.0, "north by east": 0.2, "east": 1.2, "south": 3.0}
 
@@ -90,7 +90,7 @@ def seen() -> Seen:
 @pytest.fixture
 def server(encoders: FakeEncoders, seen: Seen, tmp_path: Path) -> Iterator[ApiServer]:
     settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
-    made = ApiServer(settings, FakeService(), observers=[seen], encoders=encoders)
+    made = make_server(settings, FakeService(), observers=[seen], encoders=encoders)
     made.start()
     yield made
     encoders.held.set()
