@@ -1,8 +1,8 @@
 """LiteLLM's application with this project's layers around it. Imported by the proxy's process only: LiteLLM takes
 seconds and hundreds of megabytes.
 
-A request passes `access` (who may ask), `bodies` (what may be asked), `balancer` (who answers), then the routes of
-`passthrough` or LiteLLM's own.
+A request passes `access` (who may ask), `bodies` (what may be asked) and `balancer` (who answers). Conversations go on
+to LiteLLM, lists of models to routes of `passthrough`, and all else straight to a server.
 
 Used of LiteLLM: its application, its lists of its own parameters, its rules for models that it does not know, and the
 transport of its HTTP clients.

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
-from start_llm.core.errors import NotFound
+from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
 from start_llm.core.report import Background, CacheReport, Miss, StoredTree
 from start_llm.core.request import ChatRequest
@@ -71,7 +71,7 @@ def make_server(settings: Settings, service: Any, **parts: Any) -> ApiServer:
         "request_log": RequestLog(settings.log_root if settings.enable_request_logging else None),
         "observers": (),
         "encoders": EncoderService(settings, Mock(), Mock()),
-        "audio": AudioService(settings, Mock(), Mock()),
+        "audio": AudioService(settings, Mock(**{"audio_name.side_effect": NotSupported("It has none.")}), Mock()),
     }
     return ApiServer(settings, service, **(usual | parts))
 
