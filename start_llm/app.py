@@ -33,6 +33,7 @@ from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.terminal import terminal
 from start_llm.embeddings.service import EncoderService
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.ranks.hosts import RankHost, one_model_only, rank_hosts, shared_settings
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import end_streams
@@ -40,7 +41,6 @@ from start_llm.engine.thread import EngineThread
 from start_llm.host.hints import hint
 from start_llm.host.home import command, home
 from start_llm.host.pressure import MemoryWatch, Pressure
-from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
@@ -95,7 +95,7 @@ class App:
         registry = ModelRegistry(settings, NameResolver(settings))
         self._ranks = _leader(hosts, self._rank_lost) if hosts else Ranks()
         self._rank_is_lost = False
-        self._builder = ModelBuilder(registry, self._say, self._progress, self._ranks)
+        self._builder = ModelBuilder(settings, registry.reclaim, self._say, self._progress, self._ranks)
         self.engine = EngineThread(
             max_queue=settings.max_queue,
             max_concurrency=settings.max_concurrency,
@@ -290,7 +290,7 @@ class App:
         """What somebody needs to know in the first minute."""
         self._say(f"model     {card.id}  (context {card.context:,} tokens)")
         stored = f"{self._builder.shared.most_stored / GIB:.1f} GiB in memory"
-        self._say(f"KV cache  {stored}, {self._builder.assembly.stored_where}")
+        self._say(f"KV cache  {stored}, {self._builder.stored_where}")
         for encoder in self.encoders.cards():
             self._say(f"embed     {encoder.id}  (texts up to {encoder.context:,} tokens)")
         if self.encoders.problem:

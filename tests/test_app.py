@@ -124,7 +124,7 @@ def test_a_missing_model_is_named(make: Callable[..., Any], tmp_path: Path) -> N
 
 def test_a_model_that_does_not_fit_refuses_the_start(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     small = Device("Linux", "some CPU", 2**20, "cpu", 2**20)
-    monkeypatch.setattr("start_llm.modelpool.builder.inspect_device", lambda accelerator: small)
+    monkeypatch.setattr("start_llm.engine.assembly.inspect_device", lambda accelerator: small)
     app, _ = make()
     with pytest.raises(Unavailable, match=r"of the 0\.0 GiB that a model may use here.*Choose a smaller model"):
         app.start()

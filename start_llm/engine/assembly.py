@@ -1,6 +1,7 @@
-"""Makes a `TextRuntime` of a model that is loaded: in one shape, with what drafts for it, looked at, with its KV store.
+"""Loads models: `models` reads the weights, and a `TextRuntime` is made of them: in one shape, with what drafts for it,
+looked at, with its KV store.
 
-Knows nothing of requests, nor of who wants which model. Model thread only, but for the public figures.
+Knows nothing of requests, nor of who wants which model.
 """
 
 from __future__ import annotations
@@ -31,19 +32,30 @@ from start_llm.files.lru import Lru
 from start_llm.host.home import command
 from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVListener
+from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.catalog import name_of
 from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, read_config
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, stamps_of, tokenizer_key
-from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model, load_steps
+from start_llm.models.inspection import inspect_once
+from start_llm.models.loader import (
+    BasesInMemory,
+    LoadedModel,
+    LoadInputs,
+    accelerator,
+    load_model,
+    load_steps,
+    read_ahead,
+)
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.recommended import published_head
-from start_llm.models.room import Weights
-from start_llm.models.stepwise import bytes_of
+from start_llm.models.room import Weights, group_of
+from start_llm.models.stepwise import bytes_of, free_memory
 from start_llm.models.tokenizer import read_tokenizer
 
+READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 _TOKENIZERS_KEPT = 2  # beside those in use
 
 
@@ -73,59 +85,109 @@ class Vocabularies:
         return found
 
 
-class Assembly:
-    """
+class ModelBuilder:
+    """Model thread only, but for `begin`, `read`, `read_ahead` and the public figures.
+
+    Args:
+        settings: of the server.
+        reclaim: see `SharedMemory`.
+        ranks: the processes that have a part of the one model each; ``None``: this one alone.
+
     Attributes:
-        device: what the machine has; set before the first load.
+        shared: what the weights and the KV of all models take. How much they may take is known from `begin` on.
         bases: weights in memory, for models that differ in their adapters only.
         stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
-        vocabularies: of all models. Any thread.
     """
 
-    def __init__(self, shared: SharedMemory, ranks: Ranks, say: Say, progress: Progress) -> None:
-        self._shared, self._ranks, self._say, self._progress = shared, ranks, say, progress
-        self.device: Device
+    def __init__(
+        self,
+        settings: Settings,
+        reclaim: Callable[[int], bool],
+        say: Say,
+        progress: Progress,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._settings, self._say, self._progress, self.ranks = settings, say, progress, ranks or Ranks()
+        self.shared = SharedMemory(0, settings.cache_memory_bytes, reclaim)
+        self._device: Device
         self.bases = BasesInMemory()
         self.stored_where = ""
-        self.vocabularies = Vocabularies()
+        self._vocabularies = Vocabularies()
         self._wired = False
+        self._side: dict[str, Any] = {}  # models that are no language models
 
-    def begin(self, model: str, weights: Weights, made: ExitStack) -> None:
+    def begin(self, reserved: int) -> None:
+        """Looks at the machine. Before the first load, on any thread. `reserved`: bytes that no model may have."""
+        device, most = inspect_device(accelerator), self._settings.pool_memory_bytes
+        self._device = device if most is None else replace(device, usable=min(most, device.usable or most))
+        self.shared.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
+
+    def read(self, settings: Settings, folder: Path, adapter: StoredAdapter | None = None) -> LoadInputs:
+        """What needs no MLX, and little memory. Not the model thread. Raises NotFound, BadRequest, NotSupported."""
+        if settings.model_path is not None:
+            inspect_once(settings, settings.model_path, folder)
+        read, grammars = None if adapter is None else adapter.read(), self._vocabularies.of(folder)
+        return LoadInputs(grammars.wrapper, folder, read, self.bases)
+
+    def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
+        """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
+        if group_of(folder) not in self.bases:
+            read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
+
+    def _begin(self, model: str, weights: Weights, made: ExitStack) -> None:
         """A model is going to be loaded, and to take about these weights. `made` closes what it consists of."""
         self._unwire()
-        made.callback(self.left, model)
-        self._shared.place(model, weights)
+        made.callback(self._left, model)
+        self.shared.place(model, weights)
 
-    def left(self, model: str) -> None:
+    def _left(self, model: str) -> None:
         """Its weights are in memory no more."""
         self._unwire()
-        self._shared.place(model, None)
+        self.shared.place(model, None)
+
+    def side_steps(
+        self, model: str, weights: Weights, steps: Generator[float, None, Any]
+    ) -> Generator[float, None, Any]:
+        """Loads by `steps` what is no language model: its `nbytes` count, and it has no KV. Arguments as of `steps`."""
+        with ExitStack() as made:
+            self._begin(model, weights, made)
+            found = self._side[model] = yield from steps
+            self.shared.place(model, Weights(found.nbytes))
+            made.pop_all()
+        return found
+
+    def side_unloading(self, model: str) -> Generator[float]:
+        """Frees what `side_steps` has loaded. Nobody else holds it any more."""
+        self._side.pop(model, None)
+        yield 0.0
+        free_memory()
+        self._left(model)
 
     def steps(
         self,
         settings: Settings,
         model: str,
         weights: Weights,
-        pinned: Sequence[Weights],
-        inputs: LoadInputs | None,
-        listener: KVListener | None,
+        inputs: LoadInputs | None = None,
+        listener: KVListener | None = None,
+        pinned: Sequence[Weights] = (),
     ) -> Generator[float, None, TextRuntime]:
         """Loads the model of `settings`, some weights at a step. Raises StartLLMError if it cannot be served.
 
         Args:
             model: its name on the model thread.
             weights: what it is going to take, as far as that is known.
-            pinned: of models that never go for this one.
-            inputs: what was read of it; ``None``: its files are still to be found.
+            inputs: what `read` has read of it; ``None``: its files are still to be found.
             listener: is told what its KV store gives up.
+            pinned: of models that never go for this one.
         """
         made = ExitStack()
-        self._shared.usable = self._ranks.connect(self._shared.usable)
+        self.shared.usable = self.ranks.connect(self.shared.usable)
         try:
-            self.begin(model, weights, made)
-            inputs = inputs or LoadInputs(bases=self.bases, parts=self._ranks.size, shard=self._ranks.shard)
-            loaded = yield from load_steps(settings, self.device, self._progress, self._say, inputs)
-            if not self._ranks.alone and self._ranks.agree(own := fingerprint(loaded.folder)) != own:
+            self._begin(model, weights, made)
+            inputs = inputs or LoadInputs(bases=self.bases, parts=self.ranks.size, shard=self.ranks.shard)
+            loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
+            if not self.ranks.alone and self.ranks.agree(own := fingerprint(loaded.folder)) != own:
                 raise Unavailable(f"The files of {loaded.source} are other ones here than on the first host.")
             return (yield from self._runtime(settings, loaded, model, pinned, listener, made))
         except BaseException:
@@ -143,30 +205,30 @@ class Assembly:
     ) -> Generator[float, None, TextRuntime]:
         """Of a model whose weights are read."""
         loaded = self._shaped(settings, loaded)
-        self._shared.place(model, loaded.weights)
+        self.shared.place(model, loaded.weights)
         loaded = yield from self._with_drafter(settings, loaded)
-        self._shared.place(model, loaded.weights)
-        check = checker(loaded) if self._ranks.alone else unchecked
+        self.shared.place(model, loaded.weights)
+        check = checker(loaded) if self.ranks.alone else unchecked
         loaded = yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say)
         drafts, grammars = yield from self._decoding(settings, loaded, made)
         store = yield from self._store(settings, loaded, listener, made)
-        memory = MemoryGuard(store, self._shared)
+        memory = MemoryGuard(store, self.shared)
         made.callback(memory.close)
-        runtime = TextRuntime(settings, loaded, store, memory, drafts, grammars, made, self._ranks)
+        runtime = TextRuntime(settings, loaded, store, memory, drafts, grammars, made, self.ranks)
         runtime.loaded = limit_context(loaded, memory.most_tokens(model, pinned), self._say)
-        self._ranks.loaded()
+        self.ranks.loaded()
         return runtime
 
     def _decoding(
         self, settings: Settings, loaded: LoadedModel, made: ExitStack
     ) -> Generator[float, None, tuple[Drafts | None, Grammars]]:
         """What its tokens are drafted and constrained by."""
-        if not self._shared.guards:
-            self._wired = wire_weights(settings.wired_limit, self.device)
-        grammars = yield from in_background(lambda: self.vocabularies.of(loaded.folder, loaded.wrapper))
+        if not self.shared.guards:
+            self._wired = wire_weights(settings.wired_limit, self._device)
+        grammars = yield from in_background(lambda: self._vocabularies.of(loaded.folder, loaded.wrapper))
         if settings.drafts == "off":
             return None, grammars
-        drafts = make_drafts(loaded.model, loaded.make_cache, self._ranks)
+        drafts = make_drafts(loaded.model, loaded.make_cache, self.ranks)
         made.callback(_close, drafts)
         return drafts, grammars
 
@@ -176,7 +238,7 @@ class Assembly:
         """Its KV in memory and on disk."""
         disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
         made.callback(_close, disk)
-        store = yield from make_store(settings, loaded, self._shared.most_stored, self._ranks, disk, listener)
+        store = yield from make_store(settings, loaded, self.shared.most_stored, self.ranks, disk, listener)
         made.callback(store.close)
         where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
         self.stored_where = where if disk and disk.ready else "nothing on disk"
@@ -198,7 +260,7 @@ class Assembly:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
             inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
-            return self._shaped(blind, load_model(blind, self.device, self._progress, self._say, inputs))
+            return self._shaped(blind, load_model(blind, self._device, self._progress, self._say, inputs))
 
     def _with_drafter(self, settings: Settings, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
         """With what drafts for it, if there is something that fits. Raises NotFound: DRAFT_MODEL is not there."""
@@ -230,8 +292,8 @@ class Assembly:
         """Called before the drafter's weights are read. Raises NotSupported; its text ends the caller's sentence."""
         if files.kind == "model" and library_of(read_config(files.folder)) is None:
             raise NotSupported("neither mlx-lm nor mlx-vlm has a text model of its type; see docs/drafts.md")
-        free = max(0, self._shared.usable - self._shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
-        if self._shared.usable and files.nbytes > free:
+        free = max(0, self.shared.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
+        if self.shared.usable and files.nbytes > free:
             sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
             raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
 

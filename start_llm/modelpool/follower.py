@@ -10,6 +10,7 @@ from multiprocessing.connection import Client
 from start_llm.core.errors import ExitCode, StartLLMError
 from start_llm.core.settings import Settings
 from start_llm.dashboard.terminal import log_as_lines
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.ranks.channel import Channel
 from start_llm.engine.ranks.follower import FollowerGroup
 from start_llm.engine.ranks.group import as_sentence
@@ -17,9 +18,6 @@ from start_llm.engine.ranks.hosts import versions
 from start_llm.engine.ranks.lockstep import follow
 from start_llm.engine.runtime import end_streams
 from start_llm.host.ports import free_port
-from start_llm.modelpool.builder import ModelBuilder
-from start_llm.modelpool.registry import ModelRegistry
-from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.background import at_once
 from start_llm.models.device import inspect_device
 from start_llm.models.loader import accelerator
@@ -52,8 +50,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _follow(settings: Settings, ranks: FollowerGroup) -> None:
-    registry = ModelRegistry(settings, NameResolver(settings))
-    builder = ModelBuilder(registry, lambda line: None, lambda step, part: None, ranks)
+    builder = ModelBuilder(settings, lambda need: False, lambda line: None, lambda step, part: None, ranks)
     builder.begin(reserved=0)
     runtime = at_once(builder.steps(settings, "", Weights()))
     follow(runtime.scheduler, ranks)

@@ -19,10 +19,10 @@ from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.extras import check_installed
 from start_llm.embeddings import compute
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.kvcache.events import KVEvents
-from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import card_of
 from start_llm.modelpool.handles import make_handle
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
@@ -103,7 +103,8 @@ class LanguageModels:
         if inputs is not None and inputs.folder is not None:
             self._builder.read_ahead(inputs.folder, progress.moved)
         events = self._events if entry.known.default else None
-        steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs, events)
+        pinned = self._registry.pinned_weights(entry.key)
+        steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs, events, pinned)
         progress.end()
         runtime = self._engine.load(entry.key, steps)
         handle = None

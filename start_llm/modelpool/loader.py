@@ -15,9 +15,9 @@ from queue import Empty
 from typing import Any
 
 from start_llm.core.errors import NOT_LOADABLE, BadRequest, Internal, OutOfMemory, StartLLMError, Unavailable
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.thread import EngineThread
 from start_llm.kvcache.events import KVEvents
-from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.kinds import LanguageModels, LoadProgress, SideModels, try_all
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.models.background import Say

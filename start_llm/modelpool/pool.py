@@ -16,11 +16,11 @@ from start_llm.chat.handle import loaded
 from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.media import AudioTask
 from start_llm.core.service import ModelCard
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.host.pressure import Pressure
-from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import ModelCards
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.registry import ModelLease, ModelRegistry

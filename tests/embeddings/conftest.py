@@ -11,7 +11,7 @@ from start_llm.core.extras import is_installed
 from start_llm.core.settings import Settings
 from start_llm.core.work import EngineStatus
 from start_llm.embeddings.service import EncoderService
-from start_llm.modelpool.builder import ModelBuilder
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
@@ -78,7 +78,7 @@ def service(thread: OneThread) -> Iterator[Callable[..., EncoderService]]:
     def made(path: Path | str | None = None) -> EncoderService:
         settings = Settings(_env_file=None, embedding_model=None if path is None else str(path))  # type: ignore[call-arg]
         registry = ModelRegistry(settings, NameResolver(settings))
-        builder = ModelBuilder(registry, print, lambda step, part: None)
+        builder = ModelBuilder(settings, registry.reclaim, print, lambda step, part: None)
         builder.begin(0)
         engine: Any = thread
         pool = Pool(registry, engine, builder, Loader(registry, engine, builder, Clients(), print))

@@ -89,7 +89,7 @@ PAIRS = {"tiny-base+first": "fused-first", "tiny-base+second": "fused-second"}
 def test_one_conversation_under_several_adapters_is_each_one_s_own(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are asked in turn, each time with the whole conversation; answers of one stand in the history of all."""
     read: set[str] = set()
-    monkeypatch.setattr("start_llm.modelpool.builder.read_ahead", lambda folder, *_: read.add(folder.name))
+    monkeypatch.setattr("start_llm.engine.assembly.read_ahead", lambda folder, *_: read.add(folder.name))
     with serve() as server:
         talk = [user(WORDS)]
         for turn, speaker in enumerate(("tiny-base", "tiny-base+first", "fused-second")):
@@ -304,7 +304,7 @@ def test_adapters_of_one_model_are_one_model_for_the_limit(serve: Any) -> None:
 def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.modelpool.builder.read_ahead", lambda *_: pytest.fail("the weights are read again"))
+    monkeypatch.setattr("start_llm.engine.assembly.read_ahead", lambda *_: pytest.fail("the weights are read again"))
     with serve(pool_memory_bytes=PREFILL_BYTES + LEAST_CACHE_BYTES + 64 * 2**20) as server:
         talk = [user(WORDS)]
         first = {name: ask(server, name, talk) for name in ("tiny-base+first", "tiny-base+second")}

@@ -16,10 +16,10 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.modelmap import PROXIED
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.host.pressure import Pressure
 from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
-from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import ENDLESS, TOOLS, WAIT, Live, live
 from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states
 from tests.oracle import build_oracle, expected_truth

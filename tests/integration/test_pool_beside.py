@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.modelpool import builder as building
+from start_llm.engine import assembly as building
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import states
 from tests.waiting import until

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.modelpool import resolve as names
-from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import ENDLESS, WAIT, Live
 from tests.integration.pooled import TURN, admin, states
 from tests.oracle import build_oracle, expected_truth

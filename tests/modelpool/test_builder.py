@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,9 +15,9 @@ import pytest
 
 from start_llm.core.errors import Unavailable
 from start_llm.core.settings import load_settings
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, end_streams
-from start_llm.modelpool.builder import ModelBuilder
 from start_llm.models.background import at_once
 from start_llm.models.checkpoint import safetensors_header
 from start_llm.models.fingerprint import fingerprint
@@ -65,8 +64,7 @@ def builder(model: Path, tmp_path: Path) -> ModelBuilder:
     settings = load_settings(
         None, model_path=str(model), trust_remote_code=True, start_llm_cache_dir=tmp_path, kv_disk_dir="auto"
     )
-    registry: Any = SimpleNamespace(settings=settings, reclaim=lambda need: False, pinned_weights=lambda model: [])
-    made = ModelBuilder(registry, lambda line: None, lambda step, part: None)
+    made = ModelBuilder(settings, lambda need: False, lambda line: None, lambda step, part: None)
     made.begin(0)
     return made
 
@@ -84,7 +82,7 @@ def loads_and_closes(builder: ModelBuilder) -> str:
 
     def work() -> str:
         at_once(first_steps(builder)).close()
-        return builder.assembly.stored_where
+        return builder.stored_where
 
     return str(on_a_thread(work))
 

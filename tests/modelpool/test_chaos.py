@@ -91,7 +91,7 @@ class Builder:
         """There are none."""
 
     def steps(
-        self, settings: Settings, model: str, weights: Weights, inputs: Any, listener: Any
+        self, settings: Settings, model: str, weights: Weights, inputs: Any, listener: Any, pinned: Any
     ) -> Generator[float, None, LoadedRuntime]:
         yield 0.0
         runner = Runner(answer=10**9) if model == DEFAULT_KEY else FakeRunner(answer=ANSWER)

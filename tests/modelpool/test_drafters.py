@@ -12,11 +12,10 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
-from start_llm.engine.assembly import _check_vocabulary
+from start_llm.engine.assembly import ModelBuilder, _check_vocabulary
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
 from start_llm.host.home import COMMAND_VARIABLE
-from start_llm.modelpool.builder import ModelBuilder
 from start_llm.models.background import at_once
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from start_llm.models.room import Weights
@@ -35,9 +34,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(model: Path, cache: Path, look: Callable[[TextRuntime], Any], **more: Any) -> tuple[Any, list[str]]:
     """What `look` sees of the loaded model, and the lines that people are told."""
     settings = load_settings(None, model_path=str(model), start_llm_cache_dir=cache, trust_remote_code=True, **more)
-    registry: Any = SimpleNamespace(settings=settings, reclaim=lambda need: False, pinned_weights=lambda model: [])
     lines: list[str] = []
-    builder = ModelBuilder(registry, lines.append, lambda step, part: None)
+    builder = ModelBuilder(settings, lambda need: False, lines.append, lambda step, part: None)
     builder.begin(0)
 
     def work() -> Any:
