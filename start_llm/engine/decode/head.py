@@ -12,7 +12,7 @@ projection, which the head applies. Those of heads are in `upstream_heads`.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -23,7 +23,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
 from start_llm.engine.decode.gate import MOST_WIDE
 from start_llm.engine.decode.row import Cache, Remembering, Sampler
-from start_llm.engine.decode.upstream_heads import in_vocabulary, load_head
+from start_llm.engine.decode.upstream_heads import QwenHead, in_vocabulary, load_head
 from start_llm.engine.vision import LanguageAlone
 from start_llm.kvcache.kinds import leaves
 from start_llm.models.checkpoint import LIBRARY_ERRORS
@@ -31,36 +31,12 @@ from start_llm.models.drafters import DrafterFiles
 from start_llm.models.stepwise import read_weights
 
 
-class Drafter(Protocol):
-    """Guesses the token behind each of some tokens, from them and from what it kept of those before (its cache)."""
-
-    reads_hidden: bool  # it is given the model's hidden states
-
-    def make_cache(self) -> Cache: ...
-
-    def parameters(self) -> Any: ...
-
-    def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
-        """Adds an entry for each token.
-
-        Args:
-            tokens: [rows, tokens].
-            hidden: [rows, tokens, width], the model's states in front of these tokens, or guesses of them.
-
-        Returns:
-            What `logits` takes; of an MTP head also a guess of the hidden states behind the tokens. [rows, tokens, any]
-        """
-        ...
-
-    def logits(self, state: mx.array) -> mx.array:
-        """Of the tokens that follow, [rows, tokens, vocabulary]."""
-        ...
-
-
 class SmallModel:
-    """A text model of mlx-lm. It reads the tokens themselves, as the large one does."""
+    """A text model of mlx-lm that guesses the token behind each of some tokens. It reads these themselves, as the large
+    one does, and keeps what it needs of those before in layers of the row's cache. `QwenHead` has the same methods.
+    """
 
-    reads_hidden = False
+    reads_hidden = False  # it is not given the model's hidden states
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         """`vocabulary`: tokens of the large model. Raises NotSupported: its cache cannot be cut at every token."""
@@ -76,9 +52,19 @@ class SmallModel:
         return self._model.parameters()
 
     def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
+        """Adds an entry for each token.
+
+        Args:
+            tokens: [rows, tokens].
+            hidden: [rows, tokens, width], the model's states in front of these tokens, or guesses of them.
+
+        Returns:
+            What `logits` takes; of an MTP head also a guess of the hidden states behind the tokens. [rows, tokens, any]
+        """
         return cast(mx.array, self._model(mx.minimum(tokens, self._own_vocabulary - 1), cache=cache))
 
     def logits(self, state: mx.array) -> mx.array:
+        """Of the tokens that follow, [rows, tokens, vocabulary]."""
         return in_vocabulary(state, self._vocabulary)
 
 
@@ -151,7 +137,7 @@ class HeadedModel:
         drafter: what drafts for it.
     """
 
-    def __init__(self, model: Any, drafter: Drafter, inner: Any) -> None:
+    def __init__(self, model: Any, drafter: SmallModel | QwenHead, inner: Any) -> None:
         self.drafter, self._inner = drafter, inner
         self._newest: mx.array | None = None  # hidden states of the newest pass, [rows, tokens, width]
         if not drafter.reads_hidden:
@@ -258,7 +244,7 @@ def add_drafter(
     """
     try:
         vocabulary = model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1]  # nothing is computed
-        drafter: Drafter
+        drafter: SmallModel | QwenHead
         if files.kind == "model":
             small = mlx_load_model(files.folder, lazy=True, trust_remote_code=trust_code)[0]
             yield from read_weights(small)

@@ -1,4 +1,4 @@
-"""Heads that mlx-vlm has modules for, in the interface of `head.Drafter`. Model thread only.
+"""Heads that mlx-vlm has modules for, with the methods of `head.SmallModel`. Model thread only.
 
 A head's module was made to hold the KV of one conversation. Here the row holds it, with the model's own, and lends it
 to the module while that computes. So a head is cut, shared, restored and stored like any other layer.

@@ -24,58 +24,42 @@ KV_FIGURES = (
 STORE_ERROR = "store_error"  # the reason of a miss: the store could not be asked, or could not read what it has
 NOT_RESTORABLE = "not_restorable"  # the reason of a miss: this model cannot go on from stored KV
 _FAILED, _NOT_RESTORABLE = RestorePlan(0, 0, 0, STORE_ERROR), RestorePlan(0, 0, 0, NOT_RESTORABLE)
+_FAULT = "fault"  # no method returns it
 
 
-class _Guarded:
-    """Answers for what a store raises: the first error of a method is logged with its traceback, all are counted.
+class StoredBudget:
+    """What stored KV takes of memory, and what it may take. `call`: see `GuardedStore._call`."""
 
-    Args:
-        reuse: stored KV can be used; else nothing is stored.
-        passing: what each call is made in. With several ranks an error is not answered: it ends all of them.
-    """
-
-    def __init__(self, store: KVStore, *, reuse: bool, passing: Callable[[], AbstractContextManager[None]]) -> None:
-        self._store, self._reuse, self._passing = store, reuse, passing
-        self.errors = Counter[str]()  # by method
-
-    def _call[T, I](self, instead: I, function: Callable[..., T], *args: Any, method: str = "", **kwargs: Any) -> T | I:
-        """What `function` returns, or `instead` if it raises."""
-        try:
-            with self._passing():
-                return function(*args, **kwargs)
-        except Exception as error:
-            method = method or function.__name__
-            self.errors[method] += 1
-            first = self.errors[method] == 1
-            log.warning("the KV store failed in %s: %s: %s", method, type(error).__name__, error, exc_info=first)
-            return instead
-
-
-class StoredBudget(_Guarded):
-    """What stored KV takes of memory, and what it may take."""
+    def __init__(self, store: KVStore, call: Callable[..., Any], reuse: bool) -> None:
+        self._store, self._call, self._reuse = store, call, reuse
 
     def has_room(self, tokens: int) -> bool:
-        return self._reuse and self._call(False, self._store.has_room, tokens)
+        return self._reuse and bool(self._call(False, self._store.has_room, tokens))
 
     def learn(self, tokens: int, cache: Cache) -> None:
         self._call(None, self._store.learn, tokens, cache)
 
     def estimate(self, tokens: int) -> int:
-        return self._call(0, self._store.resident.sizes.estimate, tokens)
+        return int(self._call(0, self._store.resident.sizes.estimate, tokens))
 
     @property
     def nbytes(self) -> int:
         """Bytes of KV in memory."""
-        return self._call(0, lambda: self._store.resident.nbytes, method="nbytes")
+        return self._store.resident.nbytes
 
     def set(self, budget_bytes: int) -> None:
         self._call(None, self._store.set_budget, budget_bytes)
 
 
-class GuardedStore(_Guarded):
+class GuardedStore:
     """Each method of `KVStore` with an answer for the case that the store raises: nothing found, nothing stored.
 
-    `fresh`: makes the model's empty caches. `budget`: what stored KV takes of memory, and what it may take.
+    The first error of a method is logged with its traceback, all are counted.
+
+    Args:
+        fresh: makes the model's empty caches.
+        reuse: stored KV can be used; else nothing is stored.
+        passing: what each call is made in. With several ranks an error is not answered: it ends all of them.
     """
 
     def __init__(
@@ -86,11 +70,23 @@ class GuardedStore(_Guarded):
         reuse: bool = True,
         passing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        super().__init__(store, reuse=reuse, passing=passing)
-        self._fresh = fresh
-        self.budget = StoredBudget(store, reuse=reuse, passing=passing)
+        self._store, self._fresh, self._reuse, self._passing = store, fresh, reuse, passing
+        self.budget = StoredBudget(store, self._call, reuse)
+        self._errors = Counter[str]()  # by method
         self._figures: dict[str, float] = {}
         self.retreats = 0
+
+    def _call[T, I](self, instead: I, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | I:
+        """What `function` returns, or `instead` if it raises."""
+        try:
+            with self._passing():
+                return function(*args, **kwargs)
+        except Exception as error:
+            method = function.__name__
+            self._errors[method] += 1
+            first = self._errors[method] == 1
+            log.warning("the KV store failed in %s: %s: %s", method, type(error).__name__, error, exc_info=first)
+            return instead
 
     def lookup(self, tokens: TokenSequence, limit: int) -> RestorePlan:
         return self._call(_FAILED, self._store.lookup, tokens, limit=limit) if self._reuse else _NOT_RESTORABLE
@@ -125,22 +121,12 @@ class GuardedStore(_Guarded):
 
     def take_back(self, cache: Cache, *, valid: bool = True) -> None:
         """See `KVStore.take_back`. If it fails the KV is given up: nothing stays lent."""
-
-        def taken(valid: bool) -> bool:
-            self._store.take_back(cache, valid=valid)
-            return True
-
-        if not self._call(False, taken, valid, method="take_back"):
-            self._call(False, taken, False, method="take_back")
+        if self._call(_FAULT, self._store.take_back, cache, valid=valid) is _FAULT:
+            self._call(None, self._store.take_back, cache, valid=False)
 
     def moved(self, cache: Cache, reader: KVReader | None) -> None:
         """Lent KV lies where `reader` reads it; ``None``: in `cache` again. It is given up if that cannot be noted."""
-
-        def noted() -> bool:
-            self._store.lent_rows.moved(cache, reader)
-            return True
-
-        if not self._call(False, noted, method="moved"):
+        if self._call(_FAULT, self._store.lent_rows.moved, cache, reader) is _FAULT:
             self.take_back(cache, valid=False)
 
     def stops(self, prompt: Prompt, start: int) -> tuple[int, ...]:
@@ -155,11 +141,11 @@ class GuardedStore(_Guarded):
 
     def leave(self) -> None:
         """All that is stored is to be written, side requests included: the model goes, see `written`."""
-        self._call(None, lambda: self._store.disk.write_all(), method="leave")
+        self._call(None, self._store.disk.write_all)
 
     def written(self) -> bool:
         """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
-        return self._call(True, lambda: self._store.disk.written(), method="written")
+        return self._call(True, self._store.disk.written)
 
     def clear(self) -> None:
         self._call(None, self._store.clear)
@@ -170,8 +156,7 @@ class GuardedStore(_Guarded):
         if stats is not None:
             known = (name for name in stats if name in KV_FIGURES or name.startswith("disk_"))
             self._figures = {f"kv_{name}": stats[name] for name in known}
-        errors = self.errors.total() + self.budget.errors.total()
-        return self._figures | {"kv_errors": errors, "vlm_retreat": self.retreats}
+        return self._figures | {"kv_errors": self._errors.total(), "vlm_retreat": self.retreats}
 
     def digest(self) -> int:
         """See `KVStore.digest`."""
