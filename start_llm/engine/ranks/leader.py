@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from start_llm.core.errors import ExitCode, Unavailable
-from start_llm.engine.ranks.channel import LOOK_SECONDS, START_SECONDS, Channel
+from start_llm.engine.ranks.channel import START_SECONDS, Channel
 from start_llm.engine.ranks.group import RankGroup
 from start_llm.engine.ranks.hosts import RankHost, host_command, versions
 from start_llm.engine.ranks.lockstep import LeaderScheduler
@@ -37,6 +37,7 @@ RANK_SECONDS = 10.0
 END_SECONDS = 5.0  # until a rank that was told to end is killed
 LOST_END_SECONDS = 0.5  # the same, where one is lost
 HELLO_SECONDS = 10  # that one who connects may be silent before it has shown that it knows the key
+ACCEPT_SECONDS = 0.02  # between two looks whether all have connected, or one has ended
 MOST_CALLERS = 64  # who have connected, and have not shown it yet
 OTHER_CAUSE_SECONDS = 0.3  # a pass often fails because another rank has gone, which is noticed on another thread
 
@@ -87,7 +88,7 @@ class LeaderGroup(RankGroup):
     def _accept(self, server: socket.socket, key: bytes) -> list[tuple[Channel, dict[str, Any]]]:
         """Channels with what each rank said of itself. Raises Unavailable."""
         found: dict[int, tuple[Channel, dict[str, Any]]] = {}
-        given_up, until = threading.Event(), time.monotonic() + START_SECONDS
+        until = time.monotonic() + START_SECONDS
         callers: list[socket.socket] = []
 
         def welcome(caller: socket.socket) -> None:  # a thread for each: one that is silent holds nobody up
@@ -102,27 +103,20 @@ class LeaderGroup(RankGroup):
             except (AuthenticationError, EOFError, OSError, ValueError, LookupError, TypeError):
                 log.info("somebody who is no rank has connected", exc_info=True)
 
-        def accept() -> None:
-            server.settimeout(LOOK_SECONDS)
-            while not given_up.is_set():
-                with suppress(OSError):
-                    caller, _ = server.accept()
-                    callers.append(caller)
-                    threading.Thread(target=welcome, args=(caller,), name="rank-caller", daemon=True).start()
-                    if len(callers) > MOST_CALLERS:  # who is silent for longest goes: the next one may be a rank
-                        callers.pop(0).shutdown(socket.SHUT_RDWR)
-
-        threading.Thread(target=accept, name="ranks", daemon=True).start()
+        server.settimeout(ACCEPT_SECONDS)
         while len(found) < self.size - 1:
-            time.sleep(0.02)
+            with suppress(OSError):  # nobody calls
+                caller, _ = server.accept()
+                callers.append(caller)
+                threading.Thread(target=welcome, args=(caller,), name="rank-caller", daemon=True).start()
+                if len(callers) > MOST_CALLERS:  # who is silent for longest goes: the next one may be a rank
+                    callers.pop(0).shutdown(socket.SHUT_RDWR)
             ended = [rank for rank, process in enumerate(self._processes, 1) if process.poll() is not None]
             if ended or time.monotonic() > until:
-                given_up.set()
                 self._kill()
                 which = ended or sorted({*range(1, self.size)} - {*found})
                 names = ", ".join(f"rank {rank} on {self._hosts[rank].name}" for rank in which)
                 raise Unavailable(f"{names}: {'ended' if ended else 'did not connect'} before the start.")
-        given_up.set()
         return list(found.values())
 
     def leave(self) -> None:

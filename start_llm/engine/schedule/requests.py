@@ -63,11 +63,7 @@ class Rows:
         """One decode step of all rows. Rows that are finished leave the runner by themselves."""
         if not self._jobs:
             return []
-        rows = self._runner.decode()
-        for row in rows:
-            if row.uid not in self._jobs and row.finish is None:  # its insertion failed half-way
-                self._runner.remove(row.uid)
-        found = [(self._jobs[row.uid], row) for row in rows if row.uid in self._jobs]
+        found = [(self._jobs[row.uid], row) for row in self._runner.decode()]
         for _, row in found:
             if row.finish is not None:
                 del self._jobs[row.uid]
