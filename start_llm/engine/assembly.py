@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
-from start_llm.engine.checks import asker, checker, unchecked
+from start_llm.engine.checks import check_decoding, greedy, unchecked
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
@@ -54,6 +54,7 @@ from start_llm.models.recommended import published_head
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, free_memory
 from start_llm.models.tokenizer import read_tokenizer
+from start_llm.models.tool_probe import ASKED, SECONDS, TOKENS
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 _TOKENIZERS_KEPT = 2  # beside those in use
@@ -208,8 +209,11 @@ class ModelBuilder:
         self.shared.place(model, loaded.weights)
         loaded = yield from self._with_drafter(settings, loaded)
         self.shared.place(model, loaded.weights)
-        check = checker(loaded) if self.ranks.alone else unchecked
-        loaded = yield from probe_model(settings, loaded, asker(settings, loaded), check, self._say)
+        ask = partial(greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
+        text = loaded.tokenizer.encode(ASKED.content, add_special_tokens=False)
+        check = partial(check_decoding, loaded.model, loaded.make_cache, text) if self.ranks.alone else unchecked
+        asks = settings.model_probe != "off"
+        loaded = yield from probe_model(settings, loaded, ask if asks else None, check, self._say)
         drafts, grammars = yield from self._decoding(settings, loaded, made)
         store = yield from self._store(settings, loaded, listener, made)
         memory = MemoryGuard(store, self.shared)

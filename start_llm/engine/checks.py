@@ -18,15 +18,12 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.core.settings import Settings
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.row import Cache, RowState
 from start_llm.kvcache.kinds import kind_of, leaves
 from start_llm.kvcache.layers import LayerKit
 from start_llm.models.capabilities import DecodingCheck
-from start_llm.models.loader import LoadedModel
-from start_llm.models.probe import Check
-from start_llm.models.tool_probe import ASKED, SECONDS, TOKENS, Generate, TooSlow
+from start_llm.models.tool_probe import TooSlow
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +35,6 @@ LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
 _NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01 in half precision
 
 _CHUNK, _MOST_CHUNK = 32, 256  # tokens in one pass: of a question, for which other models wait; of other texts
-
-
-def asker(settings: Settings, loaded: LoadedModel) -> Generate | None:
-    """How `loaded` answers while it is looked at; ``None`` if it is not to be asked (MODEL_PROBE)."""
-    if settings.model_probe == "off":
-        return None
-    return partial(greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
-
-
-def checker(loaded: LoadedModel) -> Check:
-    """Checks how `loaded` decodes."""
-    tokens = loaded.tokenizer.encode(ASKED.content, add_special_tokens=False)
-    return lambda: check_decoding(loaded.model, loaded.make_cache, tokens)
 
 
 def unchecked() -> Generator[float, None, DecodingCheck | None]:
