@@ -18,11 +18,12 @@ _NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
 _SAME = "(as before)"
 GONE = "no longer valid"
+_UNGIVEN = "not given any more"  # of lines that have a name, each of which is told as a new one without a value
 MOVED = "now only elsewhere"  # of lines that the new text has in another place: they hold
 _NAMES = 24  # characters that stand around what is left out of a line
 _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
-_VOID = "(not given any more)"
+_VOID = "unknown"
 # "- Region: eu-1", "export A=b", "| api | 80 |", up to where the value begins
 _NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
 _MOST_WORDS = 50
@@ -61,7 +62,10 @@ def diff(old: str, new: str) -> list[str] | None:
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
             if not is_moved and not came and place.startswith("line "):
-                lines += [f"{place}, {GONE}:", *_minus([told()[line] for line in run], names())]
+                for named, part in groupby(run, lambda line: len(run) < _ELIDE and told()[line] != line):  # noqa: B023
+                    gone_now = [told()[line] for line in part]
+                    lines += [f"{place}, {_UNGIVEN if named else GONE}:"]
+                    lines += _plus(gone_now) if named else _minus(gone_now, names())
             else:  # what is new stands below; a file's lines are told as they were
                 why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"
                 lines += [f"{place}{why}:", *_minus(run, as_sent())]
@@ -144,7 +148,7 @@ def _void(line: str) -> str:
     """The line without its value; as it is where no name stands in front of one."""
     named = _NAMED.match(line)
     void = f"{named[0].rstrip()} {_VOID}" if named else line
-    return void if re.search(r"\w\w", void.replace(_VOID, "")) else line
+    return void if named and re.search(r"\w\w", named[0]) else line
 
 
 def _minus(gone: Sequence[str], ordered: Sequence[str]) -> list[str]:

@@ -98,9 +98,9 @@ def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_a
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("- Node version: 22.4", "- Node version: (not given any more)"),
-        ("export CONFIG=/run/atlas.toml", "export CONFIG= (not given any more)"),
-        ("| worker | 7452 |", "| worker | (not given any more)"),
+        ("- Node version: 22.4", "- Node version: unknown"),
+        ("export CONFIG=/run/atlas.toml", "export CONFIG= unknown"),
+        ("| worker | 7452 |", "| worker | unknown"),
         ("The wiki is at wiki.acme.test/handbook.", "The wiki is at wiki.acme.test/handbook."),  # nor a name
         ("Never push.", "Never push."),  # it has no value
         ("/srv/atlas", "/srv/atlas"),
@@ -108,7 +108,15 @@ def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_a
     ],
 )
 def test_a_line_that_is_gone_is_told_without_its_value(line: str, told: str):
-    assert diff(f"Be kind.\n{line}", "Be kind.") == ["line 2, no longer valid:", f"-{told}"]
+    how = ["line 2, not given any more:", f"+{told}"] if told != line else ["line 2, no longer valid:", f"-{line}"]
+    assert diff(f"Be kind.\n{line}", "Be kind.") == how
+
+
+def test_named_lines_and_others_that_go_together_are_told_apart():
+    told = diff("Be kind.\nPort: 80\nName: a\n/srv/atlas", "Be kind.")
+    named = ["line 2, not given any more:", "+Port: unknown", "+Name: unknown"]
+    assert told == [*named, "line 2, no longer valid:", "-/srv/atlas"]
+    assert diff("Be kind.\nPort: 80", "Be kind.\n") == ["line 2:", "-Port: 80", "+"]
 
 
 def test_a_line_that_could_be_another_one_is_told_with_its_value():
@@ -139,13 +147,17 @@ def applied(old: list[str], new: list[str], told: list[str]) -> list[str]:
     rest = list(old)
     index = 0
     while index < len(told):
-        place = re.fullmatch(r"line (\d+)(, now|, no longer valid|, now only elsewhere)?:", told[index])
+        place = re.fullmatch(
+            r"line (\d+)(, now|, no longer valid|, not given any more|, now only elsewhere)?:", told[index]
+        )
         assert place is not None
         index += 1
         gone, came = [], []
         while index < len(told) and told[index][:1] in "+-":
             (gone if told[index][0] == "-" else came).append(told[index][1:])
             index += 1
+        if place[2] == ", not given any more":
+            gone, came = came, []
         until = int(place[1]) - 1 - len(result)
         result += [*rest[:until], *came]
         gone = rest[until : until + len(came)] if place[2] == ", now" else gone
@@ -157,7 +169,7 @@ def applied(old: list[str], new: list[str], told: list[str]) -> list[str]:
     return result + rest
 
 
-VOID = "(not given any more)"
+VOID = "unknown"
 RULE = (
     "Before anything is deleted, moved, renamed, copied or shown to people who do not belong to this house, ask {} "
     "first, and say in the end what was done, who had asked for it, when that was, and why it was done."
