@@ -61,11 +61,6 @@ class Decoder:
             began = time.monotonic()
             return _part(answers).decode(), time.monotonic() - began
 
-    @property
-    def pid(self) -> int | None:
-        """The child's; ``None`` while there is none."""
-        return self._child.pid if self._child else None
-
     def close_child(self) -> None:
         """Ends the child; the next file starts another one."""
         child, self._child = self._child, None

@@ -104,7 +104,9 @@ class ImageFile:
         with _reading(self.cost):
             picture = self._turned()
             digest = hashlib.sha256(f"{picture.width}x{picture.height} RGB".encode())
-            for band in _bands(picture):
+            rows = max(1, _BAND_PIXELS // max(1, picture.width))
+            for top in range(0, picture.height, rows):
+                band = picture.crop((0, top, picture.width, min(top + rows, picture.height)))
                 digest.update(_rgb(band).tobytes())
             return digest.hexdigest()
 
@@ -115,12 +117,6 @@ class ImageFile:
 
 DECODING = threading.Semaphore(1)
 """To be held while pixels are in memory: they take hundreds of megabytes at the limit."""
-
-
-def _bands(picture: Image.Image) -> Iterator[Image.Image]:
-    rows = max(1, _BAND_PIXELS // max(1, picture.width))
-    for top in range(0, picture.height, rows):
-        yield picture.crop((0, top, picture.width, min(top + rows, picture.height)))
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

@@ -87,11 +87,11 @@ def test_a_file_is_read_once_and_the_child_serves_the_next_one(monkeypatch: pyte
     data = sent(pdf(words("once")))
     first = pdf_text(data, None, "p")
     decoder = documents._reader()[0]
-    pid = decoder.pid
+    child = decoder._child
     with monkeypatch.context() as patch:
         patch.setattr(decoder, "text", None)
         assert pdf_text(data, None, "p") == first
-    assert "other" in pdf_text(sent(pdf(words("other"))), None, "p") and decoder.pid == pid
+    assert "other" in pdf_text(sent(pdf(words("other"))), None, "p") and decoder._child is child
 
 
 LOOP = b"%PDF-1.4\n1 0 obj << /Type /Catalog /Pages 2 0 R >> endobj\n"
