@@ -389,7 +389,7 @@ def _checkpoint(states: Sequence[Any]) -> Checkpoint:
         parts |= {id(a): part.reshape(a.shape) for a, part in zip(alike, cut, strict=True)}
     packed = tree_map(lambda leaf: parts.get(id(leaf), leaf), list(states))
     made = Checkpoint(tuple(packed), sum(a.nbytes for a in own), len(types))
-    mx.eval(_arrays(packed), [piece.arrays for piece in made.pieces()])
+    mx.eval(list(parts.values()), [piece.arrays for piece in made.pieces()])
     return made
 
 
