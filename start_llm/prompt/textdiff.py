@@ -63,9 +63,9 @@ def diff(old: str, new: str) -> list[str] | None:
         for is_moved, run in runs:
             if not is_moved and not came and place.startswith("line "):
                 for named, part in groupby(run, lambda line: len(run) < _ELIDE and told()[line] != line):  # noqa: B023
-                    gone_now = [told()[line] for line in part]
+                    gone_now = [(line, told()[line]) for line in part]
                     lines += [f"{place}, {_UNGIVEN if named else GONE}:"]
-                    lines += _plus(gone_now) if named else _minus(gone_now, names())
+                    lines += _plus(void for _, void in gone_now) if named else _minus(_unnamed(gone_now), names())
             else:  # what is new stands below; a file's lines are told as they were
                 why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"
                 lines += [f"{place}{why}:", *_minus(run, as_sent())]
@@ -149,6 +149,11 @@ def _void(line: str) -> str:
     named = _NAMED.match(line)
     void = f"{named[0].rstrip()} {_VOID}" if named else line
     return void if named and re.search(r"\w\w", named[0]) else line
+
+
+def _unnamed(gone: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines, each beside how it is told, as they stand behind a minus sign: there no value is a new one."""
+    return [line if void == line else f"{void.removesuffix(_VOID)}({_UNGIVEN})" for line, void in gone]
 
 
 def _minus(gone: Sequence[str], ordered: Sequence[str]) -> list[str]:

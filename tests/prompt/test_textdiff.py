@@ -119,6 +119,12 @@ def test_named_lines_and_others_that_go_together_are_told_apart():
     assert diff("Be kind.\nPort: 80", "Be kind.\n") == ["line 2:", "-Port: 80", "+"]
 
 
+def test_of_many_named_lines_that_are_gone_none_is_told_as_one_that_never_stood_there():
+    told = diff("\n".join(["Be kind.", *(f"- Key{n}: {n}" for n in range(14))]), "Be kind.")
+    ends = [f"-- Key{n}: (not given any more)" for n in (0, 13)]
+    assert told == ["line 2, no longer valid:", ends[0], "(-12 more lines, down to)", ends[1]]
+
+
 def test_a_line_that_could_be_another_one_is_told_with_its_value():
     ports = "Port: 80\nName: a\nPort: 90"
     assert diff(ports, "Port: 80\nName: a") == ["line 3, no longer valid:", "-Port: 90"]
