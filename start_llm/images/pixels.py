@@ -62,6 +62,8 @@ def _reading(cost: int = 0) -> Iterator[None]:
         raise Unreadable("not a JPEG, PNG, GIF or WebP file") from None
     except _ERRORS as error:
         text = str(error).lower()
+        if "text chunk" in text or "max_text" in text:
+            raise Unreadable("a PNG whose texts are too long", cost) from None
         cut = "truncated" in text or "end of" in text or isinstance(error, EOFError)
         raise Unreadable("a damaged file (it is cut short)" if cut else "a damaged file", cost) from None
 

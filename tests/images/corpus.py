@@ -135,7 +135,7 @@ def _bad() -> Iterator[tuple[str, bytes | Callable[[], bytes], int, str]]:
         "a bomb of text",
         lambda: raw_png(1, 1, bytes(4), extra=chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(9 << 20)))),
         400,
-        "damaged",
+        "a PNG whose texts are too long",
     )
     yield "a JPEG of 5,000 scans", _scans(5000), 400, "scans"
     yield "too many bytes", png(400, 400), 413, "more than 200,000"
