@@ -193,8 +193,8 @@ def _wait_for_port(host: str, port: int) -> None:
     """
     if is_free(host, port):
         return
-    whose = who_listens(port)
-    if MODULE not in whose or not wait_until(lambda: is_free(host, port), _STOP_SECONDS):
+    whose = who_listens(port)  # takes its time, and names nobody where the proxy ends meanwhile
+    if not wait_until(lambda: is_free(host, port), _STOP_SECONDS if MODULE in whose else 0):
         raise ProxyError(
             f"PROXY_PORT={port} is taken by {whose}. It was left alone. "
             "Stop it, or set PROXY_PORT to another port (0 picks a free one), or set PROXY=off."

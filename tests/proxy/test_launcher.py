@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
-from start_llm.host.ports import free_port
+from start_llm.host.ports import free_port, who_listens
 from start_llm.proxy import launcher
 from start_llm.proxy.child import MODULE
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
@@ -85,15 +85,19 @@ def test_a_stranger_on_the_port_is_named_and_left_alone(
     assert process.poll() is None
 
 
+@pytest.mark.parametrize("seen", [True, False])
 def test_a_proxy_of_ours_that_ends_is_waited_for(
-    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    seen: bool, tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server has ended a moment ago."""
+    """Its server has ended a moment ago. It may be gone before it is found among the processes."""
     port, pid, process = listener
 
     def whose(asked: int) -> str:
         process.kill()
-        return f"process {pid} ({MODULE})"
+        if seen:
+            return f"process {pid} ({MODULE})"
+        process.wait(60)
+        return who_listens(asked)
 
     monkeypatch.setattr(launcher, "who_listens", whose)
     proxy = make(tmp_path, port)
