@@ -89,7 +89,7 @@ def called(command: Callable[..., int], typed: ParsedCommand, settings: Settings
         return error.exit_code
     except OSError as error:  # a disk that is full, a folder that is a file: no fault of the program's
         log.debug("%s failed", name, exc_info=True)
-        print(f"{name}: {error}", file=sys.stderr)
+        print(words_only(f"{name}: {error}"), file=sys.stderr)
         return ExitCode.NOT_STARTED
 
 
@@ -113,7 +113,7 @@ def _refuse(message: str, typed: ParsedCommand) -> int:
     with suppress(SettingsError):
         raw = raw or stored_values(home() / ".env").get("LOG_JSON") or ""
     as_json = typed.command.in_home and raw.strip().lower() in {"1", "true", "t", "yes", "y", "on"}
-    print(json_line(message, level="error") if as_json else message, file=sys.stderr)
+    print(json_line(message, level="error") if as_json else words_only(message), file=sys.stderr)
     return ExitCode.BAD_SETTING
 
 

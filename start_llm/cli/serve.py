@@ -22,6 +22,7 @@ from start_llm.app import App
 from start_llm.core.errors import ExitCode, Explained, StartLLMError
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.process_log import json_line, log_as_json
+from start_llm.dashboard.tables import words_only
 from start_llm.dashboard.terminal import log_as_lines, make_console
 from start_llm.host.awake import Awake
 from start_llm.host.heap import bound_heaps
@@ -160,4 +161,4 @@ def _leave_now(code: int) -> None:
 
 def _complain(message: str, settings: Settings) -> None:
     """Why the server does not start, as the last thing that it says."""
-    print(json_line(message, level="error") if settings.log_json else message, file=sys.stderr)
+    print(json_line(message, level="error") if settings.log_json else words_only(message), file=sys.stderr)

@@ -41,6 +41,8 @@ def make_places(root: Path) -> None:
     (checkpoint(root / "noise") / "model.safetensors").write_bytes(b"no header at all")
     index = {"weight_map": {"w": "model-00001-of-00002.safetensors", "v": "model-00002-of-00002.safetensors"}}
     (checkpoint(root / "shards") / "model.safetensors.index.json").write_text(json.dumps(index))
+    index = {"weight_map": {"w": "\x1b[2Jgone.safetensors"}}
+    (checkpoint(root / "escapes") / "model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint(root / "unknown", model_type="quasar9")
     checkpoint(root / "code", model_file="model.py\x1b[2J")
     (checkpoint(root / "badjson") / "config.json").write_text("{")

@@ -55,6 +55,7 @@ TABLE: list[tuple[str, dict[str, str], str]] = [
     ("serve @/cut", {}, "model.safetensors is cut short"),
     ("serve @/noise", {}, "no safetensors file"),
     ("serve @/shards", {}, "model-00001-of-00002.safetensors and 1 more is missing"),
+    ("serve @/escapes", {}, "is not complete: [2Jgone.safetensors is missing"),
     ("serve @/noweights", {}, "no weights"),
     ("serve @/empty", {}, "no config.json"),
     ("serve @/unknown", {}, "'quasar9'"),
