@@ -31,6 +31,7 @@ from start_llm.dashboard.observer import Activity
 from start_llm.dashboard.process_log import json_line
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.request_log import Dumps, RequestLog
+from start_llm.dashboard.tables import words_only
 from start_llm.dashboard.terminal import terminal
 from start_llm.embeddings.service import EncoderService
 from start_llm.engine.assembly import ModelBuilder
@@ -335,7 +336,7 @@ def _reporters(
         return say or (lambda line: None), None
 
     def speak(line: str) -> None:
-        text = json_line(" ".join(line.split())) if settings.log_json else line
+        text = json_line(" ".join(line.split())) if settings.log_json else words_only(line)
         console.print(text, markup=False, soft_wrap=True)  # a command stays one line
 
     return speak, ProgressBars(console, speak if settings.log_json else None)

@@ -222,6 +222,18 @@ def test_the_proxys_key_is_shown_on_a_terminal_only(
     assert ("sk-secret" in shown.getvalue()) is terminal
 
 
+def test_what_the_start_says_has_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """It quotes names of files that stand in a model's files, and command lines of other processes."""
+    shown = io.StringIO()
+    settings = load_settings(None, start_llm_cache_dir=tmp_path, mlx_port=0, log_root=tmp_path)
+    app = App(settings, console=Console(file=shown, width=200))
+    try:
+        app._say("embed     off: \x1b[2Jgone.safetensors \x9b1mis missing")
+    finally:
+        app.stop()
+    assert shown.getvalue() == "embed     off: [2Jgone.safetensors 1mis missing\n"
+
+
 def test_before_loading_requests_get_503(make: Callable[..., Any]) -> None:
     app, _ = make()
     app._server.start()
