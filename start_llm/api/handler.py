@@ -303,7 +303,7 @@ class Observation:
             for observer in self._edge.observers:
                 observer.event(self._request, event)
             if self.watch.ended:
-                break
+                continue  # a closed stream ends when it is asked again: a `Task` gives its model back there
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Done):

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
-from start_llm.engine.checks import check_decoding, greedy, unchecked
+from start_llm.engine import checks
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
@@ -209,9 +209,10 @@ class ModelBuilder:
         self.shared.place(model, loaded.weights)
         loaded = yield from self._with_drafter(settings, loaded)
         self.shared.place(model, loaded.weights)
-        ask = partial(greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
+        ask = partial(checks.greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
         text = loaded.tokenizer.encode(ASKED.content, add_special_tokens=False)
-        check = partial(check_decoding, loaded.model, loaded.make_cache, text) if self.ranks.alone else unchecked
+        whole = partial(checks.check_decoding, loaded.model, loaded.make_cache, text)
+        check = whole if self.ranks.alone else checks.unchecked
         asks = settings.model_probe != "off"
         loaded = yield from probe_model(settings, loaded, ask if asks else None, check, self._say)
         drafts, grammars = yield from self._decoding(settings, loaded, made)

@@ -373,7 +373,7 @@ def test_a_page_that_was_left_holds_no_connection(page: Browser, server: Live) -
         page.open(server.url)
         page.until_text("#state", "ready")
     feeds = server.app._server._pools["feed"]
-    page.until(lambda: feeds._tasks == 1, "the end of the feeds of pages that were left")
+    page.until(lambda: feeds._queue.unfinished_tasks == 1, "the end of the feeds of pages that were left")
 
 
 def test_every_control_is_reached_by_keys_and_has_a_name(page: Browser, server: Live) -> None:
