@@ -47,21 +47,25 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
         return int((shown.show if options.what == "show" else shown.set_values)(settings, options))
     if options.what is not None:
         return int(import_module("start_llm.cli.loading").change(settings, options))
+    _list(settings, as_json=options.json)
+    return 0
+
+
+def _list(settings: Settings, *, as_json: bool) -> None:
     found = _embedded_once(stored_models(home() / settings.cache_dir, settings.model_path), settings)
     adapters = AdapterFolder(home() / settings.adapters_folder).all()
     cards = server_cards(settings)
-    if options.json:
+    if as_json:
         print(json.dumps([_plain(model, cards, adapters) for model in found], indent=1))
-        return 0
+        return
     if not found and not cards:
         print(f"No model is on this disk. `{program()} recommend` names some; `{program()} pull NAME` fetches one.")
-        return 0
+        return
     columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
     rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
     print_table(columns, rows, words=("NAME", "STATE", "CAN"))
     for entry in settings.models_by_name.entries:
         print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
-    return 0
 
 
 def _embedded_once(models: Iterable[StoredModel], settings: Settings) -> list[StoredModel]:

@@ -59,10 +59,8 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     drafts = {} if head is None else {"drafts_by": Fact(head.detail, "weights")}
     facts = {**known.facts, **drafts}
     if options.json:
-        about: dict[str, Any] = {"name": source, "folder": str(folder), "file": known.overrides.path}
-        values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
-        about["trial"] = probe and probe.trial
-        print(json.dumps({**about, "facts": values}, indent=1, default=_plain))
+        about = {"name": source, "folder": str(folder), "file": known.overrides.path, "trial": probe and probe.trial}
+        _print_json(about, facts)
         return 0
     print(f"{source}  ({folder})")
     if options.all:
@@ -78,6 +76,11 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
+
+
+def _print_json(about: Mapping[str, Any], facts: Mapping[str, Fact]) -> None:
+    values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
+    print(json.dumps({**about, "facts": values}, indent=1, default=_plain))
 
 
 def set_values(settings: Settings, options: argparse.Namespace) -> int:

@@ -76,13 +76,9 @@ class Eviction:
         ends = self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
         order = self._order(now, ends, strengths, thin)
-        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
-        excess = resident.nbytes - self.budget_bytes
-        if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
-            ranks[place] = 3, strengths[id(place)], math.inf
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
-        queue = [(its, next(turns), segment) for segment, its in ranks.items()]
+        queue = [(its, next(turns), segment) for segment, its in self._ranked(order, strengths, now, thin).items()]
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
@@ -95,6 +91,17 @@ class Eviction:
                 resident.drop_checkpoint(segment)
             elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
+
+    def _ranked(
+        self, order: Callable[[Segment], Rank], strengths: Strengths, now: float, thin: bool
+    ) -> dict[Segment, Rank]:
+        """The rank of all that may go now."""
+        resident = self._resident
+        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
+        excess = resident.nbytes - self.budget_bytes
+        if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
+            ranks[place] = 3, strengths[id(place)], math.inf
+        return ranks
 
     def _order(self, now: float, ends: Strengths, strengths: Strengths, thin: bool) -> Callable[[Segment], Rank]:
         """Gives the rank of a leaf, or with `thin` of a checkpoint above one. `strengths`: of `whole_paths`."""

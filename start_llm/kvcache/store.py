@@ -207,19 +207,23 @@ class KVStore:
         if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
             self._kit.check_joins(filled[-1], cache)
         path = resident.tree.extend(tokens)
-        resident.ghosts += sum(s.length for s in path if s.start >= match.length)
-        for segment in path:
-            is_new = segment.rows is None
-            segment.one_shot = about.one_shot and (segment.one_shot or is_new)
-            if is_new:
-                self.lent_rows.fill_from(segment, cache)
-                resident.counters["stored_tokens"] += segment.length
-                segment.seconds_per_token = about.seconds_per_token
+        self._fill(path, match.length, cache, about)
         end = path[-1]
         if state is not None and end.checkpoint is None:
             resident.attach(end, state)
         resident.use(path, self._clock())
         return end
+
+    def _fill(self, path: Sequence[Segment], known: int, cache: Sequence[Any], about: StoredEnd) -> None:
+        """Gives the ghosts among these segments their rows. Those behind `known` tokens have just been made."""
+        self.resident.ghosts += sum(s.length for s in path if s.start >= known)
+        for segment in path:
+            is_new = segment.rows is None
+            segment.one_shot = about.one_shot and (segment.one_shot or is_new)
+            if is_new:
+                self.lent_rows.fill_from(segment, cache)
+                self.resident.counters["stored_tokens"] += segment.length
+                segment.seconds_per_token = about.seconds_per_token
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""

@@ -90,7 +90,7 @@ class Pool:
 
     def open_audio(self, name: str, task: AudioTask) -> ModelLease:
         """As `open`. Raises BadRequest for a model that does something else."""
-        self._check_started()
+        _check_started(self.main, self._engine)
         return self._registry.lease(self._names.find_audio(name, task))
 
     def open_encoder(self, name: str, folder: Path) -> ModelLease:
@@ -102,14 +102,9 @@ class Pool:
         """The name of the model that `asked` means. Raises BadRequest, NotFound, NotSupported."""
         return self._names.find_audio(asked, task).name
 
-    def _check_started(self) -> None:
-        """Raises Unavailable until the main model has been loaded."""
-        if self.main is None:
-            raise Unavailable(self._engine.status().detail or "The model is still loading.")
-
     def _find(self, name: str, find: Callable[[str], KnownModel] | None = None) -> KnownModel:
         """A model that is loaded may have been removed from the disk. Raises NotFound; Unavailable before the start."""
-        self._check_started()
+        _check_started(self.main, self._engine)
         try:
             return (find or self._names.find)(name)
         except NotFound:
@@ -182,3 +177,9 @@ class Pool:
             "models_memory_bytes": shared.usable,
             "kv_running_bytes": shared.running,
         }
+
+
+def _check_started(main: ModelCard | None, engine: EngineThread) -> None:
+    """Raises Unavailable until the main model has been loaded."""
+    if main is None:
+        raise Unavailable(engine.status().detail or "The model is still loading.")

@@ -190,8 +190,7 @@ class Schema:
             return {key: self.member(key).coerce(part) for key, part in value.items()}
         if isinstance(value, list) and self.allows("array"):
             return [self.items.coerce(part, within) for part in value]
-        is_known = id(self.schema) in within
-        likely = self._candidates(value) if is_known else (*self._candidates(value), [value])
+        likely = self._candidates(value, may_be_item=id(self.schema) not in within)
         candidates = [candidate for candidate in likely if self.allows(type_name(candidate))]
         for candidate in candidates:
             if self.valid(candidate):
@@ -201,8 +200,8 @@ class Schema:
         first = candidates[0]
         return self.coerce(first, within | {id(self.schema)}) if isinstance(first, dict | list) else first
 
-    def _candidates(self, value: Any) -> Iterator[Any]:
-        """What it may have been meant to be, the likeliest first."""
+    def _candidates(self, value: Any, *, may_be_item: bool) -> Iterator[Any]:
+        """What it may have been meant to be, the likeliest first. The last one is a list of it, where that is asked."""
         word = value.strip().lower() if isinstance(value, str) else None
         if word in _BOOLEANS and "boolean" in self.types:
             yield _BOOLEANS[word]
@@ -218,6 +217,8 @@ class Schema:
                 yield bool(value)
             if value is not None:
                 yield json.dumps(value, ensure_ascii=False)
+        if may_be_item:
+            yield [value]
 
 
 ANYTHING = Schema(ANY)

@@ -280,13 +280,19 @@ def _is_text(call: CallableTool, schema: Schema, path: str) -> bool:
         return True
     if call.lenient:
         return only or "allOf" not in schema or "type" in schema
-    parts = [schema, *(_resolve(part, call.schema) for word in ("anyOf", "oneOf") for part in schema.get(word, ()))]
-    said = next((word for part in parts for word in ("allOf", *_OF_TEXTS) if word in part), None)
-    if any(part.get("type") == "string" and part.keys().isdisjoint({"allOf", *_OF_TEXTS}) for part in parts[1:]):
-        said = None  # any text is allowed
+    said = _said_of_texts(call, schema)
     if said is not None and only:
         raise call.refused(said, path, ": say it beside a 'type' of string, or of string and null")
     return said is None
+
+
+def _said_of_texts(call: CallableTool, schema: Schema) -> str | None:
+    """A word by which the schema says what texts are allowed; ``None`` if all are."""
+    words = ("allOf", *_OF_TEXTS)
+    parts = [_resolve(part, call.schema) for word in ("anyOf", "oneOf") for part in schema.get(word, ())]
+    if any(part.get("type") == "string" and part.keys().isdisjoint(words) for part in parts):
+        return None
+    return next((word for part in (schema, *parts) for word in words if word in part), None)
 
 
 def _types(schema: Schema) -> list[str]:

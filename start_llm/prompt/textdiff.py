@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import groupby
@@ -62,16 +62,23 @@ def diff(old: str, new: str) -> list[str] | None:
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
             if not is_moved and not came and place.startswith("line "):
-                for named, part in groupby(run, lambda line: len(run) < _ELIDE and told()[line] != line):  # noqa: B023
-                    gone_now = [(line, told()[line]) for line in part]
-                    lines += [f"{place}, {_UNGIVEN if named else GONE}:"]
-                    lines += _plus(void for _, void in gone_now) if named else _minus(_unnamed(gone_now), names())
+                lines += _gone(place, run, told(), names())
             else:  # what is new stands below; a file's lines are told as they were
                 why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"
                 lines += [f"{place}{why}:", *_minus(run, as_sent())]
         if came and (not runs or runs[-1][0]):  # else both are told under the last heading
             lines.append(f"{place}:")
         lines += _plus(came)
+    return lines
+
+
+def _gone(place: str, run: Sequence[str], told: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """Lines of a system text that are gone, those with a name told without their values."""
+    lines: list[str] = []
+    for named, part in groupby(run, lambda line: len(run) < _ELIDE and told[line] != line):
+        gone_now = [(line, told[line]) for line in part]
+        lines += [f"{place}, {_UNGIVEN if named else GONE}:"]
+        lines += _plus(void for _, void in gone_now) if named else _minus(_unnamed(gone_now), names)
     return lines
 
 

@@ -8,7 +8,7 @@ So every route that an agent needs is named here, and all others end here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -56,26 +56,12 @@ class ProxyAccess:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        origin: str | None = None
-        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        headers, path = Headers(scope=scope), scope["path"]
         methods = [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
-        answer: Response | None = None
+        origin, answer = None, None
         try:
-            check_host(_only(headers, "Host") or "", self._names)
-            if (page := _only(headers, "Origin")) is not None:
-                check_origin(page)
-            origin = page
-            if method in {"GET", "HEAD"} and _READY.fullmatch(path):
-                answer = Response(READY_BODY, 200, _cors(origin), JSON)
-            elif not methods:
-                raise NotFound("There is nothing at this path.")
-            elif method == "OPTIONS":
-                allowed = preflight(methods, headers, is_page=origin is not None)
-                answer = Response(status_code=204, headers=allowed | _cors(origin))
-            elif ("GET" if method == "HEAD" else method) not in methods:
-                raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(methods)} is.")
-            else:
-                check_key(headers, self._key, _WHERE)
+            origin = self._checked_origin(headers)
+            answer = self._own_answer(scope["method"], path, methods, headers, origin)
         except StartLLMError as error:
             told = {401: {"www-authenticate": "Bearer"}, 405: {"allow": ", ".join(methods)}}.get(error.status, {})
             answer = error_answer(path, error, told | _cors(origin))
@@ -85,6 +71,29 @@ class ProxyAccess:
         known = [header for header in scope["headers"] if header[0] not in _KEY_HEADERS]
         scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key.encode())]}
         await self._app(scope, receive, _with_own_headers(send, origin))
+
+    def _checked_origin(self, headers: Headers) -> str | None:
+        """Of which page the request is. Raises StartLLMError: of none that may ask."""
+        check_host(_only(headers, "Host") or "", self._names)
+        if (page := _only(headers, "Origin")) is not None:
+            check_origin(page)
+        return page
+
+    def _own_answer(
+        self, method: str, path: str, methods: Sequence[str], headers: Headers, origin: str | None
+    ) -> Response | None:
+        """What needs no server behind; ``None``: LiteLLM is to answer. Raises StartLLMError: it is refused."""
+        if method in {"GET", "HEAD"} and _READY.fullmatch(path):
+            return Response(READY_BODY, 200, _cors(origin), JSON)
+        if not methods:
+            raise NotFound("There is nothing at this path.")
+        if method == "OPTIONS":
+            allowed = preflight(methods, headers, is_page=origin is not None)
+            return Response(status_code=204, headers=allowed | _cors(origin))
+        if ("GET" if method == "HEAD" else method) not in methods:
+            raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(methods)} is.")
+        check_key(headers, self._key, _WHERE)
+        return None
 
 
 def _only(headers: Headers, name: str) -> str | None:
