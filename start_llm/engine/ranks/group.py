@@ -133,7 +133,8 @@ class RankGroup(Ranks, ABC):
             except OSError as error:
                 where = f"rank {rank} ({self.addresses[rank]}) cannot be reached from rank {self.rank}"
                 raise OSError(f"{where}: {error}") from None
-            self._meet()  # nobody calls any more: the ring takes who connects to these ports
+            self._meet()  # nobody calls any more
+        self._meet()  # nor listens: the ring of a quicker rank would connect to this socket, and wait without an end
 
     def _check_ring(self) -> None:
         """Fails if a stranger was quicker than a rank: the ring takes who comes first, and asks for no key."""

@@ -79,6 +79,26 @@ def test_the_next_machine_of_the_ring_must_be_reached() -> None:
         pass  # its own port is free for the ring
 
 
+def test_no_rank_goes_on_to_the_ring_while_another_one_still_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring of the quicker one would connect to the slower one's first socket, and both would wait without an end."""
+    ranks, port = Rank(0, 2), free_port()
+    ranks.addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"]
+    listens: list[bool] = []
+
+    def meet() -> None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except ConnectionRefusedError:
+            listens.append(False)
+        else:
+            listens.append(True)
+
+    monkeypatch.setattr(ranks, "_meet", meet)
+    with socket.create_server(("127.0.0.1", int(ranks.addresses[1].rpartition(":")[2]))):
+        ranks._reach_neighbour()
+    assert listens == [True, True, False]
+
+
 RING_THAT_NEVER_COMES = """
 import ctypes
 from start_llm.engine.ranks import group
