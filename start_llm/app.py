@@ -290,8 +290,7 @@ class App:
     def _welcome(self, card: ModelCard) -> None:
         """What somebody needs to know in the first minute."""
         self._say(f"model     {card.id}  (context {card.context:,} tokens)")
-        stored = f"{self._builder.shared.most_stored / GIB:.1f} GiB in memory"
-        self._say(f"KV cache  {stored}, {self._builder.stored_where}")
+        self._say(f"KV cache  {self._builder.shared.most_stored / GIB:.1f} GiB in memory, {self._builder.stored_where}")
         for encoder in self.encoders.cards():
             self._say(f"embed     {encoder.id}  (texts up to {encoder.context:,} tokens)")
         if self.encoders.problem:

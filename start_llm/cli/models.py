@@ -69,13 +69,15 @@ def _list(settings: Settings, *, as_json: bool) -> None:
 
 
 def _embedded_once(models: Iterable[StoredModel], settings: Settings) -> list[StoredModel]:
-    """The embedded model under the name that a server tells, once: its folder is named by how its weights are kept."""
+    """Those in the folder of the cache under their folder's name, as a server tells it; the embedded model once."""
     found: dict[str, StoredModel] = {}
     made = home() / settings.cache_dir / "models"
     for model in models:
-        if model.folder.parent == made and model.folder.name.startswith(f"{EMBEDDED_NAME}-"):
-            same = found.get(EMBEDDED_NAME)
-            model = replace(model, name=EMBEDDED_NAME, size=model.size + (same.size if same else 0))
+        if model.folder.parent == made:
+            name = EMBEDDED_NAME if model.folder.name.startswith(f"{EMBEDDED_NAME}-") else model.folder.name
+            same = found.get(name)
+            other = same.size if same is not None and same.folder != model.folder else 0
+            model = replace(model, name=name, size=model.size + other)
         found[model.name] = model
     return list(found.values())
 
@@ -85,9 +87,8 @@ def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[Stor
     card = card_of(cards or [], model.name)
     server: dict[str, Any] | None = None
     if card is not None:
-        names = ("state", "pinned", "weight_bytes", "kv_bytes")
-        server = {"name": card["id"]} | {name: card["details"].get(name) for name in names}
-        server["context"] = card.get("context_length")
+        server = {"name": card["id"], "context": card.get("context_length")}
+        server |= {name: card["details"].get(name) for name in ("state", "pinned", "weight_bytes", "kv_bytes")}
     return {
         "name": model.name,
         "folder": str(model.folder),
@@ -106,8 +107,7 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     memory, usable = device.memory, device.usable
     if options.memory:
         memory, usable = options.memory * GIB, int(options.memory * GIB * usable / max(device.memory, 1))
-    rate = bandwidth(device.chip)
-    speed = f", {rate} GB/s" if rate else ""
+    speed = f", {rate} GB/s" if (rate := bandwidth(device.chip)) else ""
     print(f"{device.chip}, {memory / GIB:.0f} GiB{speed}: {usable / GIB:.0f} GiB for weights and KV")
     if device.backend == "cpu" and not options.memory:
         print(NO_GPU)

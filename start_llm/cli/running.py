@@ -55,8 +55,8 @@ def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
         if typed.command.in_home:
             os.chdir(made_home())
         settings = load_settings(home() / ".env", **typed.options.overrides)
-        if (repository := full_name(settings.model_path)) != settings.model_path:
-            settings = settings.model_copy(update={"model_path": repository})
+        if (meant := full_name(settings.model_path, settings.cache_dir.absolute() / "models")) != settings.model_path:
+            settings = settings.model_copy(update={"model_path": meant})
         if typed.command.joins:
             port = port_of_one(settings, typed.options.overrides)
             settings = settings.model_copy(update={"mlx_port": port})

@@ -168,8 +168,7 @@ def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str
 
 def _similar(settings: Settings, asked: str) -> str:
     """A question with the name of a model on this disk that is nearly the one that was asked for; else empty."""
-    stored = stored_models(home() / settings.cache_dir, settings.model_path)
-    names = [model.name.rpartition("/")[2] for model in stored]
+    names = [model.name.rpartition("/")[2] for model in stored_models(home() / settings.cache_dir, settings.model_path)]
     found = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
     return f" Did you mean {found[0]}?" if found else ""
 
@@ -179,8 +178,7 @@ def _folder(settings: Settings, source: str) -> Path | None:
     found = folder_of(source)
     if found is not None and (found / "config.json").is_file():
         return found
-    stored = stored_models(home() / settings.cache_dir, settings.model_path)
-    for model in stored:
+    for model in stored_models(home() / settings.cache_dir, settings.model_path):
         # the embedded model's folder also says how its weights are kept
         bare = EMBEDDED_NAME if model.folder.name.startswith(f"{EMBEDDED_NAME}-") else model.folder.name
         if source in {model.name.rpartition("/")[2], bare}:

@@ -307,13 +307,11 @@ class ModelBuilder:
         if folder is None:
             return None
         weights = WeightsDigest(loaded.stamps, folder)
-        whose: str | Identify = partial(_identified, loaded.fingerprint, weights)
-        if weights.value:
-            whose = f"{loaded.fingerprint} {weights.value}"
-        disk = DiskTier(folder, whose, self._disk_bytes(settings))
-        if not disk.ready:
-            self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
-        return disk
+        whose: str | Identify = f"{loaded.fingerprint} {weights.value}"
+        if not weights.value:
+            whose = partial(_identified, loaded.fingerprint, weights)
+            self._say("disk      KV goes there once all bytes of the weights have been read, this first time")
+        return DiskTier(folder, whose, self._disk_bytes(settings))
 
     def _disk_bytes(self, settings: Settings) -> int:
         folder, limit = settings.disk_dir, settings.kv_disk_bytes

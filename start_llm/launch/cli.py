@@ -115,9 +115,10 @@ def warn_of_time(client: AgentClient, endpoint: Endpoint, audit: Path) -> None:
     rates = [each.computed / each.seconds_first for each in asked if each.computed >= MANY and each.seconds_first]
     if rates and client.first_prompt:
         seconds = client.first_prompt / statistics.median(rates)
+        took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
         say(
-            f"launch: the first prompt has about {client.first_prompt:,} tokens, {seconds:.0f} s on this machine; the "
-            "next turns cost only what is new in them."
+            f"launch: the first prompt has about {client.first_prompt:,} tokens, {took} on this machine; the next "
+            "turns cost only what is new in them."
         )
 
 

@@ -44,7 +44,7 @@ class HubModel:
 
 def search_hub(words: str) -> list[HubModel]:
     """Models for MLX whose names hold the words, those that are fetched most first. Raises PullError."""
-    reach_hub(f"What a hub has for {words!r}")
+    reach_hub(f"A list of models for {words!r}")
     wanted: dict[str, str | int | list[str]] = {
         "search": words,
         "filter": "mlx",

@@ -55,7 +55,7 @@ _REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (GatedRepoError, "{0} is for those who have agreed to its terms; do so on its page, then `hf auth login`."),
     (RevisionNotFoundError, "{0} has no revision {1!r}."),
     (RepositoryNotFoundError, "The hub has no model {0}, or it is private; look at the spelling."),
-    (Exception, "{0} is not here, and no hub is in reach ({2}); `{3} models` lists what can be served."),
+    (Exception, "{0} is not here, and Hugging Face cannot be reached ({2}); `{3} models` lists what can be served."),
 )
 """What is said of an answer of the hub: of the repository, its revision, and the reason. The first that fits counts."""
 

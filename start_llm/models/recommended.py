@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from importlib.resources import files
+from pathlib import Path
 
 from start_llm.models.device import GIB, PREFILL_BYTES, ROW_PEAK
 
@@ -95,6 +96,8 @@ def tokens_per_second(model: Recommendation, chip: str) -> float | None:
     return None if rate is None else READ_SHARE * rate * 1e9 / model.active
 
 
-def full_name(source: str | None) -> str | None:
-    """The repository of a short name; anything else as it is."""
+def full_name(source: str | None, own: Path | None = None) -> str | None:
+    """The repository of a short name, or the folder of that name in `own`; anything else as it is."""
+    if source and own is not None and not Path(source).exists() and (own / source / "config.json").is_file():
+        return str(own / source)
     return source if source is None else SHORT_NAMES.get(source.lower(), source)

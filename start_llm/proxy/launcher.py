@@ -194,8 +194,9 @@ def _wait_for_port(host: str, port: int) -> None:
     if is_free(host, port):
         return
     whose = who_listens(port)  # takes its time, and names nobody where the proxy ends meanwhile
-    if not wait_until(lambda: is_free(host, port), _STOP_SECONDS if MODULE in whose else 0):
+    ours = MODULE in whose
+    if not wait_until(lambda: is_free(host, port), _STOP_SECONDS if ours else 0):
         raise ProxyError(
-            f"PROXY_PORT={port} is taken by {whose}. It was left alone. "
-            "Stop it, or set PROXY_PORT to another port (0 picks a free one), or set PROXY=off."
+            f"PROXY_PORT={port} is taken by {'the proxy of another start_llm server' if ours else whose}. "
+            "It was left alone. PROXY_PORT=0 takes a free port, PROXY=off does without."
         )

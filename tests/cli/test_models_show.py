@@ -182,7 +182,7 @@ def test_models_are_listed_with_their_adapters(
     assert any("+lost" in line and "somebody/else-7b" in line for line in lines)
     assert main(["models", "--json"]) == 0
     listed = {model["name"]: model["adapters"] for model in json.loads(capsys.readouterr().out)}
-    assert listed[str(base)] == ["titles"]
+    assert listed["tiny-base"] == ["titles"]
 
 
 def test_a_head_that_drafts_is_told(

@@ -324,7 +324,7 @@ def test_what_cannot_be_found_or_fetched_is_said(page: Browser, hub: Hub, monkey
     use(monkeypatch, "http://127.0.0.1:9")
     for words in ("owner/gone", "some words"):
         enter(field, words)
-        page.until_text("#pull-told", words, "no hub is in reach")
+        page.until_text("#pull-told", words, "Hugging Face cannot be reached")
 
 
 def test_the_log_and_the_settings_are_shown_without_secrets(page: Browser, server: Live) -> None:

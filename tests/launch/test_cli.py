@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -321,5 +322,7 @@ def test_the_first_prompts_cost_is_said_where_the_machine_is_known(
     endpoint = Endpoint(url="http://x", key="k", model="m", context=90_000, answer=1000)
     cli.warn_of_time(CLIENTS["opencode"], endpoint, tmp_path / AUDIT_FILE)
     assert "about 10,000 tokens, 40 s on this machine" in capsys.readouterr().err
+    cli.warn_of_time(replace(CLIENTS["opencode"], first_prompt=100_000), endpoint, tmp_path / AUDIT_FILE)
+    assert "about 100,000 tokens, 7 minutes on this machine" in capsys.readouterr().err
     cli.warn_of_time(CLIENTS["opencode"], endpoint, tmp_path / "nothing")
     assert capsys.readouterr().err == ""

@@ -39,7 +39,7 @@ def test_what_is_said_of_a_model(
 
 def test_no_hub_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(PullError, match=r"^What a hub has for 'some model' is not here, and no hub is in reach"):
+    with pytest.raises(PullError, match=r"^A list of models for 'some model' is not here, and Hugging Face cannot"):
         search_hub("some model")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,14 @@ def test_short_names_are_words_of_their_own() -> None:
     assert full_name("Qwen3.6-27B") == "mlx-community/Qwen3.6-27B-4bit"
     assert full_name("a/b") == "a/b" and full_name(None) is None
     assert "2026" in SOURCE
+
+
+def test_a_folder_that_was_put_into_the_cache_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "cache"
+    (own / "mine").mkdir(parents=True)
+    assert full_name("mine", own) == "mine"  # it has no config.json
+    (own / "mine" / "config.json").touch()
+    assert full_name("mine", own) == str(own / "mine") and full_name("mine") == "mine" and full_name(None, own) is None
+    (tmp_path / "mine").mkdir()
+    assert full_name("mine", own) == "mine"  # the folder here

@@ -85,6 +85,15 @@ def test_a_stranger_on_the_port_is_named_and_left_alone(
     assert process.poll() is None
 
 
+def test_the_proxy_of_another_server_is_called_that(
+    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "who_listens", lambda port: f"process 1 ({MODULE})")
+    monkeypatch.setattr(launcher, "_STOP_SECONDS", 0)
+    with pytest.raises(ProxyError, match=r"taken by the proxy of another start_llm server\. .* PROXY_PORT=0 "):
+        make(tmp_path, listener[0]).start()
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_proxy_of_ours_that_ends_is_waited_for(
     seen: bool, tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch

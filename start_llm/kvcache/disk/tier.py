@@ -229,8 +229,8 @@ class DiskTier:
 
     def _resume(self) -> None:
         with self._lock:
-            before, self.detail = self.detail, ""
-        if before:
+            paused, self.detail = self.detail and self._counters["pauses"], ""
+        if paused:
             log.warning("the disk tier goes on")
 
     def _settle(self) -> None:

@@ -103,10 +103,10 @@ def test_a_model_that_a_setting_names_is_not_deleted(serve: Callable[..., ApiSer
 def test_what_cannot_be_pulled_says_why(server: ApiServer, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no model owner/other" in pulled(server, "owner/other")[-1]["error"]
     use(monkeypatch, "http://127.0.0.1:9")
-    assert "no hub is in reach" in pulled(server, "owner/model")[-1]["error"]
+    assert "Hugging Face cannot be reached" in pulled(server, "owner/model")[-1]["error"]
     asked = {"model": "owner/model", "stream": False}
     refused = httpx.post(f"{server.url}/api/pull", json=asked, timeout=60)
-    assert refused.status_code == 503 and "no hub is in reach" in refused.json()["error"]
+    assert refused.status_code == 503 and "Hugging Face cannot be reached" in refused.json()["error"]
     refused = httpx.post(f"{server.url}/api/pull", json={"model": "llama3:8b"}, timeout=60)
     assert refused.status_code == 400 and "is a name of Ollama" in refused.json()["error"]
 

@@ -80,7 +80,7 @@ def test_the_next_machine_of_the_ring_must_be_reached() -> None:
 
 
 def test_no_rank_goes_on_to_the_ring_while_another_one_still_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring of the quicker one would connect to the slower one's first socket, and both would wait without an end."""
+    """The ring of the quicker one would connect to the slower one's first socket, and both would wait for ever."""
     ranks, port = Rank(0, 2), free_port()
     ranks.addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"]
     listens: list[bool] = []
