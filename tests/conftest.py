@@ -57,6 +57,7 @@ def _quick_processes() -> None:
     # With it float32 products are thirty times quicker, and a server need not begin again to get it.
     if sys.platform == "linux" and "LD_PRELOAD" not in os.environ and (preload := known(Path(sys.prefix))):
         os.environ["LD_PRELOAD"] = preload
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # products are small here, and its threads wait by computing
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -77,14 +77,15 @@ WAYS = {
     "tool-loop": ("keep", True, True),
     "tool-loop-retyped": ("retyped", True, True),
 }
-QUICK = {"append", "reasoning-stripped", "tool-loop-retyped"}
-"""By default each way is tried with a state that cannot be cut, and these with every kind."""
+THREE = {"reasoning-stripped", "tool-loop-retyped"}
+"""Each way is tried with a state that cannot be cut, and these with every kind, too."""
+THOROUGH, SLOW = [pytest.mark.thorough], [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        pytest.param(kind, way, marks=[] if kind == "hybrid" or way in QUICK else [pytest.mark.slow])
+        pytest.param(kind, way, marks=[] if kind == "hybrid" or way == "append" else THOROUGH if way in THREE else SLOW)
         for kind in KINDS
         for way in WAYS
     ],

@@ -70,7 +70,7 @@ def converse(server: Live, image: dict[str, Any] | None) -> tuple[int, int, list
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        ("hybrid", b64(png())),
+        pytest.param("hybrid", b64(png()), marks=pytest.mark.thorough),
         ("plain", BREAKS),
         pytest.param("plain", b64(png()), marks=pytest.mark.slow),
         pytest.param("hybrid", BREAKS, marks=pytest.mark.slow),

@@ -40,7 +40,7 @@ def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
     last.write_bytes(data)
 
 
-@pytest.mark.parametrize("change", [leave_as_it_is, damage_a_file_of_another])
+@pytest.mark.parametrize("change", [pytest.param(leave_as_it_is, marks=pytest.mark.thorough), damage_a_file_of_another])
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_the_next_turn_after_a_restart_computes_what_is_new(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str, change: Callable[[Path, set[Path]], None]

@@ -35,6 +35,8 @@ from tests.kvcache import sparse
 from tests.models import architectures
 
 NAMES = (*sparse.CONFIGS, "deepseek_v41")
+EACH = pytest.mark.parametrize("name", [*sparse.CONFIGS, pytest.param("deepseek_v41", marks=pytest.mark.thorough)])
+"""The last one is measured by `tests/models/test_kv_sizes`, too."""
 ENDS = (60, 103, 150, 161, 279)  # not where a group of 4 ends, but for the first
 ANSWER = 6
 
@@ -118,7 +120,7 @@ def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> N
     again.store.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_a_checkpoint_takes_as_much_whatever_stands_before_it(name: str) -> None:
     made, kit = model(name), LayerKit(model(name).make_cache)
     cache, sizes = made.make_cache(), []
@@ -128,7 +130,7 @@ def test_a_checkpoint_takes_as_much_whatever_stands_before_it(name: str) -> None
     assert sizes[0] == sizes[1] == sizes[2]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_rows_take_what_their_columns_say(name: str) -> None:
     made, kit = model(name), LayerKit(model(name).make_cache)
     cache = made.make_cache()

@@ -19,6 +19,7 @@ from start_llm.kvcache.rows import Run
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Slices, StoredEnd
+from tests.kinds import rounds
 from tests.kvcache.tiny import known_cache, read_known
 
 LAYERS = 3
@@ -512,7 +513,7 @@ def interleave(seeds: range, steps: int, faults: bool) -> None:
 
 @pytest.mark.parametrize("faults", [False, True])
 def test_no_order_of_requests_reads_wrong_kv_or_loses_bytes(faults: bool) -> None:
-    interleave(range(12), 25, faults)
+    interleave(range(rounds(12, 6)), 25, faults)
 
 
 @pytest.mark.thorough

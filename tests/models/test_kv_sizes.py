@@ -17,7 +17,15 @@ def test_a_checkpoint_takes_as_much_wherever_it_stands_and_a_token_what_its_colu
     assert found["token"] == [found["columns"]] * 2
 
 
-@pytest.mark.parametrize("name", [pytest.param(QUICK[0], marks=pytest.mark.thorough), *TYPES[1:]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[] if name == QUICK[1] else pytest.mark.thorough if name in QUICK else pytest.mark.slow
+        )
+        for name in NEW_TYPES
+    ],
+)
 def test_a_conversation_with_forks_computes_what_is_new(name: str) -> None:
     found = conversation(name)
     assert 0 < found["computed"] <= 1.05 * found["new"]

@@ -52,7 +52,7 @@ def look(tell_one: Callable[[Story], None], examples: int, number: int | None = 
 
 def test_a_prompt_belongs_to_one_conversation() -> None:
     figures: Counter[str] = Counter()
-    few = rounds(FEW, 5)
+    few = rounds(FEW, 4)
     look(lambda story: tell(story, real, figures), few)
     assert figures["requests"] >= 40 * few
     # A server that reuses nothing has all the properties too.

@@ -8,7 +8,10 @@ from scripts.bench import injections
 from scripts.bench_injection import CASES
 
 
-@pytest.mark.parametrize("family", injections.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.thorough if n % 2 else []) for n, name in enumerate(injections.FAMILIES)],
+)
 def test_a_file_in_a_family_s_own_form_brings_no_control_token_and_shows_every_letter(family: str) -> None:
     names = [
         name

@@ -39,6 +39,8 @@ from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 from tests.kinds import rounds
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
+ALIKE = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite")
+"""Architectures whose layers another one has, too."""
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
     "seeded": Sampling(temperature=0.9, seed=7, top_p=0.95, top_k=30),
@@ -188,7 +190,9 @@ def assert_same_kv(one: Said, other: Said, tolerance: float = 2e-4) -> None:
             np.testing.assert_allclose(np.array(x), np.array(y), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else []) for name in CONFIGS]
+)
 def test_every_architecture_says_the_same_with_drafts(name: str) -> None:
     model = make(name)
     for label in ("greedy", "penalties"):
@@ -326,8 +330,14 @@ def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> Non
     check_run(**run)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("start", [0, len(PROMPT) + 9])
+@pytest.mark.parametrize(
+    ("bits", "start"),
+    [
+        (4, 0),
+        (8, len(PROMPT) + 9),
+        *(pytest.param(*how, marks=pytest.mark.thorough) for how in ((8, 0), (4, len(PROMPT) + 9))),
+    ],
+)
 def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
     model = make("qwen3_5")
     how = Quantisation(bits, 32, start)

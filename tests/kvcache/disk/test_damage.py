@@ -68,7 +68,7 @@ def survives(whole: Path, folder: Path, chance: random.Random, hybrid: bool) -> 
     return found
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("hybrid", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize(
     "count", [rounds(8, 3), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
