@@ -320,7 +320,7 @@ def test_a_cancel_at_any_step_leaves_the_others_and_the_bytes_alone(kind: Any, f
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("first", "every"), [(0, 25), *slow_parts(10)])
+@pytest.mark.parametrize(("first", "every"), [(0, 40), *slow_parts(10)])
 @pytest.mark.parametrize("error", [Fault, RuntimeError])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_at_any_call_leaves_no_wrong_answer_and_no_lost_byte(

@@ -89,7 +89,7 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
     assert entry["new"] == CHUNK, "what it did not come to is new when it is sent again"
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("rounds", [8, pytest.param(60, marks=pytest.mark.thorough)])
 def test_what_a_cancelled_request_is_told_to_have_computed_was_computed(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:

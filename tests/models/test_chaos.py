@@ -26,7 +26,7 @@ def test_forks_faults_and_restarts_change_no_answer() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", TYPES[1:])
 def test_the_same_of_other_types(name: str) -> None:
-    check(play(name, range(3)), 3)
+    check(play(name, range(2)), 2)
 
 
 @pytest.mark.thorough
