@@ -4,6 +4,10 @@ Times are CPU milliseconds, all threads together, so that other programs on the 
 
     python3.12 install_and_run.py run scripts/bench_overhead.py        # 1k, 10k, 50k, 200k tokens
     python3.12 install_and_run.py run scripts/bench_overhead.py --sizes 1000,10000
+    python3.12 install_and_run.py run scripts/bench_overhead.py --guard chatml,glm4,mistral --sizes 1000,30000
+
+``--guard`` measures something else: what it costs to look for control tokens in what clients send, in per cent of
+making a prompt, by family of templates (`scripts/bench/guarding.py`).
 
 - hash: the SHA-256 chain over all tokens.
 - lookup: the longest usable prefix against 1,000 stored sequences, which branch off one conversation of that size
@@ -28,6 +32,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,7 @@ from transformers import AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
+from scripts.bench.guarding import costs
 from scripts.bench.texts import Writer
 from start_llm.core.messages import Message, Tool
 from start_llm.core.request import ChatRequest
@@ -215,10 +221,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="1000,10000,50000,200000", help="tokens, ascending, comma-separated")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds that one search of mlx-lm's trie may take")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--guard", default="", help="families of templates, comma-separated: measure the guard alone")
+    parser.add_argument("--rounds", type=int, default=10, help="with --guard: prompts of each kind")
     options = parser.parse_args(argv)
+    sizes = [int(size) for size in options.sizes.split(",")]
+    if options.guard:
+        for family, size in product(options.guard.split(","), sizes):
+            for cost in costs(family, size, options.rounds):
+                print(json.dumps(cost), flush=True)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = build_oracle(Path(folder), "plain")
-        rows = measure([int(size) for size in options.sizes.split(",")], options.limit, checkpoint)
+        rows = measure(sizes, options.limit, checkpoint)
     show(rows)
     if options.out:
         options.out.write_text(json.dumps([asdict(row) for row in rows], indent=1), "utf-8")

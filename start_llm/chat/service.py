@@ -26,7 +26,7 @@ from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.images.reader import ImageReader as ImageReader
 from start_llm.prompt.guard import CUT
-from start_llm.prompt.pipeline import Prepared
+from start_llm.prompt.prepared import Prepared
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from start_llm.parsing.choice import ChoiceParser, Detokenizer, RawChoiceParser
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.repetition import RepetitionGuard
 from start_llm.parsing.stream import OutputParser
-from start_llm.prompt.pipeline import Prepared
+from start_llm.prompt.prepared import Prepared
 
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 

@@ -169,6 +169,10 @@ class EngineThread:
         work = Submit(name, prompt, Sampling(), max_tokens=1, sink=nobody, session=session, owner=owner, model=model)
         self._commands.put(partial(self._loop.prefill_idle, work))
 
+    def watched(self) -> float:
+        """See `Watchdog`, which runs from the first model's loading on."""
+        return self._watchdog.watched
+
     def status(self) -> EngineStatus:
         status, since = self._loop.status, self._watchdog.since
         if self._lost:

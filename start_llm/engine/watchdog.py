@@ -95,6 +95,8 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.since: float | None = None
         """Unix time since when the thread has not moved; ``None`` while it is not wedged."""
+        self.watched = 0.0
+        """Seconds: a clock that stands while this process is stopped or the machine asleep."""
 
     def start(self) -> None:
         """Starts the thread. A second call, by the same thread, does nothing."""
@@ -108,9 +110,10 @@ class Watchdog:
         self._beat, looked = self._beat_now(), time.monotonic()
         while not self._over.wait(self._tick):
             now = time.monotonic()
-            passed, looked = now - looked, now
+            passed, looked = min(now - looked, 4 * self._tick), now  # longer, and this thread was stopped as well
+            self.watched += passed
             try:
-                self._look(min(passed, 4 * self._tick))  # longer than that, and this thread was stopped as well
+                self._look(passed)
             except Exception:  # the thread's edge: it must go on watching
                 log.warning("the watchdog met an error", exc_info=True)
 

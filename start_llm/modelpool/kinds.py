@@ -6,7 +6,6 @@ The loader's thread calls this. It decides which model comes and goes, and knows
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
@@ -38,8 +37,10 @@ log = logging.getLogger(__name__)
 class LoadProgress:
     """Notices that the loader's thread hangs; for the model thread there is a watchdog. Any thread."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, clock: Callable[[], float]) -> None:
+        """`clock`: seconds; it stands while this process is stopped."""
         self.limit = limit  # seconds without a move after which it is taken to hang; 0: it is waited for
+        self._clock = clock
         self._name = ""
         self._moved: float | None = None  # when something was read last; None: nothing is watched
 
@@ -48,14 +49,14 @@ class LoadProgress:
         self.moved()
 
     def moved(self) -> None:
-        self._moved = time.monotonic()
+        self._moved = self._clock()
 
     def end(self) -> None:
         self._moved = None
 
     def stuck(self) -> StartLLMError | None:
         moved = self._moved
-        if not self.limit or moved is None or time.monotonic() - moved < self.limit:
+        if not self.limit or moved is None or self._clock() - moved < self.limit:
             return None
         what = f"{self._name} is being loaded or unloaded, and nothing of it has moved for {self.limit:g} s"
         setting, until = "GENERATION_WATCHDOG_SECONDS", "until that ends no other model can be loaded."

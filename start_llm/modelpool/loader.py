@@ -51,7 +51,7 @@ class Loader:
         self._language = LanguageModels(registry, engine, builder, clients, events)
         self._side = SideModels(registry, engine, builder)
         self.stopping = False
-        self.progress = LoadProgress(self._settings.generation_watchdog_seconds)
+        self.progress = LoadProgress(self._settings.generation_watchdog_seconds, engine.watched)
         registry.stuck = self._stuck
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import marshal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from start_llm.core.jsontext import whole_characters
 from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.files.lru import Lru
 from start_llm.prompt.guard import NOTHING, Guard
 from start_llm.prompt.note import NOTE_CLOSE, NOTE_OPEN
 from start_llm.prompt.reading import call_id, call_numbers, leading_systems
 from start_llm.prompt.traits import Traits
 
 Dicts = list[dict[str, Any]]
+_KEPT_CHARS = 8_000_000
 
 _TOOLS_INTRO = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -30,7 +33,7 @@ _TOOLS_OUTRO = (
 
 
 class Fitter:
-    """Makes OpenAI-style dictionaries for one template. Stateless after construction, so thread-safe."""
+    """Makes OpenAI-style dictionaries for one template. Thread-safe."""
 
     def __init__(self, traits: Traits, *, preserve_thinking: bool, guard: Guard = NOTHING, names: bool = False) -> None:
         """`names`: the template shows who a user is; else that stands in front of the words."""
@@ -38,23 +41,38 @@ class Fitter:
         self._names = names
         self._preserve = preserve_thinking
         self._guard = guard
+        # What the tree holds comes again in each turn: by `id`, a message or a tool, what was made of it, and its size.
+        self._known: Lru[tuple[object, ...], tuple[object, dict[str, Any], int]]
+        self._known = Lru(_KEPT_CHARS, lambda _, known: known[2])
 
     def fit(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Dicts, Dicts | None]:
         """The conversation as dictionaries that this template can show, and its tools."""
-        messages = [self._named(self._guard.message(message)) for message in messages]
         lead = leading_systems(messages)
         if lead and not self.traits.systems:
-            joined = "\n\n".join(message.content for message in messages[:lead])
+            joined = "\n\n".join(self._named(message).content for message in messages[:lead])
             messages, lead = [Message("system", joined), *messages[lead:]], 1
-        names = {call_id(call.id): self._guard.name(call.name) for message in messages for call in message.tool_calls}
+        names = {call_id(call.id): call.name for message in messages for call in message.tool_calls}
         if not self.traits.many_calls:
-            messages = [*interleaved(messages)]
-        dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
-        functions: Dicts | None = [self._guard.function(tool) for tool in tools] or None
+            messages = interleaved(messages)
+        dicts = [
+            self._once(message, self._one, index >= lead, names.get(call_id(message.tool_call_id)))
+            for index, message in enumerate(messages)
+        ]
+        functions: Dicts | None = [self._once(tool, self._guard.function) for tool in tools] or None
         if functions is not None and not self.traits.tools:
             _add_system(dicts, _tools_as_text(functions))
             functions = None
         return self._in_allowed_order(dicts), functions
+
+    def _once(self, one: Message | Tool, make: Callable[..., dict[str, Any]], *about: object) -> dict[str, Any]:
+        """What `make` makes of this very object; nobody changes either."""
+        key = id(one), *about
+        known = self._known.get(key)
+        if known is None:
+            made = make(one, *about)
+            known = one, made, 500 + (one.chars if isinstance(one, Message) else len(marshal.dumps(made)))
+            self._known.put(key, known)
+        return known[1]
 
     def _named(self, message: Message) -> Message:
         """A user's name stands in front of the words, behind a note, where the template does not show it."""
@@ -75,17 +93,19 @@ class Fitter:
             _user_first(dicts)
         return dicts
 
-    def _one(self, message: Message, behind_head: bool, names: dict[str, str]) -> dict[str, Any]:
+    def _one(self, message: Message, behind_head: bool, called: str | None) -> dict[str, Any]:
+        """`called`: of a result, the tool."""
+        message = self._named(self._guard.message(message))
         if message.role == "assistant":
             return self._assistant(message)
         if message.role == "tool":
-            return self._result(message, names)
+            return self._result(message, called)
         if message.role == "system" and behind_head and not self.traits.mid_system:
             return {"role": "user", "content": f"<system-message>\n{message.content}\n</system-message>"}
         named = {"name": message.name} if message.name else {}
         return {"role": message.role, "content": message.content, **named}
 
-    def _result(self, message: Message, names: dict[str, str]) -> dict[str, Any]:
+    def _result(self, message: Message, called: str | None) -> dict[str, Any]:
         content = message.content
         if message.is_error and not content.lstrip().lower().startswith(("error", "<tool_use_error>")):
             content = f"Error: {content}"
@@ -94,8 +114,7 @@ class Fitter:
         result = {"role": "tool", "content": content}
         if message.tool_call_id is not None or self.traits.short_ids:
             result["tool_call_id"] = self._call_id(message.tool_call_id or "")
-        name = message.name or names.get(call_id(message.tool_call_id))
-        if name:
+        if name := message.name or self._guard.name(called or ""):
             result["name"] = name
         return result
 
@@ -215,13 +234,13 @@ def _turn(message: Message, results: Sequence[Message]) -> Iterator[Message]:
     ids = call_numbers(message.tool_calls)
     answers: list[list[Message]] = [[] for _ in message.tool_calls]
     of_no_call: list[Message] = []
-    for result in results:
-        if result.tool_call_id is not None:
-            place = ids.get(call_id(result.tool_call_id))
-            (of_no_call if place is None else answers[place]).append(result)
-    for result in results:
+    for result in sorted(results, key=lambda one: one.tool_call_id is None):
         if result.tool_call_id is None:
-            next((found for found in answers if not found), of_no_call).append(result)
+            found = next((found for found in answers if not found), of_no_call)
+        else:
+            place = ids.get(call_id(result.tool_call_id))
+            found = of_no_call if place is None else answers[place]
+        found.append(result)
     for place, call in enumerate(message.tool_calls):
         yield replace(message, tool_calls=(call,)) if not place else Message("assistant", tool_calls=(call,))
         yield from answers[place]

@@ -17,9 +17,7 @@ from typing import Any
 
 from start_llm.core.messages import Message, Tool
 from start_llm.core.reasoning_tags import REASONING_TAGS
-from start_llm.files.lru import Lru
 
-_KEPT_CHARS = 8_000_000
 CUT = "\udffe"
 """Half of a surrogate pair, as the edges of an image's mark: text that comes by JSON never holds one."""
 
@@ -62,8 +60,6 @@ class Guard:
         self._of_all = _patterns(names)
         self._of_assistant = _patterns([name for name in names if _OWN.search(name) is None])
         self._before = "<" if template is None or _MAKES_TAGS.search(template) else ""
-        # What the tree holds comes again in each turn: by `id` of a message, it and what was made of it.
-        self._known: Lru[int, tuple[Message, Message]] = Lru(_KEPT_CHARS, lambda _, pair: pair[0].chars + 500)
 
     def text(self, text: str, role: str = "user") -> str:
         for start, pattern in self._of_assistant if role == "assistant" else self._of_all:
@@ -87,13 +83,6 @@ class Guard:
 
     def message(self, message: Message) -> Message:
         """All but the arguments of calls, which are JSON text that has to be read first."""
-        known = self._known.get(id(message))
-        if known is None or known[0] is not message:
-            known = message, self._cut(message)
-            self._known.put(id(message), known)
-        return known[1]
-
-    def _cut(self, message: Message) -> Message:
         content = self.text(message.content, message.role)
         reasoning = self.text(message.reasoning, message.role) if message.reasoning else message.reasoning
         name = self.name(message.name) if message.name else message.name

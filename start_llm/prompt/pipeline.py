@@ -270,6 +270,3 @@ class Pipeline:
         """Writes what is waiting to disk; nothing may be recorded after."""
         if self._store is not None:
             self._store.close()
-
-
-__all__ = ["Pipeline", "Prepared"]

@@ -15,8 +15,6 @@ from start_llm.prompt.prepared import Prepared
 
 PATIENCE = 2
 NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
-
-
 _Client = tuple[str | None, str]  # two owners may have chosen the same session name
 
 
@@ -31,7 +29,7 @@ class Guesses:
 
     def made(self, prepared: Prepared, tokens: tuple[int, ...]) -> bool:
         """Notes the guess for what follows a request; True if this client's guesses are good enough to compute them."""
-        client, keys = _client(prepared), prepared.chain.keys
+        client, keys = (prepared.request.owner, prepared.session), prepared.chain.keys
         with self._lock:
             self._open.put(client, (prepared.chain.last_key, len(keys), tokens))
             return (self._misses.get(client) or 0) < PATIENCE
@@ -41,7 +39,7 @@ class Guesses:
 
         Returns whether it was right, or None if there was none to check.
         """
-        client, keys = _client(prepared), prepared.chain.keys
+        client, keys = (prepared.request.owner, prepared.session), prepared.chain.keys
         with self._lock:
             last_key, depth, tokens = self._open.get(client) or (b"", len(keys), ())
             if len(keys) <= depth or (depth and keys[depth - 1] != last_key):
@@ -53,16 +51,12 @@ class Guesses:
 
     def stays(self, prepared: Prepared, head: tuple[str, ...]) -> bool:
         """Whether a client has just sent this head for the second time in a row: a clock in it is never worth it."""
-        client, hashed = _client(prepared), hash(head)
+        client, hashed = (prepared.request.owner, prepared.session), hash(head)
         with self._lock:
             before, times = self._heads.get(client) or (hashed, 0)
             times = times + 1 if before == hashed else 1
             self._heads.put(client, (hashed, times))
             return times == 2
-
-
-def _client(prepared: Prepared) -> _Client:
-    return prepared.request.owner, prepared.session
 
 
 def followers(answer: Message, transient: list[Message]) -> list[Message]:

@@ -67,10 +67,6 @@ class Prepared:
         users = (key for key, entry in links if entry.message.role == "user")
         return f"auto-{next(users, self.chain.last_key).hex()[:24]}"
 
-    def key_behind(self, answer: Message) -> bytes:
-        """The key of the chain behind `answer`."""
-        return link(self.chain.last_key, answer_digest(answer.content, answer.tool_calls, self.chain.client))
-
     def node_of(self, answer: Message, tokens: Sequence[int], spoken: int, *, keep: bool) -> Node:
         """The answer as a node of the conversation tree. For the arguments see `Node`; `keep`: what was shown, too."""
         chain, view, stem = self.chain, self.view, self.stem
@@ -80,7 +76,7 @@ class Prepared:
         return Node(
             id=secrets.randbits(62),
             parent=stem.node.id if stem is not None else None,
-            key=self.key_behind(answer),
+            key=link(chain.last_key, digest),
             owner=self.request.owner,
             session=self.request.session,
             nonce=nonce_after(stem, self.request.session),

@@ -13,7 +13,8 @@ from queue import Queue
 
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
-from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.prepared import Prepared
 
 log = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ def diff(old: str, new: str) -> list[str] | None:
     names = cache(lambda: sorted(told().values()))
     for at, gone, came in hunks:
         place = places[at]
-        if _are_pairs(gone, came):
+        if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
             pairs = zip(gone, came, strict=True)
             is_short = len(lines) < _MOST_WITHIN
             lines += [f"{place}, now:", *_plus(changed(*pair, within=is_short) for pair in pairs)]
@@ -84,10 +84,6 @@ def _gone(place: str, run: Sequence[str], told: Mapping[str, str], names: Sequen
 
 def _plus(lines: Iterable[str]) -> list[str]:
     return [f"+{line}" for line in lines]
-
-
-def _are_pairs(gone: Sequence[str], came: Sequence[str]) -> bool:
-    return len(gone) == len(came) and all(map(_begin_alike, gone, came))
 
 
 def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:

@@ -30,6 +30,9 @@ class OneThread:
     def status(self) -> EngineStatus:
         return EngineStatus("ready")
 
+    def watched(self) -> float:
+        return 0.0
+
     def guest(self, steps: Generator[float, None, Any]) -> Any:
         return self.chore(steps)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 from unittest.mock import Mock
 
@@ -22,6 +24,8 @@ from start_llm.core.errors import (
 from start_llm.core.settings import load_settings
 from start_llm.core.work import EngineStatus
 from start_llm.engine.loop import SHUTTING_DOWN
+from start_llm.engine.watchdog import Watchdog
+from start_llm.modelpool.kinds import LoadProgress
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import Event, ModelLease, ModelRegistry, PoolEntry, State
@@ -29,6 +33,7 @@ from start_llm.modelpool.resolve import KnownModel, NameResolver
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import StoredModel
 from start_llm.models.room import Weights
+from tests.waiting import until
 
 
 def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
@@ -38,14 +43,14 @@ def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
 
 def make_loader(registry: ModelRegistry, status: EngineStatus | None = None) -> Loader:
     builder = Mock(**{"shared.usable": 0, "shared.running": 0})
-    engine = Mock(**{"status.return_value": status or EngineStatus("ready")})
+    engine = Mock(**{"status.return_value": status or EngineStatus("ready"), "watched.return_value": 0.0})
     return Loader(registry, engine, builder, Mock(), Mock())
 
 
 def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
     registry = make_registry(folder, **settings)
     builder = Mock(**{"shared.weight_bytes": weight_bytes, "shared.running": 2, "shared.usable": 20})
-    engine = Mock()
+    engine = Mock(**{"watched.return_value": 0.0})
     return Pool(registry, engine, builder, Loader(registry, engine, builder, Mock(), say))
 
 
@@ -134,6 +139,25 @@ def test_each_waits_for_its_own_time(tmp_path: Path) -> None:
     for lease in (old, young):
         lease.close()
     assert entry.users == 0
+
+
+def test_a_load_hangs_only_while_this_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, never = 0.0, lambda: None
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + slept, time=time.time)
+    monkeypatch.setattr("start_llm.engine.watchdog.time", clock)
+    dog = Watchdog(600.0, time.monotonic, lambda: 0, wedged=never, hopeless=never)
+    progress = LoadProgress(30.0, lambda: dog.watched)
+    dog.start()
+    progress.begin("tiny")
+    until(lambda: dog.watched > 0)
+    slept, before = 1000.0, dog.watched
+    until(lambda: dog.watched > before)
+    assert progress.stuck() is None
+    progress.limit = 1e-9
+    assert "tiny is being loaded" in str(progress.stuck())
+    progress.end()
+    assert progress.stuck() is None
+    dog.stop()
 
 
 def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.hf import HFTokenizer
-from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.prepared import Prepared
 from tests.prompt.models import EOS, model
 
 CLEARED = "[Old tool result content cleared]"

@@ -278,19 +278,26 @@ def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) 
     assert seen > 3
 
 
-def test_a_message_that_comes_again_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_again_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages, tools and calls that the tree holds; those that a client sends are new objects in each turn."""
     guard, searched = Guard(["<|im_end|>"]), list[str]()
     cut = guard.text
     monkeypatch.setattr(guard, "text", lambda text, role="user": searched.append(text) or cut(text, role))
-    message = Message("user", "Say <|im_end|>.")
-    assert guard.message(message) is guard.message(message) and len(searched) == 1
-    assert guard.message(Message("user", "Say <|im_end|>.")) == guard.message(message) and len(searched) == 2
+    fit = Fitter(Traits(calls="mapping"), preserve_thinking=True, guard=guard).fit
+    messages, tools = talk(result="x" + EVIL, arguments=json.dumps({"path": EVIL}), tool=Tool("read", EVIL))
+    once = fit(messages, tools)
+    assert {EVIL, messages[3].content} <= {*searched} and str(once).count("PWNED") == 3 * len(NAMES)
+    searched.clear()
+    assert fit(messages, tools) == once and not any("PWNED" in text for text in searched)
+    assert fit([replace(one) for one in messages], [replace(one) for one in tools]) == once
+    assert {EVIL, messages[3].content} <= {*searched}
 
 
-def test_messages_that_were_searched_take_bounded_memory_whatever_is_in_them() -> None:
-    guard, size = Guard(NAMES), 1_000_000
+def test_what_was_searched_takes_bounded_memory_whatever_is_in_it() -> None:
+    fitter, size = Fitter(Traits(), preserve_thinking=True, guard=Guard(NAMES)), 1_000_000
     call = ToolCall("call_1", "write", json.dumps({"text": "x" * size}))
     for number in range(20):
-        guard.message(Message("assistant", f"{number}", reasoning="y" * size))
-        guard.message(Message("assistant", f"{number}", tool_calls=(call,)))
-    assert 0 < len(guard._known) < 10
+        said = Message("assistant", f"{number}", reasoning="y" * size)
+        wrote = Message("assistant", f"{number}", tool_calls=(call,))
+        fitter.fit([Message("user", "z" * size), said, wrote], [Tool(f"{number}", parameters={"z" * size: number})])
+    assert 0 < len(fitter._known) < 10

@@ -9,7 +9,8 @@ import pytest
 
 from start_llm.core.messages import Message, Tool
 from start_llm.core.report import CacheReport
-from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.prepared import Prepared
 from tests.prompt.client import (
     BASH,
     CLAUDE,

@@ -29,3 +29,10 @@ def test_mlx_lms_trie_still_has_the_interface_that_is_timed() -> None:
     trie = PromptTrie()
     trie.add("model", [1, 2, 3], "kv")
     assert trie.search("model", [1, 2, 9]).common_prefix == 2
+
+
+def test_it_measures_the_guard(capsys) -> None:
+    assert bench_overhead.main(["--guard", "chatml", "--sizes", "1000", "--rounds", "1"]) == 0
+    cold, warm = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (cold["turn"], warm["turn"]) == ("cold", "warm") and 1000 < cold["tokens"] < 20_000
+    assert warm["ms"] > 0 and cold["inside_low"] > 0
