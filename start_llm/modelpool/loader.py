@@ -79,7 +79,8 @@ class Loader:
             try:
                 entry = self._registry.load_queue.get(timeout=LOOK_SECONDS)
             except Empty:
-                try_all("looking for models that nobody uses", self._evict_idle)
+                look_again = self._registry.room.look_again
+                try_all("looking for models that nobody uses", self._registry.evict_idle, look_again)
                 continue
             finally:
                 try_all("ending waits", self._registry.room.end_waits)
@@ -95,10 +96,6 @@ class Loader:
             except Exception as error:  # noqa: BLE001 - the thread's edge: it must serve the next entry; logged there
                 self._failed(entry, error)
             self.progress.end()
-
-    def _evict_idle(self) -> None:
-        self._registry.evict_idle()
-        self._registry.room.look_again()
 
     def _load(self, entry: PoolEntry) -> None:
         names = self._registry.names

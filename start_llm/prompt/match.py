@@ -233,14 +233,11 @@ def _same_edges(path: Path, chain: MessageChain) -> bool:
         if one.place is None or one.message.role not in ("assistant", "user"):
             continue
         sent, shown = chain.entries[chain.indices[one.place]].facts.shown.content, one.message.content
-        if sent == shown:
-            continue
         if one.message.role == "assistant":
             sent, shown = split_embedded(sent)[1], split_embedded(shown)[1]
         else:
             sent, shown = sent.strip("\n"), shown.strip("\n")
-        same = sent == shown or sent.strip() != shown.strip() or (one.message.role == "assistant" and sent in shown)
-        if not same:
+        if sent != shown and sent.strip() == shown.strip() and (one.message.role == "user" or sent not in shown):
             return False
     return True
 

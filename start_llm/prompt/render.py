@@ -95,28 +95,23 @@ class Renderer:
     def _opening(self, text: str, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> str:
         """What stands between the generation prompt, the end of `text`, and an answer's words: a channel."""
         word = "alpha7"
-        try:
-            whole = self._template.render(
-                *self._fit([*messages, Message("assistant", word)], tools), False, **variables
-            )
-        except TemplateError:
-            return ""
+        whole = self._tried(*self._fit([*messages, Message("assistant", word)], tools), False, **variables)
         frame, found, _ = whole.rpartition(word)
         return frame[len(text) :] if found and frame.startswith(text) else ""
 
     def _shows_names(self) -> bool:
-        return "nora7" in self._alone({"role": "user", "content": "alpha7", "name": "nora7"})
+        return "nora7" in self._tried([{"role": "user", "content": "alpha7", "name": "nora7"}], None, True)
 
     def _takes_parts(self) -> bool:
         """Whether the template takes a message's content as a list of text parts."""
         parts = [{"type": "text", "text": "alpha7"}, {"type": "text", "text": "bravo7"}]
-        text = self._alone({"role": "user", "content": parts})
+        text = self._tried([{"role": "user", "content": parts}], None, True)
         return 0 <= text.find("alpha7") < text.find("bravo7") and "'text'" not in text
 
-    def _alone(self, message: dict[str, Any]) -> str:
-        """How one message is shown; nothing if the template refuses it."""
+    def _tried(self, dicts: Dicts, functions: Dicts | None, agp: bool, **variables: Any) -> str:
+        """The text; nothing if the template refuses it."""
         try:
-            return self._template.render([message], None, True)
+            return self._template.render(dicts, functions, agp, **variables)
         except TemplateError:
             return ""
 
@@ -132,12 +127,8 @@ class Renderer:
         if (known := self._suffixes.get(key)) is not None:
             return known
         user: Dicts = [{"role": "user", "content": "x"}]
-        try:
-            opened = self._template.render(user, None, True, **variables)
-            closed = self._template.render(user, None, False, **variables)
-        except TemplateError:
-            return ""
-        suffix = opened[len(closed) :] if opened.startswith(closed) else ""
+        opened, closed = (self._tried(user, None, agp, **variables) for agp in (True, False))
+        suffix = opened[len(closed) :] if closed and opened.startswith(closed) else ""
         self._suffixes.put(key, suffix)
         return suffix
 
@@ -153,11 +144,7 @@ class Renderer:
         if known is not None and known <= len(text):
             return known
         probe = (*messages[:lead], Message("user", "\N{SECTION SIGN}"))
-        try:
-            other = self._template.render(*self._fit(probe, tools), False, **variables)
-        except TemplateError:
-            return 0
-        head = common_prefix(text, other)
+        head = common_prefix(text, self._tried(*self._fit(probe, tools), False, **variables))
         self._heads.put(key, head)
         return head
 

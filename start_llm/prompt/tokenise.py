@@ -190,7 +190,7 @@ class Coder:
         """
         text = rendering.text
         if path is None:
-            return self._coded(rendering, None, 0, 0)
+            return self._code_behind(rendering, Rendering("", 0), 0)
         old = path.rendering
         common = common_prefix(text, old.text)
         answered = answered and common >= old.generation and bool(path.node.answer_tokens)
@@ -208,15 +208,10 @@ class Coder:
         index = bisect_right(old.anchors, common, key=_CHAR)
         while index and not (self._pattern and self._pattern.match(text, old.anchors[index - 1].char)):
             index -= 1  # the common prefix may end right before the anchor's special token
-        return self._coded(rendering, old, index, common)
-
-    def _coded(self, rendering: Rendering, old: Rendering | None, anchors: int, common: int) -> Rendering:
-        """With the tokens of `old` up to the last one of so many of its anchors, and the rest encoded."""
-        char, token, _ = old.anchors[anchors - 1] if old is not None and anchors else (0, 0, False)
-        tokens, places = self.encode(rendering.text[char:], char=char, token=token)
-        kept = old.anchors[: anchors - 1] if old is not None and anchors else ()
-        taken = old.tokens[:token] if old is not None else ()
-        return replace(rendering, tokens=taken + tuple(tokens), anchors=(*kept, *places), common=common, taken=token)
+        char, token, _ = old.anchors[index - 1] if index else (0, 0, False)
+        tokens, places = self.encode(text[char:], char=char, token=token)
+        whole, anchors = old.tokens[:token] + tuple(tokens), (*old.anchors[: max(0, index - 1)], *places)
+        return replace(rendering, tokens=whole, anchors=anchors, common=common, taken=token)
 
     def _continue(self, rendering: Rendering, path: Path, common: int) -> Rendering | None:
         """The path's prompt, what was generated, and the rest; None if the text does not show it."""

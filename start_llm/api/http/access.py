@@ -13,7 +13,7 @@ from start_llm.core import hosts
 from start_llm.core.errors import Forbidden, UnsupportedMediaType
 from start_llm.core.hosts import is_loopback, presented_keys
 from start_llm.core.jsontext import inner_object
-from start_llm.core.protocol import SESSION_END
+from start_llm.core.protocol import SESSION_END, SESSION_FIELDS
 from start_llm.files.lru import Lru
 
 USER_FIELDS = ("user", "safety_identifier")
@@ -84,12 +84,10 @@ def user_of(data: Mapping[str, Any]) -> str | None:
 def _without_session(user: str) -> str:
     """Claude Code puts its session into the user's id. A session that is resumed is still the same user's. Empty where
     there is nothing but a session."""
-    if not user.startswith("{"):
-        return SESSION_END.sub("", user)
     value = inner_object(user)
     if value is None:
-        return user
-    others = {name: value[name] for name in sorted(value) if name != "session_id"}
+        return SESSION_END.sub("", user)
+    others = {name: value[name] for name in sorted(value) if name not in SESSION_FIELDS}
     return json.dumps(others) if others else ""
 
 

@@ -79,6 +79,8 @@ def test_a_session_inside_of_a_user_id_is_not_the_user(read: Callable[..., ChatR
     first = owner(json.dumps({"device_id": "d", "session_id": "s"}))
     assert first == owner(json.dumps({"session_id": "t", "device_id": "d"})) is not None
     assert first != owner(json.dumps({"device_id": "e", "session_id": "s"}))
+    assert first == owner(" \n" + json.dumps({"device_id": "d", "session_id": "u"})), "read as the session is"
+    assert first == owner(json.dumps({"device_id": "d", "chat_id": "u"}))
     assert owner(json.dumps({"session_id": "s"})) is None, "the proxy puts a conversation's name there"
     assert owner("{" * 5000) != owner("{" * 5001)
 
