@@ -106,7 +106,7 @@ def test_who_starts_a_process_and_does_not_say_so_is_found(run: pytest.Pytester)
     result.stdout.fnmatch_lines(["*it starts a process (subprocess.Popen): mark it live*"])
 
 
-@pytest.mark.smoke
+@pytest.mark.live
 def test_workers_tell_what_they_left_out(run: pytest.Pytester) -> None:
     run.makepyfile(TESTS)
     run.runpytest("-n", "1").stdout.fnmatch_lines(["not part of this run: 2 live, 1 thorough*"])

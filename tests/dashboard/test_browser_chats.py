@@ -56,7 +56,7 @@ def again(page: Browser, server: Live) -> None:
     page.view("try")
 
 
-@pytest.mark.smoke
+@pytest.mark.live
 def test_chats_are_kept_listed_found_renamed_and_deleted(page: Browser, server: Live) -> None:
     page.view("try")
     ask(page, "Of cats.", "They purr.")

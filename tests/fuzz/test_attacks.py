@@ -84,7 +84,9 @@ def watched(served: World, act: Callable[[], httpx.Response]) -> tuple[httpx.Res
     return answers[0], worst
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if "40 MB" in name else []) for name in ATTACKS]
+)
 def test_it_is_refused_and_health_answers(name: str, served: World) -> None:
     make, says = ATTACKS[name]
     body = make()

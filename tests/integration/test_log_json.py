@@ -43,7 +43,7 @@ def entries(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.smoke
+@pytest.mark.live
 def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
     child = serve(tmp_path, MODEL_PATH=str(oracle_path("plain")), TRUST_REMOTE_CODE="true")
     try:

@@ -12,6 +12,7 @@ from start_llm.kvcache.blocks import PathHash, Tokens, as_tokens
 from start_llm.kvcache.events import BLOCK, NewBlocks, PublishedBlocks, block_names
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.kinds import rounds
 from tests.kvcache.tiny import known_cache
 
 TOKEN_BYTES = 8  # of a known_cache
@@ -97,7 +98,7 @@ class Listener:
             self.published.update(new.names)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(rounds(6, 3)))
 def test_what_is_published_is_what_the_store_would_restore(seed: int) -> None:
     """Random conversations with shared beginnings and forks in a store that holds a few of them."""
     chance, listener = random.Random(seed), Listener()

@@ -87,7 +87,7 @@ def test_it_answers_as_the_fused_checkpoint_does(base: Path, tmp_path: Path, kin
     assert answers != [greedy(bare.model, prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("quantised", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_adapters_share_the_arrays_of_their_base(base: Path, tmp_path: Path, quantised: bool) -> None:
     """Answers are those of models that were loaded alone, whichever came first and whatever goes."""
     if quantised:

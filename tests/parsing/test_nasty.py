@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.events import TextDelta, ToolCallFinished
 from start_llm.parsing.stream import OutputParser
+from tests.kinds import rounds
 from tests.parsing.formats import RENDER
 from tests.parsing.helpers import TOOLS, calls, run
 from tests.parsing.test_formats import style_of
@@ -94,7 +95,8 @@ def some_calls(pieces: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, dic
     return st.lists(one, min_size=1, max_size=3, unique_by=lambda call: json.dumps(call, sort_keys=True))
 
 
-COUNTS = pytest.mark.parametrize("count", [5, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+COUNTS = pytest.mark.parametrize("count", [rounds(5, 3), pytest.param(300, marks=SLOW)])
 FORMATS = pytest.mark.parametrize("ident", sorted(RENDER))
 
 

@@ -39,7 +39,7 @@ def alone(name: str, prompt: Sequence[int], most: int, start: int, bits: int = 8
     return out
 
 
-@pytest.mark.parametrize("start", [0, 30, 66, 1000])
+@pytest.mark.parametrize("start", [0, 30, *(pytest.param(start, marks=pytest.mark.thorough) for start in (66, 1000))])
 def test_the_expectation_is_what_mlx_lms_own_loop_generates(start: int) -> None:
     options = {"kv_bits": 8, "kv_group_size": GROUP_SIZE, "quantized_kv_start": start}
     for prompt in PROMPTS:
