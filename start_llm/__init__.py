@@ -5,7 +5,7 @@ As a library::
     import start_llm
 
     with start_llm.App(start_llm.load_settings(None, mlx_port=0, proxy="off")) as app:
-        print(app.chat("What is the capital of France?").text)
+        print(app.chat("Name the capital of France.").text)
         print(app.url)  # an OpenAI and Anthropic API, for other programs
 """
 

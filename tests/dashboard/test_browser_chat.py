@@ -152,6 +152,8 @@ def test_an_answer_is_shown_as_markdown_and_its_code_can_be_copied(page: Browser
     assert "<b>bold</b>" in page.text("#said .rich"), "HTML is shown as text"
     page.press("#said .code button")
     page.until_text("#said .code button", "Copied")
+    named = "return document.querySelector('#said .code button').getAttribute('aria-label')"
+    page.until(lambda: page.run(named) == "Copy: the python block", "the name that it had")
     assert page.run("return navigator.clipboard.readText()") == "print(1)"
 
 

@@ -62,11 +62,16 @@ export function copier(text, what, label = "Copy") {
 
 export async function copy(button, text) {
   const label = (button.dataset.label ??= button.textContent); // also while it says "Copied"
+  const name = (button.dataset.name ??= button.getAttribute("aria-label") ?? "");
+  const say = (words) => {
+    button.textContent = words;
+    if (name) button.setAttribute("aria-label", words === label ? name : words); // a name holds what is seen
+  };
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
+    say("Copied");
   } catch {
-    button.textContent = "Not allowed"; // a page that is not on this machine, without TLS
+    say("Not allowed"); // a page that is not on this machine, without TLS
   }
-  setTimeout(() => { button.textContent = label; }, 1500);
+  setTimeout(say, 1500, label);
 }

@@ -78,7 +78,7 @@ export async function openTry() {
   try {
     const { data } = await json("/v1/models");
     const writers = data.filter((model) => !model.details?.task && model.details?.kind !== "embedding");
-    byId("try-model").replaceChildren(make("option", { value: "default" }, "main model"),
+    byId("try-model").replaceChildren(make("option", { value: "default" }, `${data[0]?.id ?? "the model"} (main model)`),
       ...writers.map((model) => make("option", { value: model.id }, model.id, model.details?.state === "ready" ? " (loaded)" : "")));
     models = new Map(writers.map((model) => [model.id, model]));
     chooseModel();
