@@ -189,16 +189,30 @@ def beside_a_prompt(tokens: int, token: float, a_minute: float, seed: int) -> tu
     return found[0].waited, [one.waited for one in found[1:]]
 
 
+def without_a_prompt(own: float, a_minute: float, seed: int) -> list[float]:
+    """Seconds to the first tokens of an hour's questions on a machine with no other work. `own`: what each takes."""
+    chance, came, free, found = random.Random(seed), 0.0, 0.0, list[float]()
+    while came < 3600:
+        came += chance.expovariate(a_minute / 60)
+        free = max(came, free) + own
+        found.append(free - came)
+    return found
+
+
 def tell_questions(tokens: int, token: float, a_minute: float) -> None:
     alone = beside_a_prompt(tokens, token, 0, 1)[0]
     runs = [beside_a_prompt(tokens, token, a_minute, seed) for seed in range(SEEDS)]
     waited = sorted(seconds for _, each in runs for seconds in each)
     longer, count = [prompt / alone for prompt, _ in runs], len(waited) / SEEDS
-    print(f"a prompt of {tokens:,} tokens alone: {alone:.1f} s; a question alone: {PASS * 3 + QUESTION * token:.2f} s")
+    own = PASS * 2 + QUESTION * token
+    print(f"a prompt of {tokens:,} tokens alone: {alone:.1f} s; a question alone: {own:.2f} s")
     print(f"{a_minute:g} questions a minute, {count:.1f} beside each prompt; {SEEDS} runs")
     print(f"the prompt takes {statistics.mean(longer):.2f} times as long, {max(longer):.2f} at most")
     shares = ", ".join(f"{name} {waited[int(len(waited) * share)]:.2f} s" for name, share in SHARES.items())
     print(f"first token of a question: {shares}, {waited[-1]:.2f} s at most")
+    if own * a_minute < 60:
+        least = sorted(seconds for seed in range(100) for seconds in without_a_prompt(own, a_minute, seed))
+        print(f"with nothing else to compute, one after the other: p95 {least[int(len(least) * SHARES['p95'])]:.2f} s")
 
 
 def main() -> int:

@@ -123,9 +123,8 @@ class GrammarProcessor(Remembering):
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         if self._started:
-            newest = (
-                tokens if tokens.size == 1 else tokens[-1:]
-            )  # queued before the forward pass, so that reading it does not wait for that
+            newest = tokens if tokens.size == 1 else tokens[-1:]
+            # Queued before the forward pass, so that reading it does not wait for that.
             mx.async_eval(newest)  # type: ignore[no-untyped-call]
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._advance(cast(int, newest.item()))

@@ -306,9 +306,7 @@ class TextDrawing:
         self._tap = LogprobTap() if work.logprobs is not None else None
         own_noise = drafts is not None and drafts.gate.head is not None and work.sampling.drafts
         self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated), own_noise=own_noise)
-        if isinstance(
-            self.sampler, SeededSampler
-        ):  # else it is shared between rows, and has no state that could go wrong
+        if isinstance(self.sampler, SeededSampler):  # another one is shared, and has no state that could go wrong
             self.sampler = Guarded(self.sampler, self._failed, lambda logprobs: mx.argmax(logprobs, axis=-1))
         processors: list[Any] = [self._tap] if self._tap is not None else []
         processors += make_processors(work.sampling, work.prompt.tokens, generated)

@@ -6,6 +6,7 @@ Of prompts that share a beginning which nobody has computed yet, the first one c
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -228,6 +229,15 @@ class Prompts:
         if not self._follow(job, plan.length):
             self._restore(job, plan, joined=0)
 
+    @property
+    def question_first(self) -> bool:
+        """A small question is computed now, before long prompts and beside answers that have had their time."""
+        return self.urgent.goes_first and self.ends_question(math.inf)
+
+    def ends_question(self, tokens: float) -> bool:
+        """Whether so many tokens are all that a small question still needs."""
+        return any(job.urgent and _left(job) <= tokens for job in self._jobs)
+
     def discard(self, job: Job) -> None:
         if job in self._jobs:
             self._jobs.remove(job)
@@ -285,19 +295,12 @@ class Prompts:
 
     def compute(self, job: Job, step: int) -> int:
         """A chunk of at most `step` tokens. Returns the tokens done."""
-        began = self._clock()
         done = self._prefill.chunk(job, step)
-        self.charge(self._clock() - began, urgent=job.urgent)
         job.send(Progress(min(job.prefill.position + 1, len(job.tokens)), len(job.tokens), job.computed))
         now = self._clock()
         for waiting in self._jobs:  # where prefill makes progress, nobody's time runs out
             waiting.watched = now
         return done
-
-    def charge(self, seconds: float, *, urgent: bool) -> None:
-        """Small questions, or a long prompt, have had so much time."""
-        if any(not job.urgent for job in self._jobs):
-            self.urgent.took(seconds, urgent=urgent)
 
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
         restored = self._prefill.restore(job, plan)

@@ -35,6 +35,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
     @property
     def are_urgent(self) -> bool:
         """There are rows, and all of them answer small questions."""

@@ -142,7 +142,7 @@ class Scheduler:
         self._admit()
         self._decode()
         late = self._rows.are_urgent and not self._prompts.urgent.goes_first
-        if not len(self._rows) or self._share.may_prefill or late:
+        if not len(self._rows) or self._share.may_prefill or late or self._prompts.question_first:
             self._compute()
 
     def recover(self, error: Exception) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
         self.requests.full = bool(waiting)
 
     def _decode(self) -> None:
-        began = self._clock()
+        began, urgent = self._clock(), self._rows.are_urgent
         try:
             rows = self._rows.step()
         except Exception as error:
@@ -223,8 +223,7 @@ class Scheduler:
         if rows:
             seconds = self._clock() - began
             self._share.decoded(seconds)
-            if self._rows.are_urgent:
-                self._prompts.charge(seconds, urgent=True)
+            self._charge(seconds, urgent=urgent)
         for job, row in rows:
             if not isinstance(job.state, Decoding):
                 continue  # put back meanwhile: it will draw this token again
@@ -243,9 +242,15 @@ class Scheduler:
         kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
         self.requests.finish(job, row.finish, kv)
 
+    def _charge(self, seconds: float, *, urgent: bool) -> None:
+        """Small questions, or others, have had so much time."""
+        if not urgent or any(not job.urgent for job in (*self._prompts, *self._rows)):
+            self._prompts.urgent.took(seconds, urgent=urgent)
+
     def _compute(self) -> None:
         """Up to a step's worth of prompt tokens, so that several short prompts join the batch together."""
-        began, decoding = self._clock(), len(self._rows) > 0
+        began, question = self._clock(), self._prompts.question_first
+        decoding = len(self._rows) > 0
         left: float = math.inf
         while left > 0:
             for job in self._prompts.released():
@@ -256,16 +261,19 @@ class Scheduler:
                 break
             done = 0
             shared, expecting = self.crowded or len(self.requests) > 1, self._prompts.urgent.is_expected
-            at = next_job.prefill
+            if next_job.urgent:  # other questions come behind it: it is done soonest in one piece
+                shared, expecting = self.crowded or (decoding and not self._rows.are_urgent), False
+            at, before = next_job.prefill, self._clock()
             left = min(left, self._prefill.steps.next(at.position, shared=shared, expecting=expecting))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
+                self._charge(self._clock() - before, urgent=next_job.urgent)
                 if at.position >= next_job.prefix and self.requests.may_decode(next_job):
                     self._start_decoding(next_job)
-                    if next_job.urgent and not any(job.urgent for job in self._prompts):
-                        left = 0  # its first token comes before a chunk of a long prompt
+                    if next_job.urgent and not self._prompts.ends_question(left - done):
+                        left = 0  # its first token comes before a part of another prompt
             left -= max(1, done)
-        if decoding and left < math.inf:
+        if decoding and left < math.inf and not question:
             self._share.prefilled(self._clock() - began)
 
     def _start_decoding(self, job: Job) -> None:

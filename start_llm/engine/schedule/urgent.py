@@ -14,8 +14,8 @@ from start_llm.core.work import Submit
 
 URGENT_TOKENS = 2048  # of a prompt that are to be computed
 URGENT_ANSWER = 1024  # tokens of an answer, where a client says by that number that it wants little
-URGENT_SHARE = 0.4  # of the time of prompts and questions together
-_AT_ONCE = 7.0  # seconds that questions may take before that counts: three that come together
+URGENT_SHARE = 0.35  # of the time of questions and all others together
+_AT_ONCE = 14.0  # seconds that questions may take before that counts: six that come together
 _EXPECTED = 600.0  # seconds after a question in which another one may come
 
 

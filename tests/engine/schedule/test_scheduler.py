@@ -535,7 +535,7 @@ def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
     scheduler.add(alone)
     for _ in range(3):
         scheduler.step()
-    other, _ = submit("other", range(50_001, 52_001))
+    other, _ = submit("other", range(50_001, 53_001))
     scheduler.add(other)
     for _ in range(3):
         scheduler.step()
