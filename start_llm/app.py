@@ -180,7 +180,7 @@ class App:
         if self._ranks.alone:  # all ranks must keep the same KV
             self._memory_watch.start()
         self._welcome(card)
-        settings = usable(self.settings, os.environ, self._say)
+        settings = usable(self.settings, self._say)
         if settings.proxy == "on":
             self._start_proxy(card, settings)
 
@@ -280,7 +280,7 @@ class App:
             self._say(f"proxy     off: {error}")
             return
         # `stop` may come at any time from here on: a keeper that was stopped before its start does nothing.
-        self._keeper = ProxyKeeper(proxy, self._say, fallback=settings.fallback_model)
+        self._keeper = ProxyKeeper(proxy, self._say)
         self.proxy = proxy
         self._server.metrics.watch_figures(self._keeper.figures)
         key = proxy.master_key if self._shows_key else f"{KEY_NAME} in {home() / '.env'} or the environment"

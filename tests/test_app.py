@@ -19,7 +19,6 @@ from start_llm.app import App
 from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
 from start_llm.models.device import Device
-from start_llm.proxy.sent import Sent
 from tests.core.test_settings import FIRST_DESIGN
 from tests.kvcache.replay import all_events
 from tests.oracle import build_oracle
@@ -179,23 +178,6 @@ class ReadyProxy:
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
-
-    def sent(self) -> Sent:
-        return Sent({"queue_full": 2}, 0, "queue_full", True, 1.0)
-
-
-def test_where_conversations_may_go_is_said_at_the_start_and_counted(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("start_llm.app.LiteLLMProxy", ReadyProxy)
-    app, said = make(proxy="on", fallback_model="anthropic/claude-x", fallback_api_key="cloud-key")
-    app.start()
-    told = [line for line in said if line.startswith("fallback")]
-    assert len(told) == 1 and told[0].endswith("to anthropic/claude-x") and "cloud-key" not in "".join(said)
-    figures = httpx.get(f"{app.server_url}/metrics").text
-    assert "start_llm_fallbacks 2.0" in figures and "start_llm_fallbacks_queue_full 2.0" in figures
-    settings = httpx.get(f"{app.server_url}/page/settings")
-    assert "anthropic/claude-x" in settings.text and "cloud-key" not in settings.text
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -21,8 +21,8 @@ class Explained(Exception):
 class StartLLMError(Explained):
     """Base. `param` names the field of the request; `code` is a stable machine-readable word.
 
-    `refusal`: the request is sound, and it is this server that cannot answer it now: the word for why. Another model
-    could, see FALLBACK_MODEL. `retry_after`: seconds.
+    `refusal`: the request is sound, and it is this server that cannot answer it now: the word for why. Another node
+    could. `retry_after`: seconds.
 
     A subclass gives its status, type, code, refusal and `retry_after` in the line of its name.
     """

@@ -64,14 +64,6 @@ def _text(pattern: str, wanted: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-FallbackModel = _text(
-    r"[A-Za-z0-9_.-]+/[!-~]{1,200}",
-    "give LiteLLM's name with its provider, e.g. anthropic/claude-sonnet-4-5 or openai/gpt-5",
-)
-WebAddress = _text(
-    r"https?://[!-?A-~]+",
-    "give an address with http:// or https:// and no password, e.g. http://192.168.1.9:8080/v1",
-)
 Key = _text(
     r"(?!\s)[^\x00-\x1f\x7f]*(?<!\s)",
     "a key goes into a header: give one without line breaks, and without spaces at its ends",

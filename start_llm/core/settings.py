@@ -19,8 +19,9 @@ from start_llm.core.paths import expanded
 
 ASSUMED_CONTEXT = 200_000
 """Tokens that clients of the Anthropic API take every model to have room for."""
-SECRETS = ("api_key", "litellm_master_key", "fallback_api_key", "nodes_api_key")
+SECRETS = ("api_key", "litellm_master_key", "nodes_api_key")
 """Settings whose values nobody is shown."""
+_BY_NAME = "no request goes to a provider by itself"
 _MEASURED = "its value was measured, and nobody set another one"
 RETIRED = {
     "PROMPT_CACHE_BLOCK_SIZE": "stored prefixes are compared token by token, not by block",
@@ -52,6 +53,9 @@ RETIRED = {
     "IMAGE_MAP": "answers hold what the model wrote, and no table behind it",
     "VISION_HISTORY": "a model that sees is shown the whole conversation",
     "WATCHDOG_EXIT": "a process whose model hangs ends with code 75, so that it is started again",
+    "FALLBACK_MODEL": _BY_NAME,
+    "FALLBACK_API_KEY": _BY_NAME,
+    "FALLBACK_API_BASE": _BY_NAME,
     "LOG_MAX_BYTES": "session logs and dumps take 256 MiB at most; the oldest go first",
 }
 """Names of older configurations, and why there is nothing to set any more."""
@@ -174,15 +178,6 @@ class Settings(BaseModel):
     """Seconds the start waits for the proxy; after that the server goes on and watches the proxy."""
     litellm_master_key: Annotated[str | None, kinds.OffOr, kinds.Key] = None
     """Key for the proxy. Made on first start and kept in .env."""
-
-    fallback_model: Annotated[str | None, kinds.OffOr, kinds.FallbackModel] = None
-    """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5. The proxy sends it the requests that
-    this server cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this
-    machine. See docs/operations.md."""
-    fallback_api_key: Annotated[str | None, kinds.OffOr, kinds.Key] = None
-    """Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."""
-    fallback_api_base: Annotated[str | None, kinds.OffOr, kinds.WebAddress] = None
-    """Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."""
 
     # Nodes
     nodes: Annotated[str, kinds.NodeAddresses] = ""

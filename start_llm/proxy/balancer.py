@@ -1,14 +1,12 @@
-"""Who answers a request: a node, or another one if that fails before it has begun to answer; FALLBACK_MODEL if no node
-can; the server past LiteLLM if LiteLLM itself fails. Part of LiteLLM's process, around LiteLLM.
+"""Who answers a request: a node, or another one if that fails before it has begun to answer; the server past LiteLLM if
+LiteLLM itself fails. Part of LiteLLM's process, around LiteLLM.
 
 `fleet` picks the node, and `outcome.Hooks` has LiteLLM take that node's entry. A request is sent again only as long as
 nothing of an answer has gone to the client, and never to the same node twice. If the connection broke after the request
 had been sent, or the node said 500, nothing, or HTML, it is sent again once: a request that kills its server must not
 kill all of them. A stream that breaks later ends with an error in the words of its dialect.
 
-LiteLLM's own `fallbacks` follow upon every error, a bad request's too. The server says by a header which errors are its
-own: the request is sound, and another model could answer it. Only such a request is put to LiteLLM a second time, by
-the name of the entry of FALLBACK_MODEL. The way to the provider, retries and cool-downs are LiteLLM's.
+The server says by a header which errors are its own: the request is sound, and another node may answer it.
 
 LiteLLM reads much of a body on the way and ends with a status of 500 where it does not understand it. Such a request is
 put to the server, which answers it, or says in a sentence what is wrong, as it does at its own port.
@@ -17,11 +15,9 @@ put to the server, which answers it, or says in a sentence what is wrong, as it 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastapi import Request
@@ -33,13 +29,9 @@ from start_llm.core.protocol import openai_error
 from start_llm.proxy import asgi
 from start_llm.proxy.fleet import ELSEWHERE, MOST_BREAKS, NODE_HEADER, Choice, NodeFleet, broken
 from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
-from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.passthrough import ServerRoutes
 from start_llm.proxy.routing import RouteKey, fields_of, route_key
-from start_llm.proxy.sent import SentRecord
 
-FALLBACK_HEADER = "x-start-llm-fallback"
-"""Of a request: ``off`` (or ``on``). Of an answer: ``MODEL; REASON``, then ``; failed`` with the server's own error."""
 _LOOK_SECONDS = 0.5
 # At the beginning of a line: the model may write the same words.
 _ENDS = re.compile(
@@ -73,7 +65,7 @@ class _Asked:
     outcome: RequestOutcome
     key: RouteKey
     holder: str | None  # the node that has the response which it goes on from
-    is_forwarded: bool  # it goes past LiteLLM, and to no other model
+    is_forwarded: bool  # it goes past LiteLLM
 
 
 class Balancer:
@@ -82,8 +74,6 @@ class Balancer:
     Args:
         holders: names of nodes by the ids of LiteLLM's entries.
         server: asks the server past LiteLLM.
-        fallback: FALLBACK_MODEL (``model``), its entry in LiteLLM's configuration (``name``), and the file of
-            `sent.SentRecord` (``record``).
     """
 
     def __init__(
@@ -93,14 +83,11 @@ class Balancer:
         fleet: NodeFleet,
         holders: Mapping[str, str],
         server: ServerRoutes,
-        fallback: Mapping[str, str] | None = None,
     ) -> None:
         self._app = app
         self._fleet = fleet
         self._holders = holders
         self._server = server
-        self._fallback = fallback
-        self._record = SentRecord(Path(fallback["record"])) if fallback else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, outcome = asgi.asked_for(scope), RequestOutcome()
@@ -120,9 +107,7 @@ class Balancer:
             while await self._send_once(asked):
                 outcome.forget_failure()
         except StartLLMError as error:  # no node is left
-            refused = None if outcome.reason else outcome.refused
-            if refused is None or not await self._ask_fallback(asked, refused):
-                await answer.refuse(scope, client, error)
+            await answer.refuse(scope, client, error)
 
     def _read(self, body: bytes, headers: Headers) -> tuple[RouteKey, str | None]:
         """What decides where a request goes; nothing where there is one node."""
@@ -142,8 +127,7 @@ class Balancer:
             outcome.failed = outcome.is_lost = True
         if outcome.failed and self._blame(choice, outcome) and not answer.has_begun:
             return True
-        if answer.has_begun or not outcome.reason or not await self._ask_fallback(asked, outcome.reason):
-            await self._end(asked, choice)
+        await self._end(asked, choice)
         return False
 
     async def _ask_past_litellm(self, asked: _Asked, choice: Choice) -> None:
@@ -153,7 +137,7 @@ class Balancer:
         if answer.error_status < 500 or outcome.error is not None or at_node or asked.is_forwarded:
             return
         outcome.failed = outcome.is_lost = False
-        send = answer.begin(NODE_HEADER, choice.label, lambda: None)
+        send = answer.begin(choice.label, lambda: None)
         await self._until_given_up(asked, choice, self._forward(asked, send))
 
     async def _forward(self, asked: _Asked, send: Send) -> None:
@@ -187,8 +171,8 @@ class Balancer:
         choice = await fleet.pick(asked.key, outcome.tried, holder=asked.holder, explain=explain, anthropic=anthropic)
         outcome.node = choice.node.name
         with fleet.sending(choice) as begun:
-            send = answer.begin(NODE_HEADER, choice.label, begun)
-            asking = self._forward(asked, send) if asked.is_forwarded else self._ask_litellm(asked, asked.body, send)
+            send = answer.begin(choice.label, begun)
+            asking = self._forward(asked, send) if asked.is_forwarded else self._ask_litellm(asked, send)
             await self._until_given_up(asked, choice, asking)
         return choice
 
@@ -208,46 +192,9 @@ class Balancer:
             await asyncio.wait((asking,), timeout=_LOOK_SECONDS)  # LiteLLM may say more of it on its way out
             outcome.failed = outcome.is_lost = True
 
-    async def _ask_litellm(self, asked: _Asked, body: bytes, send: Send) -> None:
-        scope = dict(asgi.with_body(asked.scope, body)) | {"state": dict(asked.scope.get("state") or {})}
-        await self._app(scope, asgi.replay(body, asked.client), send)
-
-    async def _ask_fallback(self, asked: _Asked, reason: str) -> bool:
-        """Has FALLBACK_MODEL answer what a node has refused for `reason`. Whether it did: nobody sees its errors."""
-        if self._fallback is None or self._record is None or asked.is_forwarded:
-            return False
-        if _asks_off(asked.scope) or asked.client.has_left:
-            return False
-        answer, raw, dialect = asked.answer, asked.body, asked.answer.dialect
-        body = await asgi.off_the_loop(len(raw), _provider_body, dialect, raw, self._fallback["name"])
-        if body is None:
-            return False
-        outcome, label = RequestOutcome(of_fallback=True), f"{self._fallback['model']}; {reason}"
-        own = answer.kept
-        current.set(outcome)
-        send = answer.begin(FALLBACK_HEADER, label, lambda: None)
-        await self._ask_litellm(asked, body, send)
-        current.set(asked.outcome)
-        self._record.add(reason, ok=answer.has_begun)
-        if answer.has_begun:
-            await answer.finish(outcome.error)
-        else:
-            answer.restore(own, f"{label}; failed")
-        return answer.has_begun
-
-
-def _asks_off(scope: Scope) -> bool:
-    """Whatever else a client writes there, it does not say yes."""
-    name = FALLBACK_HEADER.encode()
-    return any(each == name and value.strip().lower() != b"on" for each, value in scope["headers"])
-
-
-def _provider_body(dialect: str, raw: bytes, name: str) -> bytes | None:
-    """What FALLBACK_MODEL is sent; ``None``: this request must stay here."""
-    body = json.loads(raw)
-    if body.get("disable_fallbacks") or body.get("previous_response_id"):
-        return None
-    return json.dumps(for_provider(dialect, body) | {"model": name}).encode()
+    async def _ask_litellm(self, asked: _Asked, send: Send) -> None:
+        scope = dict(asked.scope) | {"state": dict(asked.scope.get("state") or {})}
+        await self._app(scope, asgi.replay(asked.body, asked.client), send)
 
 
 class _HeldAnswer:
@@ -271,16 +218,16 @@ class _HeldAnswer:
         self._head: Message | None = None  # of an answer, until the first piece of its body
         self._tail = b""  # the last bytes of a stream that were sent
         self._asked = 0  # attempts, and ends of them
-        self._name, self._label = "", ""
+        self._label = ""
 
-    def begin(self, name: str, label: str, begun: Callable[[], None]) -> Send:
+    def begin(self, label: str, begun: Callable[[], None]) -> Send:
         """For what comes from one attempt. Once that has been given up, whatever it still says goes nowhere.
 
         Args:
-            name, label: the header that says where the answer is from; without a label there is none.
+            label: of the header that says where the answer is from; without a label there is none.
             begun: is called with the first piece of an answer.
         """
-        self._name, self._label, self._begun = name, label, begun
+        self._label, self._begun = label, begun
         self.kept, self._head = [], None  # of an earlier attempt: the client never sees it
         self.end()
         asked = self._asked
@@ -294,10 +241,6 @@ class _HeldAnswer:
     def end(self) -> None:
         """Nothing more is taken from who was asked last."""
         self._asked += 1
-
-    def restore(self, kept: list[Message], label: str) -> None:
-        """The error of an earlier attempt is the answer after all; `label` says what was tried since."""
-        self.kept, self._head, self._label = kept, None, label
 
     @property
     def says_nothing(self) -> bool:
@@ -330,15 +273,12 @@ class _HeldAnswer:
             self._is_stream = kind.startswith(b"text/event-stream")
             self._head = self._labelled(message)
         elif self._is_stream and self._label:
-            await self.send({"type": asgi.BODY, "body": self._comment(), "more_body": True})
+            comment = f": {NODE_HEADER}: {self._label}\n\n".encode()  # clients pass it over, people find it
+            await self.send({"type": asgi.BODY, "body": comment, "more_body": True})
 
     def _labelled(self, head: Message) -> Message:
-        said = [(self._name.encode(), self._label.encode())] if self._label else []
+        said = [(NODE_HEADER.encode(), self._label.encode())] if self._label else []
         return dict(head) | {"headers": [*head.get("headers", ()), *said]}
-
-    def _comment(self) -> bytes:
-        """Of an event stream: clients pass it over, people find it."""
-        return f": {self._name}: {self._label}\n\n".encode()
 
     async def _send_head(self) -> None:
         if self._head is not None:
@@ -370,22 +310,19 @@ class _HeldAnswer:
         """Nothing more comes. `error`: what has gone wrong, where something has."""
         await self._send_head()
         if not self._head_sent:
-            failed = self._label.endswith("failed")
             for message in self.kept:
-                await self.send(self._labelled(message) if failed and message["type"] == asgi.START else message)
+                await self.send(message)
         elif self._is_stream:
             body = b"".join(message.get("body", b"") for message in self.kept)
             if error is not None or not _ENDS.search(self._tail + body):
                 body = asgi.last_event(self.dialect, error or broken(self._label.partition(";")[0], self.dialect))
-            body = (self._comment() if self._label.endswith("failed") else b"") + body
             await self.send({"type": asgi.BODY, "body": body, "more_body": False})
 
     async def refuse(self, scope: Scope, receive: Receive, error: StartLLMError) -> None:
         if self._head_sent:
             await self.finish(openai_error(error)["error"])
         else:
-            failed = {self._name: self._label} if self._label.endswith("failed") else None
-            await asgi.error_answer(scope["path"], error, failed)(scope, receive, self.send)
+            await asgi.error_answer(scope["path"], error)(scope, receive, self.send)
 
 
 def _is_error(body: bytes) -> bool:

@@ -24,7 +24,7 @@ from start_llm.proxy.own_fields import EXTRA, fold
 
 _NAMED = ("chat/completions", "responses")
 ALLOWED = frozenset({"metadata", "disable_fallbacks", "litellm_session_id", "litellm_trace_id"})
-"""A client's own data, names of its conversation, and the word that keeps a request here."""
+"""A client's own data, names of its conversation, and a word that asks for less."""
 _NESTED = ("metadata", EXTRA)
 _PREFIXES = ("litellm_", "_litellm", "langfuse_", "langsmith_", "user_api_key", "mock_", "aws_", "vertex_", "azure_")
 

@@ -1,4 +1,4 @@
-"""What LiteLLM is told: its configuration, its environment and its master key; and what is said of FALLBACK_MODEL.
+"""What LiteLLM is told: its configuration, its environment and its master key; and what is said of NODES.
 
 Every dialect takes the shortest way through LiteLLM (1.106): a `hosted_vllm/` entry passes chat completions on as chat
 completions and Responses as Responses, and an entry that declares ``/v1/messages`` among its `supported_endpoints` gets
@@ -12,8 +12,6 @@ means nothing gets the server's own sentence.
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import json
 import logging
 import secrets
@@ -35,18 +33,9 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.proxy.nodes import ServerNode, certificates, nodes_of
-from start_llm.proxy.sent import RECORD
 
 log = logging.getLogger(__name__)
 
-PREFIX = "fallback:"
-"""In front of FALLBACK_MODEL in the entry's name: it must not be a name that also means a model of this machine."""
-RETRIES = 2
-COOLDOWN_SECONDS = 60.0
-ANSWER_SECONDS = 600.0
-_FAILURES = 2  # in a minute; with the next one LiteLLM leaves the provider alone for COOLDOWN_SECONDS
-_KINDS = ("InternalServerError", "RateLimitError", "TimeoutError", "ServiceUnavailableError", "BadGatewayError")
-_PROVIDERS = "provider_endpoints_support_backup.json"  # LiteLLM's own table
 CONFIG = "config.yaml"
 ADDITIONS = "additions.json"
 KEY_NAME = "LITELLM_MASTER_KEY"
@@ -96,8 +85,8 @@ def name_behind(entry: Mapping[str, Any]) -> str:
 
 def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     """The server's names of models, by LiteLLM's."""
-    ours = [entry for entry in config["model_list"] if not entry["model_name"].startswith(PREFIX)]
-    return {entry["model_name"]: name_behind(entry) for entry in ours if entry["model_name"] != ANY_NAME}
+    named = [entry for entry in config["model_list"] if entry["model_name"] != ANY_NAME]
+    return {entry["model_name"]: name_behind(entry) for entry in named}
 
 
 def proxy_config(
@@ -116,16 +105,9 @@ def proxy_config(
     }
     info = abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
     info["supported_endpoints"] = ["/v1/messages"]
-    # A retry would compute twice, a cool-down would refuse what could be answered: `balancer` does that for nodes.
-    router: dict[str, Any] = {"num_retries": 0, "disable_cooldowns": True}
     nodes = nodes_of(settings, server_url)
-    if settings.fallback_model or len(nodes) > 1:  # what a server cannot answer it refuses by a status
+    if len(nodes) > 1:  # what a server cannot answer it refuses by a status
         parameters["extra_headers"] = {HEAD_HEADER: WHEN_PLANNED}
-    if settings.fallback_model:  # a server is still never left alone
-        info["cooldown_time"] = 0
-        # Who is told to come back later is not waited for: LiteLLM would, up to a minute a time.
-        policy = {entry_name(settings): {"RateLimitErrorRetries": 0}}
-        router |= {"disable_cooldowns": False, "model_group_retry_policy": policy}
     behind = dict.fromkeys(proxy_model_names(settings, model_id), served_name(settings, model_id))
     entries: list[dict[str, Any]] = [
         {
@@ -139,8 +121,6 @@ def proxy_config(
     # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it files an
     # entry under its id: so one entry, and only one, carries that name as its id.
     entries[0]["model_info"]["id"] = served_name(settings, model_id)
-    if settings.fallback_model:
-        entries.append(fallback_entry(settings, ping_seconds))
     return {
         "model_list": entries,
         "litellm_settings": {
@@ -150,7 +130,8 @@ def proxy_config(
             "sse_keepalive_ping_interval_seconds": ping_seconds,
             "anthropic_sse_ping_interval_seconds": ping_seconds,  # of `/v1/messages`; 15 s if nobody says so
         },
-        "router_settings": router,
+        # A retry would compute twice, a cool-down would refuse what could be answered: `balancer` does that for nodes.
+        "router_settings": {"num_retries": 0, "disable_cooldowns": True},
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
 
@@ -191,16 +172,12 @@ def own_certificates(settings: Settings, folder: Path) -> dict[str, str]:
     return {"SSL_CERT_FILE": str(path)}
 
 
-def additions(settings: Settings, server_url: str, master_key: str, folder: Path) -> dict[str, Any]:
-    """The arguments of the layers around LiteLLM, by layer; that of `fallback` is ``None`` without FALLBACK_MODEL."""
-    fallback = None
-    if settings.fallback_model:
-        name, record = entry_name(settings), str(folder / RECORD)
-        fallback = {"model": settings.fallback_model, "name": name, "record": record}
+def additions(settings: Settings, server_url: str, master_key: str) -> dict[str, Any]:
+    """The arguments of the layers around LiteLLM, by layer."""
     access = {"key": master_key, "names": sorted(settings.host_names)}
     nodes = [asdict(node) for node in nodes_of(settings, server_url)]
     fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(expanded(settings.nodes_ca_file))}
-    return {"access": access, "bodies": {"most_bytes": MOST_BODY_BYTES}, "fallback": fallback, "fleet": fleet}
+    return {"access": access, "bodies": {"most_bytes": MOST_BODY_BYTES}, "fleet": fleet}
 
 
 def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:
@@ -232,54 +209,7 @@ def master_key(settings: Settings, env_file: Path) -> str:
     return key
 
 
-# --- FALLBACK_MODEL: its entry, and what is said of it at the start -----------------------------
-
-
-def entry_name(settings: Settings) -> str:
-    return f"{PREFIX}{settings.fallback_model}"
-
-
-def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
-    """LiteLLM's entry. Without FALLBACK_API_KEY and FALLBACK_API_BASE it looks for the provider's own variables."""
-    parameters: dict[str, Any] = {
-        "model": settings.fallback_model,
-        "num_retries": RETRIES,
-        "timeout": ANSWER_SECONDS,
-        "stream_timeout": ANSWER_SECONDS,
-        "drop_params": True,
-        "keepalive_seconds": ping_seconds,
-        # Should it lead back to this proxy, by whatever way, it ends there.
-        "extra_headers": {"x-start-llm-fallback": "off"},
-    }
-    access = {"api_key": settings.fallback_api_key, "api_base": settings.fallback_api_base}
-    parameters |= {name: value for name, value in access.items() if value}
-    allowed = {f"{kind}AllowedFails": _FAILURES for kind in _KINDS} | {"AuthenticationErrorAllowedFails": 0}
-    info = {"id": entry_name(settings), "cooldown_time": COOLDOWN_SECONDS, "allowed_fails_policy": allowed}
-    return {"model_name": entry_name(settings), "litellm_params": parameters, "model_info": info}
-
-
-def usable(settings: Settings, environment: Mapping[str, str], say: Callable[[str], None]) -> Settings:
-    """Says at the start what NODES and FALLBACK_MODEL are going to do. Returns the settings, without those of them that
-    cannot work."""
-    settings = _usable_nodes(settings, say)
-    model = settings.fallback_model
-    if not model:
-        return settings
-    if wrong := _problem(settings.proxy, model):
-        say(f"fallback  off: {wrong}")
-        return settings.model_copy(update={"fallback_model": None})
-    where = f" at {settings.fallback_api_base}" if settings.fallback_api_base else ""
-    variable = f"{model.partition('/')[0].upper()}_API_KEY"
-    has_access = settings.fallback_api_key or settings.fallback_api_base or variable in environment
-    doubt = "" if has_access else f". {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"
-    say(
-        f"fallback  ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, "
-        f"context too long) is sent, whole, to {model}{where}{doubt}"
-    )
-    return settings
-
-
-def _usable_nodes(settings: Settings, say: Callable[[str], None]) -> Settings:
+def usable(settings: Settings, say: Callable[[str], None]) -> Settings:
     """Says what NODES is going to do. Returns the settings, without it where it cannot work."""
     if not settings.nodes:
         return settings
@@ -296,26 +226,3 @@ def _usable_nodes(settings: Settings, say: Callable[[str], None]) -> Settings:
     here = " and this server" if settings.nodes_self == "on" else ""
     say(f"nodes     ON: the proxy shares requests between {', '.join(settings.node_addresses)}{here}")
     return settings
-
-
-def _problem(proxy: str, model: str) -> str:
-    """Why nothing can be sent to FALLBACK_MODEL, in a sentence; empty where nothing is known against it."""
-    if proxy == "off":
-        return "FALLBACK_MODEL works through the proxy only, and PROXY=off."
-    provider = model.partition("/")[0]
-    known = providers()
-    if not known or provider in known:
-        return ""
-    near = difflib.get_close_matches(provider, known, 1)
-    meant = f"; the nearest one is {near[0]!r}" if near else ""
-    return f"FALLBACK_MODEL={model!r}: LiteLLM knows no provider {provider!r}{meant}."
-
-
-def providers() -> list[str]:
-    """Those that LiteLLM knows, read without importing it, which takes seconds; empty where they cannot be found."""
-    found = importlib.util.find_spec("litellm")
-    try:
-        table = Path(found.origin).with_name(_PROVIDERS) if found and found.origin else Path()
-        return list(json.loads(table.read_text(encoding="utf-8"))["providers"])
-    except (OSError, ValueError, KeyError):
-        return []

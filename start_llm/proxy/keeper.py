@@ -31,17 +31,10 @@ class ProxyKeeper:
     Between `start` and the return of `stop` only this thread starts or stops the proxy.
     """
 
-    def __init__(
-        self,
-        proxy: LiteLLMProxy,
-        say: Callable[[str], None],
-        fallback: str | None = None,
-    ) -> None:
-        """`fallback`: FALLBACK_MODEL, whose use is logged."""
+    def __init__(self, proxy: LiteLLMProxy, say: Callable[[str], None]) -> None:
         self._proxy = proxy
         self._say = say
-        self._fallback = fallback
-        self._logged = self._restarts = 0
+        self._restarts = 0
         self._announced = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy-keeper", daemon=True)
@@ -59,8 +52,7 @@ class ProxyKeeper:
 
     def figures(self) -> dict[str, float]:
         """For ``/metrics``."""
-        figures = {"proxy_up": float(self._proxy.alive()), "proxy_restarts": float(self._restarts)}
-        return figures if self._fallback is None else figures | self._proxy.sent().figures()
+        return {"proxy_up": float(self._proxy.alive()), "proxy_restarts": float(self._restarts)}
 
     def _run(self) -> None:
         """Starts the proxy again each time that it has died, until there are too many deaths in a row."""
@@ -85,7 +77,6 @@ class ProxyKeeper:
         """Returns when the proxy has died, or the watch is over."""
         late, trim = time.monotonic() + READY_SECONDS, time.monotonic() + TRIM_SECONDS
         while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
-            self._log_sent()
             now = time.monotonic()
             if now >= trim:
                 self._proxy.trim_log()
@@ -99,15 +90,6 @@ class ProxyKeeper:
                 log.warning("the proxy is not ready after %.0f s:\n%s", READY_SECONDS, self._proxy.log_tail(5))
                 late = math.inf
         self._announced = False
-
-    def _log_sent(self) -> None:
-        """Logs what was sent to FALLBACK_MODEL since the last look."""
-        if self._fallback is None:
-            return
-        sent = self._proxy.sent()
-        if sent.total > self._logged:
-            self._logged = sent.total
-            log.warning("%s", sent.sentence(self._fallback))
 
     def _again(self, failures: int) -> None:
         """Starts the proxy behind the pause that belongs to so many deaths in a row."""

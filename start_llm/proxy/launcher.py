@@ -22,7 +22,6 @@ from start_llm.host.ports import address, ask_json, free_port, is_free, who_list
 from start_llm.host.processes import wait_until
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MODULE
-from start_llm.proxy.sent import Sent, read_sent
 
 _STOP_SECONDS = 5.0
 _LOG_BYTES = 16 << 20
@@ -63,7 +62,6 @@ class LiteLLMProxy:
         self._pipe: int | None = None
         self._folder: Path | None = None
         self._port = settings.proxy_port
-        self._sent = Sent()  # by those that have ended
 
     @property
     def url(self) -> str:
@@ -107,7 +105,7 @@ class LiteLLMProxy:
         names = {"server_url": self._server_url, "model_id": self._model_id, "master_key": self.master_key}
         config = proxy_config.proxy_config(self._settings, **names, card=self._card)
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
-        additions = proxy_config.additions(self._settings, self._server_url, self.master_key, self._folder)
+        additions = proxy_config.additions(self._settings, self._server_url, self.master_key)
         proxy_config.write_config(self._folder, config, additions)
         self._process = self._spawn(self._folder)
 
@@ -163,10 +161,6 @@ class LiteLLMProxy:
                 self._process = None
             self._clean()
 
-    def sent(self) -> Sent:
-        """What was sent to FALLBACK_MODEL since this object was made."""
-        return read_sent(self._folder).after(self._sent)
-
     def trim_log(self) -> None:
         """Keeps the log of a long run short."""
         trim_log(self.log_path, _LOG_BYTES)
@@ -176,14 +170,12 @@ class LiteLLMProxy:
         return last_lines(self.log_path, lines)
 
     def _clean(self) -> None:
-        sent = self.sent()
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        self._sent = sent
 
 
 def _wait_for_port(host: str, port: int) -> None:

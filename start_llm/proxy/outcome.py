@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 import httpx
 import openai
-from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy.hooks.responses_id_security import ResponsesIDSecurity
 from litellm.responses.utils import ResponsesAPIRequestUtils
@@ -34,7 +33,6 @@ _WORD = re.compile(r"[a-z_]{1,40}")
 class RequestOutcome:
     """How LiteLLM's handling of one request ended."""
 
-    of_fallback: bool = False  # it is FALLBACK_MODEL that is asked
     failed: bool = False  # it ended with an error
     reason: str | None = None  # the server's `REFUSAL_HEADER`
     error: dict[str, Any] | None = None  # the server's own error object; ``None`` where the error is LiteLLM's
@@ -45,11 +43,9 @@ class RequestOutcome:
     # nodes that it was sent to. They do not get it again
     tried: set[str] = field(default_factory=set)
     breaks: int = 0  # times that the connection broke when it had been sent
-    refused: str | None = None  # the last `reason` of another node
 
     def forget_failure(self) -> None:
         """Before it is sent again."""
-        self.refused = self.reason or self.refused
         self.failed = self.is_lost = self.is_unsent = False
         self.reason = None
         self.error = None
@@ -61,24 +57,7 @@ current: ContextVar[RequestOutcome | None] = ContextVar("start_llm_outcome", def
 
 
 class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
-    """LiteLLM calls them while a request passes. Nobody may ask for FALLBACK_MODEL by the name of its entry."""
-
-    def __init__(self, fallback_name: str | None) -> None:
-        super().__init__()
-        self._name = fallback_name
-
-    async def async_pre_call_hook(
-        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: Any
-    ) -> None:
-        """Raises HTTPException for a client that asks for the entry itself: nothing goes there but what is counted."""
-        outcome = current.get()
-        if outcome is not None and outcome.of_fallback:
-            return
-        if self._name is not None and self._name in str(data.get("model")):
-            raise HTTPException(404, f"{self._name!r} cannot be asked for: it gets what this server cannot answer.")
-
-    async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
-        return [name for name in model_names if name != self._name]
+    """LiteLLM calls them while a request passes."""
 
     async def async_post_call_failure_hook(
         self,

@@ -304,7 +304,7 @@ def test_a_node_that_does_not_take_the_key_is_never_ready() -> None:
     run(test, 1)
 
 
-@pytest.mark.parametrize("name", ["API_KEY", "NODES_API_KEY", "FALLBACK_API_KEY", "LITELLM_MASTER_KEY"])
+@pytest.mark.parametrize("name", ["API_KEY", "NODES_API_KEY", "LITELLM_MASTER_KEY"])
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(name: str) -> None:
     """`h11` writes such a header into its error, and that stood in `start-llm nodes`."""
     for key in ("sk-secret\n", " sk-secret", "sk-\x00secret"):

@@ -17,7 +17,6 @@ from start_llm.proxy import keeper as keeper_module
 from start_llm.proxy import launcher
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
-from start_llm.proxy.sent import Sent
 from tests.proxy.stub import CARD
 from tests.waiting import until
 
@@ -56,9 +55,6 @@ class Fake:
 
     def trim_log(self) -> None:
         self.trims += 1
-
-    def sent(self) -> Sent:
-        raise AssertionError("there is no FALLBACK_MODEL")
 
 
 Keep = Callable[..., ProxyKeeper]

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,14 +46,14 @@ class Loop:
         outcome: of the request that is asked now.
     """
 
-    def __init__(self, stubs: list[NodeStub], fallback: dict[str, str] | None) -> None:
+    def __init__(self, stubs: list[NodeStub]) -> None:
         outcomes = import_module("start_llm.proxy.outcome")
         self.outcome: Callable[[], Any] = outcomes.current.get
         self.fleet = NodeFleet([ServerNode(stub.url) for stub in stubs], {})
         self.server = import_module("start_llm.proxy.passthrough").ServerRoutes(CONFIG, self.fleet)
         self.litellm: Callable[[Scope, Receive, Send], Any] = self.forward
         balancer = import_module("start_llm.proxy.balancer").Balancer
-        self._ask = balancer(self._app, fleet=self.fleet, holders={}, server=self.server, fallback=fallback)
+        self._ask = balancer(self._app, fleet=self.fleet, holders={}, server=self.server)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.litellm(scope, receive, send)
@@ -83,11 +82,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
 
 
-def asked(
-    stubs: list[NodeStub], path: str, body: dict[str, Any], litellm: Any = None, fallback: dict[str, str] | None = None
-) -> Answer:
+def asked(stubs: list[NodeStub], path: str, body: dict[str, Any], litellm: Any = None) -> Answer:
     async def run() -> Answer:
-        loop = Loop(stubs, fallback)
+        loop = Loop(stubs)
         for stub in stubs[1:]:  # the first one is asked first
             loop.fleet.members[stub.name].running = 50
         loop.litellm = loop.forward if litellm is None else lambda *given: litellm(loop, *given)
@@ -168,20 +165,13 @@ def test_what_litellm_fails_on_has_the_servers_own_error() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("elsewhere", ["answers", "fails", "is not set"])
-def test_what_one_node_refuses_and_no_other_one_can_answer_goes_to_the_fallback(
-    elsewhere: str, known: bool, tmp_path: Path
-) -> None:
+def test_what_one_node_refuses_and_no_other_one_can_answer_is_503(known: bool) -> None:
     """`known`: that the other node is gone is known before it is asked."""
-    fallback = {"model": "openai/cloud", "name": "cloud", "record": str(tmp_path / "sent")}
 
     async def litellm(loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
         outcome = loop.outcome()
-        outcome.failed = not outcome.of_fallback
-        if outcome.of_fallback:
-            ok = elsewhere == "answers"
-            await says(send, 200 if ok else 502, b'{"from": "elsewhere"}' if ok else b"{}")
-        elif outcome.node == stubs[1].name:
+        outcome.failed = True
+        if outcome.node == stubs[1].name:
             outcome.is_lost = outcome.is_unsent = True
             await says(send, 500, b"it is gone")
         else:
@@ -190,11 +180,5 @@ def test_what_one_node_refuses_and_no_other_one_can_answer_goes_to_the_fallback(
             await says(send, 429, b'{"error": {"message": "full"}}')
 
     with nodes(2) as stubs:
-        chosen = None if elsewhere == "is not set" else fallback
-        answer = asked(stubs, "/v1/chat/completions", BODY, litellm, chosen)
-    label = answer.headers.get("x-start-llm-fallback")
-    if elsewhere == "answers":
-        assert (answer.status, answer.body, label) == (200, b'{"from": "elsewhere"}', "openai/cloud; queue_full")
-    else:
-        assert answer.status == 503 and answer.is_whole
-        assert label == ("openai/cloud; queue_full; failed" if chosen else None)
+        answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
+    assert answer.status == 503 and answer.is_whole

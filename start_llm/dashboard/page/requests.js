@@ -196,14 +196,6 @@ export function forgetEnded() {
   byId("ended").replaceChildren(make("p", { class: "quiet" }, "None yet."));
 }
 
-// Why requests went to another provider, e.g. "2 queue full, 1 out of memory, 1 failed there".
-function sentFor(figures) {
-  return Object.entries(figures)
-    .filter(([name, count]) => name.startsWith("fallbacks_") && count)
-    .map(([name, count]) => `${number(count)} ${name === "fallbacks_failed" ? "failed there" : name.slice(10).replaceAll("_", " ")}`)
-    .join(", ");
-}
-
 export function showReuse(figures) {
   const told = ended.filter((entry) => entry.prompt !== undefined);
   const sum = (name) => told.reduce((total, entry) => total + (entry[name] || 0), 0);
@@ -215,6 +207,5 @@ export function showReuse(figures) {
     tile(fresh ? (computed / fresh).toFixed(2) : "–", "computed for each new token; 1.00 is the best"),
     tile(firsts.length ? duration(firsts[Math.floor(firsts.length / 2)]) : "–", "to the first token, median"),
     tile(told.length ? number(told.length) : "–", `requests, ${short(prompt)} tokens`),
-    ...(figures.fallbacks ? [tile(number(figures.fallbacks), `sent to FALLBACK_MODEL: ${sentFor(figures)}`)] : []),
     tile(figures.kv_budget_bytes ? bytes(held) : "–", `of ${bytes(figures.kv_budget_bytes || 0)} for stored conversations in memory`));
 }
