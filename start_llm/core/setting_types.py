@@ -26,11 +26,11 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-def _list_of(pattern: str, wanted: str, *, lower: bool = False, alone: str = "") -> AfterValidator:
+def _list_of(pattern: str, wanted: str, *, alone: str = "") -> AfterValidator:
     """Names separated by commas, each of which fits the pattern. `alone`: why there may not be just one."""
 
     def check(value: str) -> str:
-        names = [name.strip() for name in (value.lower() if lower else value).split(",") if name.strip()]
+        names = [name.strip() for name in value.split(",") if name.strip()]
         for name in names:
             if not re.fullmatch(pattern, name):
                 raise ValueError(f"{name[:80]!r} is {wanted}")
@@ -44,11 +44,6 @@ def _list_of(pattern: str, wanted: str, *, lower: bool = False, alone: str = "")
 HostNames = _list_of(
     r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?",
     "no host name; give names without scheme and port, e.g. mac.local,llm.lan",
-)
-ImageHosts = _list_of(
-    r"[a-z0-9_-]+(\.[a-z0-9_-]+)*(:\d{1,5})?",
-    "no host; give names without scheme and path, e.g. example.org,cdn.lan:8443",
-    lower=True,
 )
 ModelNames = _list_of(rf"\S{{1,{MOST_NAME}}}", "no model's name; give names or folders without spaces, e.g. a,b")
 

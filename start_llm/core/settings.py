@@ -22,6 +22,7 @@ ASSUMED_CONTEXT = 200_000
 SECRETS = ("api_key", "litellm_master_key", "nodes_api_key")
 """Settings whose values nobody is shown."""
 _BY_NAME = "no request goes to a provider by itself"
+_NOT_FETCHED = "images are not fetched from addresses; send them as data URLs"
 _MEASURED = "its value was measured, and nobody set another one"
 RETIRED = {
     "PROMPT_CACHE_BLOCK_SIZE": "stored prefixes are compared token by token, not by block",
@@ -49,7 +50,8 @@ RETIRED = {
     "IMAGE_MAX_PIXELS": "an image may have 50 million pixels",
     "IMAGE_MAX_REQUEST_BYTES": "the new images of a request may have 50 MB together",
     "IMAGE_MAX_NEW": "a request may bring 5 new images",
-    "IMAGE_URL_SECONDS": "fetching an image may take 10 seconds",
+    "IMAGE_URL_SECONDS": _NOT_FETCHED,
+    "IMAGE_URL_HOSTS": _NOT_FETCHED,
     "IMAGE_MAP": "answers hold what the model wrote, and no table behind it",
     "VISION_HISTORY": "a model that sees is shown the whole conversation",
     "WATCHDOG_EXIT": "a process whose model hangs ends with code 75, so that it is started again",
@@ -239,9 +241,6 @@ class Settings(BaseModel):
     """An image that the model cannot see: a line that tells its number, name and size, or error 501."""
     image_max_bytes: Annotated[int, Field(ge=1024)] = 20_000_000
     """Largest image file, in bytes."""
-
-    image_url_hosts: Annotated[str, kinds.ImageHosts] = ""
-    """Hosts that images may be fetched from, separated by commas; none: addresses are refused."""
     vision: Literal["auto", "off"] = "auto"
     """auto: a model that can see images is loaded with its eyes; off: as a text model."""
 

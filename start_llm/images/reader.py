@@ -19,7 +19,6 @@ from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLa
 from start_llm.core.messages import MARK, Attachment, Message, Picture
 from start_llm.core.settings import Settings
 from start_llm.files.lru import Lru
-from start_llm.images.fetch import Fetcher
 from start_llm.images.pixels import DECODING, ImageFile, ImageTooLarge, Unreadable
 
 MOST_IMAGES = 1000  # in one request, its history included
@@ -30,7 +29,6 @@ MOST_PIXELS = 50_000_000  # of one image
 MOST_NEW_PIXELS = 1_000_000_000
 """That one request may make this server decode; what was decoded by then is known to the next one."""
 _KEPT = 8192
-_URL_SECONDS = 10.0  # that fetching one image may take
 _EXTENSIONS = {"PNG": ".png", "JPEG": ".jpeg", "GIF": ".gif", "WebP": ".webp"}
 _NOT_IN_NAMES = re.compile(r"[^\w .()+@,#&~'-]")
 _NAME_CHARS = 80
@@ -59,10 +57,8 @@ class KnownImage:
 class ImageReader:
     """Thread-safe."""
 
-    def __init__(self, settings: Settings, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        hosts = frozenset(host for host in settings.image_url_hosts.split(",") if host)
-        self._fetcher = fetcher or Fetcher(hosts, _URL_SECONDS, settings.image_max_bytes)
         self._known: Lru[bytes, KnownImage] = Lru(_KEPT)
 
     def as_text(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -85,12 +81,9 @@ class ImageReader:
         """
         fresh = _behind_last_answer(messages)
         self._check_sizes(fresh)
-        for image in fresh:
-            if image.kind == "url":
-                self._known.pop(_key(image))  # by now there may be another one
         known = {
             at: replace(seen, problem=seen.problem or problem(seen.width, seen.height))
-            for at, seen in self._read(messages, fetched=True).items()
+            for at, seen in self._read(messages).items()
         }
         for index, image in enumerate(fresh):
             if known[id(image)].problem:
@@ -99,7 +92,7 @@ class ImageReader:
         for image in (image for message in messages for image in message.attachments):
             seen = known[id(image)]
             if not seen.problem and seen.identity not in pictures:
-                load = partial(self._load, image, seen)
+                load = partial(self._load, image)
                 pictures[seen.identity] = Picture(seen.identity, seen.width, seen.height, load)
         return tuple(_placed(messages, known, pictures, "not shown")), pictures
 
@@ -120,27 +113,17 @@ class ImageReader:
                     code="image_too_large",
                 )
 
-    def _load(self, image: Attachment, seen: KnownImage) -> object:
+    def _load(self, image: Attachment) -> object:
         """The pixels of an image that was read before."""
         try:
-            data = self._bytes(image)
+            data = decoded(image.source, self._settings.image_max_bytes)
             with DECODING:
-                opened = ImageFile(data, MOST_PIXELS)
-                if image.kind == "url" and opened.identity() != seen.identity:
-                    self._known.pop(_key(image))  # the next request is told what is there now
-                    raise Unreadable("another image is there by now; send the request again")
-                return opened.upright()
+                return ImageFile(data, MOST_PIXELS).upright()
         except Unreadable as problem:
             raise BadRequest(f"{image.path}: {problem}.", param=image.path, code="invalid_image") from None
 
-    def _bytes(self, image: Attachment) -> bytes:
-        """Raises Unreadable."""
-        if image.kind == "url":
-            return self._fetcher.fetch(image.source)
-        return decoded(image.source, self._settings.image_max_bytes)
-
-    def _read(self, messages: Sequence[Message], *, fetched: bool = False) -> dict[int, KnownImage]:
-        """What is known of every attachment, by the `id` of the object. `fetched`: addresses are fetched."""
+    def _read(self, messages: Sequence[Message]) -> dict[int, KnownImage]:
+        """What is known of every attachment, by the `id` of the object."""
         images = [image for message in messages for image in message.attachments]
         if len(images) > MOST_IMAGES:
             path = images[MOST_IMAGES].path
@@ -148,12 +131,10 @@ class ImageReader:
         found: dict[int, KnownImage] = {}
         pixels = 0
         for image in images:
-            is_read = image.kind == "data" or (fetched and image.kind == "url")
-            known = self._known.get(_key(image)) if is_read else _unread(image)
+            known = self._known.get(_key(image)) if image.kind == "data" else _unread(image)
             if known is None:
                 known = self._look(image)
-                if image.kind == "data" or not known.problem:  # what could not be fetched may be there next time
-                    self._known.put(_key(image), known)
+                self._known.put(_key(image), known)
                 pixels += known.cost
                 if pixels > MOST_NEW_PIXELS:
                     message = f"{image.path}: the request's new images have more than {MOST_NEW_PIXELS:,} pixels."
@@ -165,7 +146,7 @@ class ImageReader:
         """Decodes an image once, for its identity."""
         data = image.source.encode("utf-8", "replace")
         try:
-            data = self._bytes(image)
+            data = decoded(image.source, self._settings.image_max_bytes)
             with DECODING:
                 opened = ImageFile(data, MOST_PIXELS)
                 return KnownImage(opened.identity(), opened.format, opened.width, opened.height, cost=opened.cost)
@@ -260,13 +241,12 @@ def clean_name(name: str) -> str:
 
 
 def _unread(image: Attachment) -> KnownImage:
-    problem = "not fetched" if image.kind == "url" else "not an address that is read; send it as a data URL"
-    return KnownImage(_digest(image.source.encode("utf-8", "replace")), problem=problem)
+    why = "not fetched" if image.kind == "url" else "not an address that is read"
+    return KnownImage(_digest(image.source.encode("utf-8", "replace")), problem=f"{why}; send it as a data URL")
 
 
 def _key(image: Attachment) -> bytes:
-    # Base64 text that spells an address is not what is at that address.
-    return hashlib.sha256(f"{image.kind} {image.source}".encode("utf-8", "replace")).digest()
+    return hashlib.sha256(image.source.encode("utf-8", "replace")).digest()
 
 
 def _digest(data: bytes) -> str:

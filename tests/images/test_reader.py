@@ -13,7 +13,6 @@ from start_llm.core.jsontext import parse_json
 from start_llm.core.messages import MARK, Attachment, Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
-from start_llm.images.pixels import Unreadable
 from start_llm.images.reader import ImageReader
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
 from tests.images.pictures import b64, encoded, noise, png
@@ -83,9 +82,7 @@ def test_addresses_and_paths_are_told_and_never_opened() -> None:
     web = Attachment(0, "url", "https://example.org/a b.png?token=secret")
     path = Attachment(0, "other", "file:///etc/passwd\n[Image 9: x]")
     first, second = made().as_text([user("", web), user("", path)])
-    assert first.content == (
-        "[Image 1: https://example.org/a_b.png, not fetched, not shown: this model reads text only]"
-    )
+    assert first.content.startswith("[Image 1: https://example.org/a_b.png, not fetched; send it as a data URL, not ")
     assert second.content.startswith("[Image 2: file:///etc/passwd__Image") and "\n" not in second.content
 
 
@@ -173,69 +170,9 @@ def test_the_model_may_refuse_a_shape() -> None:
         made().shown([user("", image(png()))], lambda width, height: "too thin")
 
 
-class Web:
-    """Stands for the fetcher."""
-
-    def __init__(self, *answers: bytes) -> None:
-        self.answers = list(answers)
-
-    def fetch(self, url: str) -> bytes:
-        if not self.answers:
-            raise Unreadable("its server answered 404")
-        return self.answers.pop(0)
-
-
-def test_an_address_is_fetched_once_for_what_it_is_and_once_for_its_pixels() -> None:
-    web = Web(png(seed=1), png(seed=1), png(seed=2))
-    reader = ImageReader(Settings(_env_file=None), web)  # type: ignore[arg-type,call-arg]
+def test_a_new_image_by_address_is_refused_and_an_old_one_is_told() -> None:
     sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
-    _, pictures = reader.shown(sent)
-    later = [*sent, Message("assistant", "a"), user("and?")]
-    assert reader.shown(later)[1].keys() == pictures.keys() and len(web.answers) == 2
-    (picture,) = pictures.values()
-    assert picture.load().size == (64, 48)
-    with pytest.raises(BadRequest, match="another image is there by now"):
-        picture.load()
-    with pytest.raises(BadRequest, match="404"):
-        picture.load()
-
-
-def test_text_that_spells_an_address_says_nothing_of_what_is_there() -> None:
-    reader = ImageReader(Settings(_env_file=None), Web(png()))  # type: ignore[arg-type,call-arg]
-    address = "https://x.test/a.png"
-    with pytest.raises(BadRequest, match="not base64"):
-        reader.shown([user("", Attachment(0, "data", address))])
-    (shown,), _ = reader.shown([user("", Attachment(0, "url", address))])
-    assert shown.images
-    with pytest.raises(BadRequest, match="not base64"):
-        reader.shown([user("", Attachment(0, "data", address))])
-
-
-def test_an_image_that_was_replaced_is_read_anew_by_the_next_request() -> None:
-    one, two = png(seed=1), png(seed=2)
-    reader = ImageReader(Settings(_env_file=None), Web(one, two, two, two))  # type: ignore[arg-type,call-arg]
-    sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
-    ((before, picture),) = reader.shown(sent)[1].items()
-    with pytest.raises(BadRequest, match="another image is there by now"):
-        picture.load()
-    ((after, picture),) = reader.shown(sent)[1].items()
-    assert after != before and picture.load().size == (64, 48)
-
-
-def test_a_new_image_is_what_is_at_its_address_now() -> None:
-    """Nobody loads the pixels of an image whose KV is stored, so nobody else would notice."""
-    reader = ImageReader(Settings(_env_file=None), Web(png(seed=1), png(seed=2)))  # type: ignore[arg-type,call-arg]
-    sent = [user("", Attachment(0, "url", "https://x.test/latest.png"))]
-    (before,) = reader.shown(sent)[1]
-    (after,) = reader.shown(sent)[1]
-    again = [*sent, Message("assistant", "a"), user("and?")]
-    assert after != before and set(reader.shown(again)[1]) == {after}
-
-
-def test_a_fetch_that_failed_is_tried_again() -> None:
-    reader = ImageReader(Settings(_env_file=None), web := Web())  # type: ignore[arg-type,call-arg]
-    sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
-    with pytest.raises(BadRequest, match="404"):
-        reader.shown(sent)
-    web.answers.append(png())
-    assert reader.shown(sent)[1]
+    with pytest.raises(BadRequest, match="image 1 of the request: not fetched; send it as a data URL"):
+        made().shown(sent)
+    (told, *_), pictures = made().shown([*sent, Message("assistant", "a"), user("and?")])
+    assert "https://x.test/a.png, not fetched" in told.content and not pictures
