@@ -86,7 +86,7 @@ class Dialects:
         """The exchange as it is going to run: whose it is stays known."""
         if not isinstance(exchange, Exchange):
             return exchange
-        self.owners.remember((request.id for request in exchange.requests), inbound.visitor, exchange.request.owner)
+        self.owners.remember(exchange.request.id, inbound.visitor, exchange.request.owner)
         return self._served(exchange, inbound)
 
     def _response(self, inbound: Request) -> ResponsesExchange:

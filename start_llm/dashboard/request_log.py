@@ -167,9 +167,9 @@ class Dumps(Observer):
         self._running: dict[str, _RunningRequest] = {}
 
     def prompt(self, request_id: str, text: str) -> None:
-        """What the model is going to read. Of several prompts in one request, the later ones have ``ID-1``, ..."""
+        """What the model is going to read."""
         with self._lock:
-            found = self._running.get(request_id) or self._running.get(request_id.rpartition("-")[0])
+            found = self._running.get(request_id)
             if found is not None:
                 found.prompts.append(self._cut(text))
 

@@ -63,12 +63,12 @@ def test_dumps_are_bounded(tmp_path: Path) -> None:
     assert "characters left out" in told["prompt"][0] and len(told["prompt"][0]) < 11_000
 
 
-def test_several_prompts_of_one_request_and_an_id_that_is_a_path(tmp_path: Path) -> None:
+def test_two_prompts_of_one_request_and_an_id_that_is_a_path(tmp_path: Path) -> None:
     request = ChatRequest("../../etc/x", "completions", "m")
     dumps = Dumps(tmp_path, Redactor())
     dumps.started(request)
     dumps.prompt(request.id, "one")
-    dumps.prompt(f"{request.id}-1", "two")
+    dumps.prompt(request.id, "two")
     dumps.prompt("of nobody", "three")
     dumps.ended(request, Outcome(499, 1.0))
     assert read(tmp_path)["prompt"] == ["one", "two"]

@@ -92,11 +92,6 @@ class Exchange(ABC):
     request: ChatRequest
     service: Service
 
-    @property
-    def requests(self) -> tuple[ChatRequest, ...]:
-        """What is run: `request`, and where a body has several prompts the others."""
-        return (self.request,)
-
     def token_text(self, token: int) -> str:
         return self.service.models.token_text(token, self.request.model)
 

@@ -64,7 +64,7 @@ def counted_request(
     request = ChatRequest(
         f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, model, owner=owner, received=inbound.received
     )
-    owners.remember([request.id], inbound.visitor, owner)
+    owners.remember(request.id, inbound.visitor, owner)
     return request
 
 

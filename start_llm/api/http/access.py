@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -164,10 +164,9 @@ class RequestOwners:
     def __init__(self) -> None:
         self._made: Lru[str, tuple[str | None, str | None]] = Lru(MOST_KEPT)  # scope, and `ChatRequest.owner`
 
-    def remember(self, request_ids: Iterable[str], visitor: Visitor, owner: str | None) -> None:
-        """`owner`: see `owner_of`; the requests' words are for this owner."""
-        for request_id in request_ids:
-            self._made.put(request_id, (visitor.scope, owner))
+    def remember(self, request_id: str, visitor: Visitor, owner: str | None) -> None:
+        """`owner`: see `owner_of`; the request's words are for this owner."""
+        self._made.put(request_id, (visitor.scope, owner))
 
     def ending(self, visitor: Visitor, end: str) -> list[str]:
         """Ids of the requests of `visitor` that end with `end`: the terminal and the page show only that end."""

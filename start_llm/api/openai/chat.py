@@ -256,13 +256,15 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
     if response_format_of(data.get("response_format")).kind != "text":
         raise NotSupported("response_format: raw prompts have none; ask /v1/chat/completions.", param="response_format")
     choices = body.choices()
-    prompts = tuple(prompt for _, prompt in parts.texts_of(body.prompt, "prompt", PROMPTS))
+    if isinstance(body.prompt, list) and len(body.prompt) > PROMPTS.most and isinstance(body.prompt[0], str | list):
+        raise fields.wrong("prompt", f"send one request for each prompt; here are {len(body.prompt):,}.")
+    ((_, prompt),) = parts.texts_of(body.prompt, "prompt", PROMPTS)
     request = ChatRequest(
         **read_alike("completions", body, data, inbound, settings),
-        prompt=prompts[0],
+        prompt=prompt,
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),
         n=choices,
         logprobs=body.logprobs,
     )
-    return CompletionExchange(request, service, body.includes_usage, int(time.time()), prompts)
+    return CompletionExchange(request, service, body.includes_usage, int(time.time()))

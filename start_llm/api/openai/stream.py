@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import astuple, dataclass, replace
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from start_llm.api.common.dialect import AnswerWriter, CollectedChoice, Exchange, OfChoice, TokenText, logprobs_body
+from start_llm.api.common.dialect import AnswerWriter, CollectedChoice, Exchange, TokenText, logprobs_body
 from start_llm.api.http import sse
 from start_llm.api.openai import shapes
 from start_llm.core import events as ev
@@ -18,10 +16,7 @@ from start_llm.core.errors import StartLLMError
 from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import openai_error
 from start_llm.core.report import CacheReport
-from start_llm.core.request import ChatRequest
-from start_llm.core.service import EventStream
 
-Prompt = str | tuple[int, ...]
 Finish = shapes.Finish
 Choice = shapes.ChatChunkChoiceShape
 Delta = shapes.ChatDeltaShape
@@ -67,7 +62,7 @@ class ChunkWriter[E: OpenAIExchange](AnswerWriter):
     """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
     def __init__(self, exchange: E) -> None:
-        super().__init__(exchange.request.n * len(exchange.requests))
+        super().__init__(exchange.request.n)
         self._exchange = exchange
 
     def _head(self) -> shapes.OlderPieceShape:
@@ -153,63 +148,11 @@ class ChatWriter(ChunkWriter[ChatExchange]):
 # --- completions ---
 
 
-@dataclass(frozen=True, slots=True)
 class CompletionExchange(OpenAIExchange):
-    """A completion that is being answered. The requests of its prompts differ in their id and prompt only."""
+    """A completion that is being answered."""
 
-    prompts: tuple[Prompt, ...]
-
-    @property
-    def requests(self) -> tuple[ChatRequest, ...]:
-        first, *others = self.prompts
-        more = (replace(self.request, id=f"{self.request.id}-{i}", prompt=p) for i, p in enumerate(others, 1))
-        return (replace(self.request, prompt=first), *more)
-
-    def begin(self) -> EventStream:
-        """All at once, so that the engine can batch them. Raises StartLLMError: one is refused, none is run."""
-        with ExitStack() as begun:
-            streams = [begun.enter_context(closing(self.service.chat(request))) for request in self.requests]
-            begun.pop_all()
-        return streams[0] if len(streams) == 1 else _StreamsInTurn(streams, self.request.n)
-
-    def writer(self) -> AnswerWriter:
+    def writer(self) -> CompletionWriter:
         return CompletionWriter(self)
-
-
-class _StreamsInTurn(EventStream):
-    """An `EventStream` of streams with `n` choices each. Counts are sums; the first one's start is everyone's."""
-
-    def __init__(self, streams: Sequence[EventStream], n: int) -> None:
-        self._streams = tuple(streams)
-        self._events = self._merge(n)
-
-    def __next__(self) -> ev.Event:
-        return next(self._events)
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-
-    def last_report(self, patience: float) -> CacheReport | None:
-        reports = [report for stream in self._streams if (report := stream.last_report(patience)) is not None]
-        return reduce(CacheReport.plus, reports) if reports else None
-
-    def _merge(self, n: int) -> Iterator[ev.Event]:
-        usage, report = ev.Usage(0, 0, 0), CacheReport()
-        for index, stream in enumerate(self._streams):
-            done = None
-            for event in stream:
-                if isinstance(event, ev.Done):
-                    done = event
-                elif isinstance(event, OfChoice):
-                    yield replace(event, choice=event.choice + index * n)
-                elif not isinstance(event, ev.Started) or index == 0:
-                    yield event
-            if done is None:
-                return
-            usage = ev.Usage(*map(sum, zip(astuple(usage), astuple(done.usage), strict=True)))
-            report = report.plus(done.report)
-        yield ev.Done(usage, report)
 
 
 def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> TextLogprobs:

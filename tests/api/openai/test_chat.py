@@ -11,7 +11,6 @@ from start_llm.api.server import ApiServer
 from start_llm.core.errors import QueueFull
 from start_llm.core.events import (
     ChoiceDone,
-    Event,
     Failed,
     Progress,
     ReasoningDelta,
@@ -21,7 +20,6 @@ from start_llm.core.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from start_llm.core.request import ChatRequest
 from tests.api.fakes import DONE, FIRST, FakeService, answer
 from tests.vendors import openai
 
@@ -212,7 +210,7 @@ def test_completion_logprobs(client: openai.OpenAI, service: FakeService) -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("suffix", "x"), ("echo", True), ("prompt[1]", ["a", []]), ("prompt", []), ("best_of", 3)]
+    ("field", "value"), [("suffix", "x"), ("echo", True), ("prompt", ["a", []]), ("prompt", []), ("best_of", 3)]
 )
 def test_completions_refusals(client: openai.OpenAI, field: str, value: object) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
@@ -220,37 +218,14 @@ def test_completions_refusals(client: openai.OpenAI, field: str, value: object) 
     assert caught.value.body["param"] == field
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_several_prompts_are_the_choices_of_one_answer(
-    client: openai.OpenAI, service: FakeService, stream: bool
-) -> None:
-    service.script = lambda request: [
-        FIRST, TextDelta(f"0 {request.prompt}", 0), TextDelta(f"1 {request.prompt}", 1),
-        ChoiceDone("stop", 1), ChoiceDone("length", 0), DONE,
-    ]  # fmt: skip
-    asked = {"model": "m", "prompt": ["a", "b"], "n": 2, "stream_options": {"include_usage": True}}
-    texts, usage = ["", "", "", ""], None
-    if stream:
-        for chunk in client.completions.create(**asked, stream=True):
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                texts[choice.index] += choice.text
-    else:
-        completion = client.completions.create(**asked)
-        texts, usage = [choice.text for choice in completion.choices], completion.usage
-    assert texts == ["0 a", "1 a", "0 b", "1 b"]
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.start_llm["reused"]) == (240, 200)
-    assert len({request.id for request in service.requests}) == 2
+@pytest.mark.parametrize("prompt", ["a", ["a"], [5, 6], [[5, 6]]])
+def test_a_list_of_one_prompt_is_that_prompt(client: openai.OpenAI, service: FakeService, prompt: Any) -> None:
+    client.completions.create(model="m", prompt=prompt, n=2)
+    (asked,) = service.requests
+    assert asked.prompt in ("a", (5, 6)) and asked.n == 2
 
 
-def test_a_refused_prompt_takes_the_others_with_it(client: openai.OpenAI, service: FakeService) -> None:
-    def script(request: ChatRequest) -> list[Event]:
-        if request.prompt == "b":
-            raise QueueFull("full", retry_after=1)
-        return answer()
-
-    service.script = script
-    with pytest.raises(openai.RateLimitError):
-        client.completions.create(model="m", prompt=["a", "b"])
-    assert service.streams.get(timeout=60).closed.is_set()
+@pytest.mark.parametrize("prompt", [["a", "b"], [[5], [6]]])
+def test_several_prompts_are_refused_with_what_to_do(client: openai.OpenAI, prompt: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="prompt: send one request for each prompt; here are 2"):
+        client.completions.create(model="m", prompt=prompt)
