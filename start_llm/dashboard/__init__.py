@@ -1,1 +1,1 @@
-"""Read-only: metrics, request logs, live lines. Sees `core` only."""
+"""Read-only: metrics, request logs, lines on the terminal. Sees `core` only."""

@@ -1,4 +1,4 @@
-"""What the terminal shows of requests: a live line for each, plain lines, or JSON lines."""
+"""What the terminal shows of requests: lines of text, or JSON lines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from datetime import UTC, datetime
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from start_llm.core.events import Event, FirstToken, Progress, ReasoningDelta, Started, TextDelta, ToolCallDelta
 from start_llm.core.report import CacheReport
@@ -159,42 +156,8 @@ def summary(request: ChatRequest, outcome: Outcome) -> str:
     return words_only(line if outcome.error is None else f"{line}  {outcome.error}")
 
 
-class LiveLines(RequestLines):
-    """For a terminal. Nothing is drawn, and no thread runs, while no request is active."""
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        self._console = console
-        self._live: Live | None = None
-
-    def started(self, request: ChatRequest) -> None:
-        with self._changed:
-            super().started(request)
-            if self._live is None:
-                self._live = Live(
-                    console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True
-                )
-                self._live.start()
-
-    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        with self._changed:
-            super().ended(request, outcome)
-            if not self._rows and self._live is not None:
-                self._live.stop()
-                self._live = None
-        self._console.print(Text(summary(request, outcome)))  # a terminal that is paused holds up this request alone
-
-    def _render(self) -> Table:
-        """On rich's refresh thread, which must not wait for `_changed`: `Live.stop` waits for it."""
-        now = self._clock()
-        table = Table.grid()
-        for row in list(self._rows.values()):
-            table.add_row(Text(row.line(now), no_wrap=True, overflow="ellipsis"))
-        return table
-
-
 class PlainLines(RequestLines):
-    """For a pipe or a file: a line per request, and now and then one for a long prefill."""
+    """A line per request, and now and then one for a long prefill."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -269,17 +232,9 @@ class _Lines(logging.Formatter):
         return words_only(super().format(record))
 
 
-class _StderrOfNow(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at that time: live lines put something else there, which keeps them whole."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
 def log_as_lines(level: str = "warning") -> None:
-    """Sends the process's log, from `level` on, to stderr, above live lines where there are some."""
-    handler = _StderrOfNow()
+    """Sends the process's log, from `level` on, to stderr."""
+    handler = logging.StreamHandler()
     handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
     set_level(handler, level)
 
@@ -290,6 +245,4 @@ def terminal(settings: Settings, console: Console) -> Observer:
     def write(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    if settings.log_json:
-        return JsonLines(write)
-    return LiveLines(console) if console.is_terminal else PlainLines(write)
+    return JsonLines(write) if settings.log_json else PlainLines(write)

@@ -24,7 +24,6 @@ from start_llm.dashboard.request_log import RequestLog, session_name
 from start_llm.dashboard.terminal import (
     JsonLines,
     LastingStream,
-    LiveLines,
     PlainLines,
     RequestLine,
     log_as_lines,
@@ -208,31 +207,11 @@ def test_plain_lines() -> None:
     assert lines[1].endswith("miss: the clock")
 
 
-def test_live_lines_draw_and_stop() -> None:
-    stream = io.StringIO()
-    live = LiveLines(Console(file=stream, force_terminal=True, width=120), Clock())
-    live.started(REQUEST)
-    live.event(REQUEST, Started(REPORT))
-    live.started(ChatRequest("msg_other1", "messages", "m"))
-    live.ended(REQUEST, GOOD)
-    live.ended(ChatRequest("msg_other1", "messages", "m"), GONE)
-    assert live._live is None
-    shown = stream.getvalue()
-    assert "reused 1,000" in shown
-    assert "The client went away." in shown
-
-
-def test_log_lines_keep_clear_of_live_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])
-    outside, inside = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(sys, "stderr", outside)
+    monkeypatch.setattr(sys, "stderr", outside := io.StringIO())
     log_as_lines()
-    live = LiveLines(Console(file=inside, force_terminal=True, width=120), Clock())
-    live.started(REQUEST)
-    logging.getLogger("disk").warning("nearly full")
-    live.ended(REQUEST, GOOD)
     logging.getLogger("disk").warning("full\x1b]52;c;aGk=\x07\x9b")
-    assert "WARNING disk: nearly full\n" in inside.getvalue()
     assert outside.getvalue() == "WARNING disk: full]52;c;aGk=\n"
 
 
@@ -265,7 +244,6 @@ def test_the_terminal_decides() -> None:
     stream = io.StringIO()
     settings = Settings(_env_file=None)  # type: ignore[call-arg]
     assert isinstance(terminal(settings, Console(file=stream)), PlainLines)
-    assert isinstance(terminal(settings, Console(file=stream, force_terminal=True)), LiveLines)
     observer = terminal(settings.model_copy(update={"log_json": True}), Console(file=stream, force_terminal=True))
     assert isinstance(observer, JsonLines)
     observer.ended(REQUEST, GOOD)
