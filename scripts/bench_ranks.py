@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import httpx
 import mlx.core as mx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -86,7 +87,8 @@ def measure(tokens: int, home: Path) -> MeasuredGroup:
         app = App(settings, say=lambda line: print(line, file=sys.stderr))
         app.start()
     try:
-        app.chat("hello", max_tokens=tokens, temperature=0.0, logit_bias={str(EOS): -100.0})
+        asked = {"prompt": "hello", "max_tokens": tokens, "temperature": 0.0, "logit_bias": {str(EOS): -100.0}}
+        httpx.post(f"{app.url}/v1/completions", json=asked, timeout=600).raise_for_status()
     finally:
         app.stop()
     return made[0]

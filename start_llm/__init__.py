@@ -5,8 +5,7 @@ As a library::
     import start_llm
 
     with start_llm.App(start_llm.load_settings(None, mlx_port=0, proxy="off")) as app:
-        print(app.chat("Name the capital of France.").text)
-        print(app.url)  # an OpenAI and Anthropic API, for other programs
+        print(app.url)  # an OpenAI and Anthropic API, for this program and others
 """
 
 import resource as _resource
@@ -14,31 +13,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from start_llm.api.direct import ChatAnswer, ChatAnswerStream
     from start_llm.app import App
     from start_llm.core.errors import StartLLMError
-    from start_llm.core.events import ReasoningDelta, TextDelta, ToolCallFinished
     from start_llm.core.settings import Settings, SettingsError, load_settings
 
 __version__ = "0.2.0"
 __all__ = [
     "App",
-    "ChatAnswer",
-    "ChatAnswerStream",
-    "ReasoningDelta",
     "Settings",
     "SettingsError",
     "StartLLMError",
-    "TextDelta",
-    "ToolCallFinished",
     "load_settings",
 ]
 
 _NAMES = {
-    "start_llm.api.direct": ("ChatAnswer", "ChatAnswerStream"),
     "start_llm.app": ("App",),
     "start_llm.core.errors": ("StartLLMError",),
-    "start_llm.core.events": ("ReasoningDelta", "TextDelta", "ToolCallFinished"),
     "start_llm.core.settings": ("Settings", "SettingsError", "load_settings"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}

@@ -77,9 +77,6 @@ class App:
     Args:
         console: what goes on is shown there, each request too; without it nothing is printed.
         say: is told what goes on in lines, without requests, where there is no console.
-
-    Attributes:
-        chat: asks the model without HTTP, see `DirectChat`.
     """
 
     def __init__(
@@ -125,7 +122,6 @@ class App:
             encoders=self.encoders,
             audio=self.audio,
         )
-        self.chat = self._server.direct
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         for service in (self.pool, self.encoders, self.audio, *(() if self._events is None else (self._events,))):
             self._server.metrics.watch_figures(service.figures)

@@ -78,7 +78,8 @@ def test_a_server_starts_with_a_file_of_the_first_design_and_with_all_lines_of_t
     places = {"model_path": str(model), "start_llm_cache_dir": tmp_path, "log_root": tmp_path / "logs", "mlx_port": 0}
     settings = load_settings(tmp_path / ".env", **places, trust_remote_code=True, proxy="off")
     with App(settings, say=lambda line: None) as app:
-        assert app.chat("Hello", max_tokens=4).text
+        asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        assert httpx.post(f"{app.url}/v1/chat/completions", json=asked, timeout=120).json()["choices"]
         assert httpx.get(f"{app.url}/health").json()["state"] in {"ready", "busy"}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.api.direct import ChatFields
 from tests.oracle import build_oracle
 
 PAGE = (Path(__file__).parents[1] / "docs" / "library.md").read_text("utf-8")
@@ -52,8 +51,3 @@ def test_the_example_runs_and_prints_nothing_else(tmp_path: Path) -> None:
     assert first.startswith("Answer ") and second.startswith("Answer ")
     reused, prompt = map(int, re.findall(r"\d+", third))
     assert 0 < reused < prompt
-
-
-def test_the_page_names_every_field() -> None:
-    table = "".join(line for line in PAGE.splitlines() if line.startswith("| "))
-    assert set(re.findall(r"`(\w+)`", table)) == set(ChatFields.__annotations__)

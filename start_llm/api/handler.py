@@ -257,7 +257,7 @@ class Observation:
     A request that fails is told so behind all of that, too.
     """
 
-    def __init__(self, request: ChatRequest, edge: Edge, connection: socket.socket | None) -> None:
+    def __init__(self, request: ChatRequest, edge: Edge, connection: socket.socket) -> None:
         """`connection`: of the client that is watched."""
         self._request = request
         self._edge = edge
@@ -277,8 +277,6 @@ class Observation:
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         self._held.close()
         if not self._ended:
-            if isinstance(error, GeneratorExit):  # `api.direct`: whoever read the events reads no more of them
-                error = ClientGone("The program closed the stream.")
             known = error if isinstance(error, StartLLMError) else Internal("An unexpected error happened.")
             report = None
             if self._stream is not None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from start_llm.api.common.dialect import error_reply
-from start_llm.api.direct import DirectChat
 from start_llm.api.handler import Edge, RequestHandler
 from start_llm.api.http import access
 from start_llm.api.http.answers import encode_reply
@@ -139,7 +138,6 @@ class ApiServer:
         self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
         self._store = ResponsesStore(settings.cache_dir / "responses.sqlite3")
         dialects = Dialects(settings, service, self._store, owners)
-        self.direct = DirectChat(dialects, self._edge, settings.api_key)
         self.routes = build_routes(
             dialects,
             StoredResponses(self._store),

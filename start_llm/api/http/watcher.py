@@ -34,7 +34,7 @@ not sent."""
 class Watch:
     """One connection under watch. `ended`: why its stream is closed early, told before that; ``None``: it is not."""
 
-    connection: socket.socket | None  # None: asked in this process, see `api.direct`
+    connection: socket.socket
     stream: EventStream
     request_id: str = ""
     ended: StartLLMError | None = None
@@ -62,7 +62,7 @@ class DisconnectWatcher:
             self._thread.join(timeout=1)
 
     @contextmanager
-    def watch(self, connection: socket.socket | None, stream: EventStream, request_id: str = "") -> Iterator[Watch]:
+    def watch(self, connection: socket.socket, stream: EventStream, request_id: str = "") -> Iterator[Watch]:
         """While inside, a closed connection closes `stream`, and so does `cancel(request_id)`."""
         watch = Watch(connection, stream, request_id)
         with self._changed:
@@ -103,7 +103,7 @@ class DisconnectWatcher:
 
     def _look(self) -> list[Watch]:
         """Called with the lock held, so that no socket is closed meanwhile."""
-        by_fd = {watch.connection.fileno(): watch for watch in self._watches if watch.connection and not watch.ended}
+        by_fd = {watch.connection.fileno(): watch for watch in self._watches if not watch.ended}
         fds = [fd for fd in by_fd if fd >= 0]
         return [by_fd[fd] for fd in {*ended(fds), *filter(_is_full, fds)}]
 
