@@ -111,8 +111,8 @@ def test_litellm_has_an_entry_for_each_node_and_model() -> None:
 
 def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
     said: list[str] = []
-    assert usable(settings(nodes="http://mac-1:8080"), {}, said.append).nodes
-    assert not usable(settings(nodes="http://mac-1:8080", proxy="off"), {}, said.append).nodes
+    assert usable(settings(nodes="http://mac-1:8080"), said.append).nodes
+    assert not usable(settings(nodes="http://mac-1:8080", proxy="off"), said.append).nodes
     assert "http://mac-1:8080 and this server" in said[0] and "PROXY=off" in said[1] and len(said) == 2
 
 
@@ -190,6 +190,6 @@ def test_a_file_of_certificates_that_is_none(tmp_path: Path, text: str | None) -
         path.write_text(text)
     with pytest.raises(OSError, match=r".+"):
         certificates(path)
-    given = usable(settings(nodes="https://mac-1", nodes_ca_file=path), {}, said.append)
+    given = usable(settings(nodes="https://mac-1", nodes_ca_file=path), said.append)
     assert not given.nodes and given.nodes_ca_file is None
     assert len(said) == 1 and f"NODES_CA_FILE='{path}': it must be a file of PEM certificates" in said[0]
