@@ -47,11 +47,13 @@ from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.background import Progress
+from start_llm.models.catalog import folder_of
 from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME, usable
+from start_llm.proxy.elsewhere import names_elsewhere
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
@@ -270,6 +272,9 @@ class App:
         """The server does its work without the proxy, so what goes wrong here is said and no more."""
         model_id, log_path = self.settings.proxy_model_id or main.id, self.settings.log_root / "proxy.log"
         proxy = LiteLLMProxy(settings, server_url=self.server_url, model_id=model_id, card=main, log_path=log_path)
+        proxy.elsewhere = names_elsewhere(settings.models_by_name, folder_of)
+        for name, model in proxy.elsewhere.items():
+            self._say(f"elsewhere {name} means {model} at the proxy: such a request leaves this machine, whole")
         try:
             proxy.start()
         except ProxyError as error:

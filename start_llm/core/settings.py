@@ -21,7 +21,7 @@ ASSUMED_CONTEXT = 200_000
 """Tokens that clients of the Anthropic API take every model to have room for."""
 SECRETS = ("api_key", "litellm_master_key", "nodes_api_key")
 """Settings whose values nobody is shown."""
-_BY_NAME = "no request goes to a provider by itself"
+_BY_NAME = "a model elsewhere is asked for by name: MODEL_MAP=NAME=PROVIDER/MODEL"
 _NOT_FETCHED = "images are not fetched from addresses; send them as data URLs"
 _MEASURED = "its value was measured, and nobody set another one"
 RETIRED = {

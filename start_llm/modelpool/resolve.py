@@ -29,6 +29,7 @@ from start_llm.models.checkpoint import SETTINGS
 from start_llm.models.overrides import FOLDER, read_overrides
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.models.room import Weights, group_of
+from start_llm.proxy.elsewhere import names_elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +213,7 @@ class NameResolver:
         unknown = StoredModel(MAIN_NAME, Path(), 0, None, ())
         self.default = KnownModel("", MAIN_NAME, MAIN_NAME, MAIN_NAMES, unknown, default=True)
         self._table = settings.models_by_name
+        self._elsewhere = names_elsewhere(self._table, folder_of)
         meant = {each for name in settings.pinned for each in (name, self._table.resolve(name), self._base_meant(name))}
         self._pinned = {full_name(name) or name for name in meant} | meant
         self._adapters = AdapterFolder(settings.adapters_folder)
@@ -275,6 +277,10 @@ class NameResolver:
             return self.default
         foreign = _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1]) is not None
         known = self._listing.find(meant, look=not foreign)
+        if known is None and meant in self._elsewhere.values():
+            names = ", ".join(each for each, model in self._elsewhere.items() if model == meant)
+            what = f"model={name[:100]!r}: {meant} is not on this machine; ask the proxy, by the name {names}, for"
+            raise NotFound(f"{what} a chat completion, a message or a response.", param="model", code="model_elsewhere")
         if known is None and not foreign:
             raise NotFound(self._sentence(name), param="model", code="model_not_found")
         return known or self.default

@@ -65,14 +65,15 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     nodes = [ServerNode(**node) for node in additions["fleet"]["nodes"]]
     _bound_answers({httpx.URL(node.url).netloc for node in nodes})
     fleet = NodeFleet(nodes, names_behind(config), additions["fleet"]["ca_file"])
-    server = ServerRoutes(config, fleet)
+    elsewhere = additions["elsewhere"]
+    server = ServerRoutes(config, fleet, elsewhere)
     server.add_to(app)
     litellm.logging_callback_manager.add_litellm_callback(Hooks())
     for name in LOGGERS:
         logging.getLogger(name).addFilter(OneLine())
     infos = [entry["model_info"] for entry in config["model_list"]]
     holders = {info["id"]: info["node"] for info in infos if "node" in info}
-    app.add_middleware(Balancer, fleet=fleet, holders=holders, server=server)
+    app.add_middleware(Balancer, fleet=fleet, holders=holders, server=server, elsewhere=elsewhere)
     app.add_middleware(RequestBodies, litellm_names=litellm_names(), names=names_behind(config), **additions["bodies"])
     app.add_middleware(ProxyAccess, **additions["access"])
 

@@ -15,8 +15,9 @@ put to the server, which answers it, or says in a sentence what is wrong, as it 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.protocol import openai_error
 from start_llm.proxy import asgi
+from start_llm.proxy.elsewhere import BACK_HEADER
 from start_llm.proxy.fleet import ELSEWHERE, MOST_BREAKS, NODE_HEADER, Choice, NodeFleet, broken
 from start_llm.proxy.outcome import RequestOutcome, current, node_of_response
+from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.passthrough import ServerRoutes
 from start_llm.proxy.routing import RouteKey, fields_of, route_key
 
@@ -74,6 +77,7 @@ class Balancer:
     Args:
         holders: names of nodes by the ids of LiteLLM's entries.
         server: asks the server past LiteLLM.
+        elsewhere: names of models that LiteLLM asks another provider for.
     """
 
     def __init__(
@@ -83,11 +87,12 @@ class Balancer:
         fleet: NodeFleet,
         holders: Mapping[str, str],
         server: ServerRoutes,
+        elsewhere: Collection[str] = (),
     ) -> None:
         self._app = app
         self._fleet = fleet
         self._holders = holders
-        self._server = server
+        self._server, self._elsewhere = server, elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, outcome = asgi.asked_for(scope), RequestOutcome()
@@ -100,6 +105,10 @@ class Balancer:
             await self._app(scope, receive, send)
             return
         body, client = (await receive())["body"], _Client(receive)
+        sent = await asgi.off_the_loop(len(body), self._for_provider, path, body, Headers(scope=scope))
+        if sent is not None:
+            await self._app(asgi.with_body(scope, sent), asgi.replay(sent, client), send)
+            return
         answer = _HeldAnswer("chat/completions" if forwarded else path, send, shows_pages=forwarded)
         key, holder = await asgi.off_the_loop(len(body), self._read, body, Headers(scope=scope))
         asked = _Asked(scope, client, body, answer, outcome, key, holder, forwarded)
@@ -108,6 +117,11 @@ class Balancer:
                 outcome.forget_failure()
         except StartLLMError as error:  # no node is left
             await answer.refuse(scope, client, error)
+
+    def _for_provider(self, path: str, body: bytes, headers: Headers) -> bytes | None:
+        """The body for another provider; ``None``: it names no model of one."""
+        given = {} if not self._elsewhere or path in asgi.FORWARDED or BACK_HEADER in headers else json.loads(body)
+        return json.dumps(for_provider(path, given)).encode() if given.get("model") in self._elsewhere else None
 
     def _read(self, body: bytes, headers: Headers) -> tuple[RouteKey, str | None]:
         """What decides where a request goes; nothing where there is one node."""

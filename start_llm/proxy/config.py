@@ -85,8 +85,8 @@ def name_behind(entry: Mapping[str, Any]) -> str:
 
 def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     """The server's names of models, by LiteLLM's."""
-    named = [entry for entry in config["model_list"] if entry["model_name"] != ANY_NAME]
-    return {entry["model_name"]: name_behind(entry) for entry in named}
+    ours = [entry for entry in config["model_list"] if "node" in entry["model_info"]]
+    return {entry["model_name"]: name_behind(entry) for entry in ours if entry["model_name"] != ANY_NAME}
 
 
 def proxy_config(

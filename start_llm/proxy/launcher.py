@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from start_llm.host.ports import address, ask_json, free_port, is_free, who_list
 from start_llm.host.processes import wait_until
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MODULE
+from start_llm.proxy.elsewhere import entries
 
 _STOP_SECONDS = 5.0
 _LOG_BYTES = 16 << 20
@@ -56,6 +58,7 @@ class LiteLLMProxy:
         self._model_id = model_id
         self._card = card
         self.log_path, self._env_file = log_path, env_file
+        self.elsewhere: Mapping[str, str] = {}  # other providers' models by name; to be told before `start`
         self._log_begun = False
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,7 +108,9 @@ class LiteLLMProxy:
         names = {"server_url": self._server_url, "model_id": self._model_id, "master_key": self.master_key}
         config = proxy_config.proxy_config(self._settings, **names, card=self._card)
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
+        config["model_list"] += entries(self.elsewhere, self._settings.sse_ping_seconds * proxy_config.PING_SHARE)
         additions = proxy_config.additions(self._settings, self._server_url, self.master_key)
+        additions["elsewhere"] = self.elsewhere
         proxy_config.write_config(self._folder, config, additions)
         self._process = self._spawn(self._folder)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -21,6 +21,7 @@ from start_llm.core.modelmap import MAIN_NAME
 from start_llm.proxy import nodes
 from start_llm.proxy.asgi import JSON, off_the_loop
 from start_llm.proxy.config import abilities, name_behind, names_behind
+from start_llm.proxy.elsewhere import cards as models_elsewhere
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.outcome import RequestOutcome, current, error_in
 from start_llm.proxy.routing import fields_of
@@ -31,9 +32,9 @@ LIST_SECONDS = 120.0
 class ServerRoutes:
     """Handlers, and what they know of the servers."""
 
-    def __init__(self, config: dict[str, Any], fleet: NodeFleet) -> None:
+    def __init__(self, config: dict[str, Any], fleet: NodeFleet, elsewhere: Mapping[str, str]) -> None:
         entries = config["model_list"]
-        self._fleet = fleet
+        self._fleet, self._elsewhere = fleet, elsewhere
         self._names = names_behind(config)
         self._entries = {entry["model_name"]: entry for entry in entries[::-1] if entry["model_name"] in self._names}
         # PROXY_MODEL_ID, which the server knows nothing of
@@ -103,7 +104,7 @@ class ServerRoutes:
             return _response(answers[0])
         main, cards = nodes.cards_of(answers[0])[:1], _union(answers)
         data = [card | {"id": name} for name in self._made_up for card in main] + cards
-        ends = {"data": data, "last_id": cards[-1]["id"] if cards else None}
+        ends = {"data": data + models_elsewhere(self._elsewhere), "last_id": cards[-1]["id"] if cards else None}
         return Response(json.dumps(nodes.json_of(answers[0]) | ends), media_type=JSON)
 
     async def info(self, request: Request) -> Response:

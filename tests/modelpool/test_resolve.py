@@ -333,3 +333,18 @@ def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pyte
     finally:
         leave.set()
         held.join()
+
+
+def test_a_model_of_another_provider_is_refused_with_where_it_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    build_oracle(tmp_path / "models" / "small", "plain")
+    found = names(tmp_path, model_map="gpt-5=openai/gpt-5,gpt-oss=openai/small")
+    for name in ("gpt-5", "openai/gpt-5"):
+        with pytest.raises(NotFound, match=r"openai/gpt-5 is not on this machine; ask the proxy, by the name gpt-5"):
+            found.find(name)
+    assert found.find("gpt-5-mini") is found.default, "other names mean what they did"
+    assert found.find("gpt-oss").name == "small", "another name of a model that is here"
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert names(tmp_path, model_map="gpt-5=openai/gpt-5").find("gpt-5").default
