@@ -29,7 +29,7 @@ from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
 from start_llm.dashboard.process_log import json_line
-from start_llm.dashboard.progress import ProgressBars
+from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.tables import words_only
 from start_llm.dashboard.terminal import terminal
@@ -89,8 +89,8 @@ class App:
             settings = one_model_only(settings)
         self.settings = settings
         self._shows_key = console is not None and console.is_terminal and not settings.log_json
-        self._say, self._bars = _reporters(settings, console, say)
-        self._progress: Progress = self._bars or (lambda step, part: None)
+        self._say = say or (lambda line: None) if console is None else _speaker(settings, console)
+        self._progress: Progress = (lambda step, part: None) if console is None else ProgressLines(self._say)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
         self._ranks = _leader(hosts, self._rank_lost) if hosts else Ranks()
@@ -197,8 +197,6 @@ class App:
             False: the model thread or a worker has not ended. The process must be left with `os._exit`: a thread that
             is inside a library when the interpreter goes away can end it with an abort.
         """
-        if self._bars is not None:
-            self._bars.close()
         self._memory_watch.stop()
         self._ranks.leave()
         if self._keeper is not None:
@@ -328,15 +326,11 @@ def _kv_events(settings: Settings) -> KVEventPublisher | None:
     return KVEventPublisher(settings.kv_events, f"kv@{socket.gethostname()}@{model}")  # as llm-d wants it
 
 
-def _reporters(
-    settings: Settings, console: Console | None, say: Callable[[str], None] | None
-) -> tuple[Callable[[str], None], ProgressBars | None]:
-    """What prints a line of what goes on; and for a console also the bars of what takes long."""
-    if console is None:
-        return say or (lambda line: None), None
+def _speaker(settings: Settings, console: Console) -> Callable[[str], None]:
+    """What prints a line of what goes on."""
 
     def speak(line: str) -> None:
         text = json_line(" ".join(line.split())) if settings.log_json else words_only(line)
         console.print(text, markup=False, soft_wrap=True)  # a command stays one line
 
-    return speak, ProgressBars(console, speak if settings.log_json else None)
+    return speak

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture import providers
-from rich.console import Console
 
-from start_llm.dashboard.progress import ProgressBars
+from start_llm.dashboard.progress import ProgressLines
 from start_llm.host.blas import known
 from tests.kinds import OPTIONS, RUN, Kinds
 from tests.waiting import PATIENCE_SECONDS
@@ -173,5 +172,5 @@ def embedded_model() -> Path:
     from start_llm.models.embedded import ensure_embedded_model  # imports transformers, which the controller needs not
 
     folder = os.environ.get("START_LLM_CACHE_DIR", "~/.cache/start_llm")
-    bars = ProgressBars(Console(stderr=True))
-    return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=bars)
+    lines = ProgressLines(lambda line: print(line, file=sys.stderr))
+    return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=lines)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import closing
 from dataclasses import asdict
-
-from rich.console import Console
+from functools import partial
 
 from start_llm.core.settings import Settings
-from start_llm.dashboard.progress import ProgressBars
+from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.models.device import GB, inspect_device, likely_accelerator
@@ -36,8 +34,7 @@ def main_pull(settings: Settings, options: argparse.Namespace) -> int:
 
 def _pull(repository: str, revision: str | None, then: str) -> None:
     """Fetches a model and prints the outcome, with `then` behind it. Raises PullError."""
-    with closing(ProgressBars(Console(stderr=True))) as bars:
-        done = pull(repository, bars, revision=revision)
+    done = pull(repository, ProgressLines(partial(print, file=sys.stderr, flush=True)), revision=revision)
     came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
     print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}.{then}")
 

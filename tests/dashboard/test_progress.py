@@ -1,40 +1,17 @@
 from __future__ import annotations
 
-import io
+import pytest
 
-from rich.console import Console
-
-from start_llm.dashboard.progress import ProgressBars
-
-
-def run(*, terminal: bool) -> str:
-    out = io.StringIO()
-    bars = ProgressBars(Console(file=out, force_terminal=terminal, width=80))
-    for step, part in (
-        ("download [x]", 0.0),
-        ("download [x]", 0.5),
-        ("download [x]", 1.0),
-        ("convert", 0.0),
-        ("convert", 1.0),
-    ):
-        bars(step, part)
-    return out.getvalue()
+from start_llm.dashboard import progress
+from start_llm.dashboard.progress import ProgressLines
 
 
-def test_lines_where_there_is_no_terminal() -> None:
-    assert run(terminal=False) == "download [x] ...\ndownload [x]: done\nconvert ...\nconvert: done\n"
-
-
-def test_bars_on_a_terminal_end_full() -> None:
-    said = run(terminal=True)
-    assert "download [x]" in said
-    assert "convert" in said
-    assert said.count("100%") >= 2
-
-
-def test_lines_go_where_they_are_told_even_on_a_terminal() -> None:
+def test_a_step_is_told_when_it_begins_and_ends_and_in_between_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    bars = ProgressBars(Console(file=io.StringIO(), force_terminal=True), said.append)
-    bars("load", 0.0)
-    bars("load", 1.0)
-    assert said == ["load ...", "load: done"]
+    lines = ProgressLines(said.append)
+    for step, part in (("download [x]", 0.0), ("download [x]", 0.5), ("download [x]", 1.0), ("convert", 0.0)):
+        lines(step, part)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    lines("convert", 0.25)
+    lines("convert", 1.0)
+    assert said == ["download [x] ...", "download [x]: done", "convert ...", "convert: 25%", "convert: done"]
