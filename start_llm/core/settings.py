@@ -58,6 +58,7 @@ RETIRED = {
     "FALLBACK_MODEL": _BY_NAME,
     "FALLBACK_API_KEY": _BY_NAME,
     "FALLBACK_API_BASE": _BY_NAME,
+    "NODES_CA_FILE": "certificates of your own are in the file that SSL_CERT_FILE names in the environment",
     "LOG_MAX_BYTES": "session logs and dumps take 256 MiB at most; the oldest go first",
 }
 """Names of older configurations, and why there is nothing to set any more."""
@@ -189,9 +190,6 @@ class Settings(BaseModel):
     """API_KEY of the servers in NODES."""
     nodes_self: Literal["on", "off"] = "on"
     """on: this server is a node beside those of NODES; off: the proxy sends conversations to them only."""
-    nodes_ca_file: Annotated[Path | None, kinds.OffOr] = None
-    """File (PEM) with certificates of your own that https:// addresses in NODES are checked with, beside the usual
-    ones."""
 
     # Hosts
     hosts: Annotated[str, kinds.RankHosts] = ""

@@ -83,16 +83,7 @@ def log_as_json(level: str = "warning") -> None:
 def set_level(handler: logging.Handler, level: str) -> None:
     """The process's log goes to `handler` alone: our own records from `level` on, those of libraries if they warn."""
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    change_level(level)
-
-
-def change_level(level: str) -> None:
-    """From which level on our own records are logged, from now on."""
     logging.getLogger("start_llm").setLevel(level.upper())
-
-
-def current_level() -> str:
-    return logging.getLevelName(logging.getLogger("start_llm").getEffectiveLevel()).lower()
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

@@ -62,9 +62,9 @@ def run(folder: Path, arguments: list[str]) -> None:
 def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> None:
     """The layer that is added last is the outermost. `app` and `config` are LiteLLM's; see `config.additions`."""
     _leave_alone()
-    nodes = [ServerNode(**node) for node in additions["fleet"]["nodes"]]
+    nodes = [ServerNode(**node) for node in additions["nodes"]]
     _bound_answers({httpx.URL(node.url).netloc for node in nodes})
-    fleet = NodeFleet(nodes, names_behind(config), additions["fleet"]["ca_file"])
+    fleet = NodeFleet(nodes, names_behind(config))
     elsewhere = additions["elsewhere"]
     server = ServerRoutes(config, fleet, elsewhere)
     server.add_to(app)

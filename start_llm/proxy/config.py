@@ -22,17 +22,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-import certifi
 from dotenv import dotenv_values, set_key
 
 from start_llm.core.limits import MOST_BODY_BYTES
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
-from start_llm.core.paths import expanded
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
-from start_llm.proxy.nodes import ServerNode, certificates, nodes_of
+from start_llm.proxy.nodes import ServerNode, nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ def name_behind(entry: Mapping[str, Any]) -> str:
 
 def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     """The server's names of models, by LiteLLM's."""
-    ours = [entry for entry in config["model_list"] if "node" in entry["model_info"]]
+    ours = [entry for entry in config["model_list"] if entry["litellm_params"]["model"].startswith("hosted_vllm/")]
     return {entry["model_name"]: name_behind(entry) for entry in ours if entry["model_name"] != ANY_NAME}
 
 
@@ -162,22 +160,11 @@ def proxy_environment(inherited: Mapping[str, str], nodes: Sequence[str] = ()) -
     return environment
 
 
-def own_certificates(settings: Settings, folder: Path) -> dict[str, str]:
-    """Environment by which LiteLLM trusts NODES_CA_FILE beside the usual certificates; writes a file into `folder`."""
-    if settings.nodes_ca_file is None:
-        return {}
-    own = expanded(settings.nodes_ca_file).read_bytes()  # what stands between the certificates may be in any encoding
-    path = folder / "certificates.pem"
-    write_atomic(path, [Path(certifi.where()).read_bytes(), b"\n", own])
-    return {"SSL_CERT_FILE": str(path)}
-
-
 def additions(settings: Settings, server_url: str, master_key: str) -> dict[str, Any]:
     """The arguments of the layers around LiteLLM, by layer."""
     access = {"key": master_key, "names": sorted(settings.host_names)}
     nodes = [asdict(node) for node in nodes_of(settings, server_url)]
-    fleet = {"nodes": nodes, "ca_file": settings.nodes_ca_file and str(expanded(settings.nodes_ca_file))}
-    return {"access": access, "bodies": {"most_bytes": MOST_BODY_BYTES}, "fleet": fleet}
+    return {"access": access, "bodies": {"most_bytes": MOST_BODY_BYTES}, "nodes": nodes}
 
 
 def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:
@@ -213,16 +200,9 @@ def usable(settings: Settings, say: Callable[[str], None]) -> Settings:
     """Says what NODES is going to do. Returns the settings, without it where it cannot work."""
     if not settings.nodes:
         return settings
-    try:
-        certificates(settings.nodes_ca_file)
-    except OSError as error:
-        path = str(settings.nodes_ca_file)
-        wrong = f"NODES_CA_FILE={path!r}: it must be a file of PEM certificates: {error}."
-    else:
-        wrong = "NODES works through the proxy only, and PROXY=off." if settings.proxy == "off" else ""
-    if wrong:
-        say(f"nodes     off: {wrong}")
-        return settings.model_copy(update={"nodes": "", "nodes_ca_file": None})
+    if settings.proxy == "off":
+        say("nodes     off: NODES works through the proxy only, and PROXY=off.")
+        return settings.model_copy(update={"nodes": ""})
     here = " and this server" if settings.nodes_self == "on" else ""
     say(f"nodes     ON: the proxy shares requests between {', '.join(settings.node_addresses)}{here}")
     return settings

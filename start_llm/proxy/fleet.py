@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -143,11 +142,11 @@ class NodeFleet:
     `names`: the servers' names of models by LiteLLM's, see `config.names_behind`.
     """
 
-    def __init__(self, nodes: Sequence[ServerNode], names: Mapping[str, str], ca_file: str | None = None) -> None:
+    def __init__(self, nodes: Sequence[ServerNode], names: Mapping[str, str]) -> None:
         self.members = {node.name: Member(node) for node in nodes}
         self._names = names
         self._picker, self._placing = NodePicker(), asyncio.Lock()
-        self.client = node_client(Path(ca_file) if ca_file else None)
+        self.client = node_client()
         self._watchers: list[asyncio.Task[None]] = []
         self._late: set[asyncio.Task[Any]] = set()  # questions that are not answered yet; some of them nobody waits for
 

@@ -123,7 +123,6 @@ class LiteLLMProxy:
         command += ["--config", str(folder / proxy_config.CONFIG), "--host", self._settings.mlx_host]
         command += ["--port", str(self._port), "--num_workers", "1"]
         environment = proxy_config.proxy_environment(os.environ, self._settings.node_addresses)
-        environment |= proxy_config.own_certificates(self._settings, folder)
         try:
             return subprocess.Popen(
                 command,

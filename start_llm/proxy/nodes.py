@@ -1,6 +1,6 @@
 """The nodes: start_llm servers that the proxy shares requests with. Which there are, and what each tells of itself.
 
-It does not know requests, and decides nothing. `look_at` is for people (the page, the command `nodes`); the proxy's
+It does not know requests, and decides nothing. `look_at` is for people (the command `nodes`); the proxy's
 own process asks in `fleet`. Used by both processes. Something else than start_llm may answer at a node's address:
 whatever it says, `ask` takes a bounded time and reads a bounded number of bytes.
 """
@@ -16,13 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import certifi
 import httpx
 
-from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 
 LOOK_SECONDS = 2.0
@@ -79,27 +78,19 @@ def headers_for(node: ServerNode) -> dict[bytes, bytes]:
     return {b"x-api-key": node.key.encode()} if node.key else {}
 
 
-def certificates(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """What `https://` nodes are checked with. Raises OSError (ssl.SSLError is one): there is no such file, or none of
-    certificates."""
-    if ca_file is None:
-        return True
-    context = ssl.create_default_context()
-    context.load_verify_locations(expanded(ca_file))
-    return context
-
-
 # --- asking a node ----------------------------------------------------------------------------------
 
 
-def node_client(ca_file: Path | None) -> httpx.AsyncClient:
-    """For one event loop. Raises OSError: see `certificates`."""
+def node_client() -> httpx.AsyncClient:
+    """For one event loop. ``https://`` nodes are checked with the usual certificates and those of SSL_CERT_FILE."""
+    certificates = ssl.create_default_context()
+    certificates.load_verify_locations(certifi.where())
     # No limit of connections: requests that wait for an answer must not keep anybody from asking how a node is.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_CONNECTIONS)
     return httpx.AsyncClient(
         timeout=LOOK_SECONDS,
         trust_env=False,
-        verify=certificates(ca_file),
+        verify=certificates,
         limits=limits,
         # Answers are passed on as they come, without the header that says how they are packed.
         headers={"accept-encoding": "identity"},
@@ -242,30 +233,21 @@ def json_of(answer: httpx.Response) -> Any:
         return None
 
 
-def look_at(
-    nodes: Sequence[ServerNode], ca_file: Path | None = None, own: NodeStatus | None = None
-) -> list[dict[str, Any]]:
+def look_at(nodes: Sequence[ServerNode]) -> list[dict[str, Any]]:
     """How all nodes are now, as plain JSON types; all are asked at once, `LOOK_SECONDS` for each question.
 
     For a thread without an event loop.
 
-    `own`: of the server that asks. It is not asked over HTTP: its only thread may be the one that waits for the others.
-
-    `share`: of all requests that these nodes have answered since they were started, 0.0 to 1.0. Raises OSError.
+    `share`: of all requests that these nodes have answered since they were started, 0.0 to 1.0.
     """
-    found = asyncio.run(_look_at_all(nodes, ca_file, own))
+    found = asyncio.run(_look_at_all(nodes))
     total = sum(status.requests for status in found)
     return [asdict(status) | {"share": status.requests / total if total else 0.0} for status in found]
 
 
-async def _look_at_all(
-    nodes: Sequence[ServerNode], ca_file: Path | None, own: NodeStatus | None
-) -> Sequence[NodeStatus]:
-    async with node_client(ca_file) as client:
-        asking = [_look_at(client, node) for node in nodes if own is None or node.name != own.name]
-        found = {status.name: status for status in await asyncio.gather(*asking)}
-    known = found | ({own.name: own} if own else {})
-    return [known[node.name] for node in nodes]
+async def _look_at_all(nodes: Sequence[ServerNode]) -> Sequence[NodeStatus]:
+    async with node_client() as client:
+        return await asyncio.gather(*(_look_at(client, node) for node in nodes))
 
 
 async def _look_at(client: httpx.AsyncClient, node: ServerNode) -> NodeStatus:

@@ -338,7 +338,7 @@ def test_a_name_that_the_server_does_not_know_is_made_its_main_models(
     config = proxy_config(load_settings(None, proxy_model_id="mine"), server_url=back.url, model_id="mine",
                           master_key="k", card=CARD)  # fmt: skip
     fleet = NodeFleet([ServerNode(back.url)], names_behind(config))
-    listed = json.loads(asyncio.run(ServerRoutes(config, fleet).models(None)).body)  # type: ignore[arg-type]
+    listed = json.loads(asyncio.run(ServerRoutes(config, fleet, {}).models(None)).body)  # type: ignore[arg-type]
     assert [card["id"] for card in listed["data"]] == ["mine", "served"]
 
 

@@ -200,12 +200,13 @@ def test_a_head_that_nobody_understands_is_an_answer_that_failed(head: str) -> N
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
-def test_tls_that_breaks_is_an_answer_that_failed(head: bytes, tmp_path: Path) -> None:
-    """Such an error is an OSError: `start-llm nodes` took it for one of NODES_CA_FILE."""
+def test_tls_that_breaks_is_an_answer_that_failed(head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such an error is an OSError: `start-llm nodes` must tell it as the node's."""
     with nodes(1) as [stub]:
         stub.instead = breaks_tls(head)
         node, certificate = with_tls(stub, tmp_path)
-        [found] = look_at([node], certificate)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        [found] = look_at([node])
         assert found["state"] == "gone" and "cannot be read" in found["detail"]
 
 
@@ -237,7 +238,7 @@ def test_an_answer_that_drips_ends_and_keeps_no_connection(part: str, monkeypatc
 
     async def test(stubs: list[NodeStub]) -> None:
         stubs[0].instead = drips(head, b"x")
-        async with node_client(None) as client:
+        async with node_client() as client:
             asking = asyncio.create_task(ask(client, f"{stubs[0].url}/health", seconds=0.3))
             with pytest.raises(httpx.ReadTimeout):
                 await asyncio.wait_for(asking, WAIT / 2)
@@ -250,7 +251,7 @@ def test_an_answer_that_drips_ends_and_keeps_no_connection(part: str, monkeypatc
 def test_what_is_too_long_is_not_read() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         stubs[0].instead = says(GARBAGE["much"])
-        async with node_client(None) as client:
+        async with node_client() as client:
             with pytest.raises(httpx.RemoteProtocolError, match=f"more than {MOST_BYTES} bytes"):
                 await ask(client, f"{stubs[0].url}/health")
 
@@ -260,7 +261,7 @@ def test_what_is_too_long_is_not_read() -> None:
 def test_what_is_packed_is_not_unpacked() -> None:
     async def test(stubs: list[NodeStub]) -> None:
         stubs[0].instead = says(gzip.compress(b" " * 2**24), Content_Encoding="gzip")
-        async with node_client(None) as client:
+        async with node_client() as client:
             assert client.headers["accept-encoding"] == "identity"
             with pytest.raises(httpx.RemoteProtocolError, match="packed"):
                 await ask(client, f"{stubs[0].url}/health")
@@ -273,7 +274,7 @@ def test_a_node_stores_nothing_with_the_proxy() -> None:
 
     async def test(stubs: list[NodeStub]) -> None:
         stubs[0].instead = says(b"{}", Set_Cookie="who=me; Path=/")
-        async with node_client(None) as client:
+        async with node_client() as client:
             for _ in range(2):
                 await ask(client, f"{stubs[0].url}/health")
         assert stubs[0].cookies == []
@@ -336,7 +337,7 @@ def routes(layers: SimpleNamespace, fleet: NodeFleet) -> Any:
         "litellm_params": {"model": "hosted_vllm/served", "timeout": 60},
         "model_info": {"id": "served"},
     }
-    return layers.passthrough.ServerRoutes({"model_list": [entry]}, fleet)
+    return layers.passthrough.ServerRoutes({"model_list": [entry]}, fleet, {})
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

@@ -9,7 +9,6 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import certifi
 import httpx
 import pytest
 from cryptography import x509
@@ -18,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
-from start_llm.proxy.config import own_certificates, proxy_config, usable
-from start_llm.proxy.nodes import ServerNode, certificates, count_of, detail_of, loaded_of, look_at, nodes_of, state_of
+from start_llm.proxy.config import proxy_config, usable
+from start_llm.proxy.nodes import ServerNode, count_of, detail_of, loaded_of, look_at, nodes_of, state_of
 from tests.proxy.node_stub import nodes
 from tests.proxy.stub import CARD
 
@@ -161,7 +160,7 @@ def make_certificate(folder: Path) -> Path:
     return path
 
 
-def test_certificates_of_your_own(tmp_path: Path) -> None:
+def test_certificates_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own)
@@ -170,26 +169,5 @@ def test_certificates_of_your_own(tmp_path: Path) -> None:
         node = ServerNode(f"https://{stub.name}", "key")
         assert [found["state"] for found in look_at([node])] == ["gone"], "a stranger's certificate"
         assert not stub.keys, "it was not asked anything"
-        assert [found["state"] for found in look_at([node], own)] == ["ready"]
-
-
-def test_litellm_trusts_them_beside_the_usual_ones(tmp_path: Path) -> None:
-    own = make_certificate(tmp_path)
-    given = own_certificates(settings(nodes="https://mac-1", nodes_ca_file=own), tmp_path)
-    bundle = Path(given["SSL_CERT_FILE"]).read_text()
-    own.write_bytes("# Prüfstelle\n".encode("latin-1") + own.read_bytes())
-    assert own_certificates(settings(nodes="https://mac-1", nodes_ca_file=own), tmp_path), "a remark in any encoding"
-    assert own.read_bytes().partition(b"\n")[2].decode() in bundle and Path(certifi.where()).read_text() in bundle
-    assert own_certificates(settings(nodes="https://mac-1"), tmp_path) == {}
-
-
-@pytest.mark.parametrize("text", [None, "", "no certificate"])
-def test_a_file_of_certificates_that_is_none(tmp_path: Path, text: str | None) -> None:
-    path, said = tmp_path / "ca.pem", list[str]()
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(OSError, match=r".+"):
-        certificates(path)
-    given = usable(settings(nodes="https://mac-1", nodes_ca_file=path), said.append)
-    assert not given.nodes and given.nodes_ca_file is None
-    assert len(said) == 1 and f"NODES_CA_FILE='{path}': it must be a file of PEM certificates" in said[0]
+        monkeypatch.setenv("SSL_CERT_FILE", str(own))
+        assert [found["state"] for found in look_at([node])] == ["ready"]

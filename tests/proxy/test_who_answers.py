@@ -50,7 +50,7 @@ class Loop:
         outcomes = import_module("start_llm.proxy.outcome")
         self.outcome: Callable[[], Any] = outcomes.current.get
         self.fleet = NodeFleet([ServerNode(stub.url) for stub in stubs], {})
-        self.server = import_module("start_llm.proxy.passthrough").ServerRoutes(CONFIG, self.fleet)
+        self.server = import_module("start_llm.proxy.passthrough").ServerRoutes(CONFIG, self.fleet, {})
         self.litellm: Callable[[Scope, Receive, Send], Any] = self.forward
         balancer = import_module("start_llm.proxy.balancer").Balancer
         self._ask = balancer(self._app, fleet=self.fleet, holders={}, server=self.server)
