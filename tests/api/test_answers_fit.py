@@ -335,7 +335,7 @@ class World:
     def _fits(self, method: str, path: str, **given: Any) -> list[str]:
         found = self.client.request(method, path, **given)
         parts = path.split("/")
-        if path.startswith(("/v1/models/", "/v1/cache/requests/")) and method == "get":
+        if path.startswith(("/v1/models/", "/v1/cache/requests/", "/api/v0/models/")) and method == "get":
             parts[-1] = "{id}"
         elif path.startswith("/v1/responses/") and "input_tokens" not in path:
             parts[3] = "{id}"
