@@ -6,7 +6,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +35,8 @@ class NodeStub:
     Attributes:
         mode: ``ok``; ``full`` (429), ``loading`` (503, `/health` too), ``locked`` (401: it does not take the key),
             ``drop`` (the connection closes without an answer), ``gone`` (so does every one), ``cut`` (it closes after
-            some events of a stream), ``frozen`` (nothing is answered any more), ``lies`` (counts are no numbers).
+            some events of a stream, once `was_read` is set: what was not read yet would be lost with the connection),
+            ``frozen`` (nothing is answered any more), ``lies`` (counts are no numbers).
         stored: what `explain` says, tokens of a prompt of 1,000.
         seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
         looks: how often `/health` was asked.
@@ -57,6 +57,7 @@ class NodeStub:
     cookies: list[str] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)  # ids of responses that are stored there
     thaw: threading.Event = field(default_factory=threading.Event)
+    was_read: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         stub = self
@@ -100,6 +101,7 @@ class NodeStub:
 
     def reset(self) -> None:
         self.mode, self.stored, self.running, self.waiting = "ok", 0, 0, 0
+        self.was_read.clear()
         self.seen.clear()
         self.explained.clear()
         self.instead = None
@@ -183,7 +185,7 @@ class NodeStub:
             piece = f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
             handler.wfile.write(f"{len(piece.encode()):x}\r\n{piece}\r\n".encode())
             if self.mode == "cut" and number == _CUT_AT[path]:
-                time.sleep(0.3)  # what was written is read before the connection breaks
+                self.was_read.wait(20)
                 _hang_up(handler)
                 return
         handler.wfile.write(b"0\r\n\r\n")

@@ -44,7 +44,7 @@ from tests.proxy.stub import CARD
 from tests.vendors import anthropic, openai
 
 START_SECONDS = 360.0
-FEW, PARTS, IN_A_PART, BYTES = 300, 8, 2_500, 350
+FEW, PARTS, IN_A_PART, BYTES = 200, 8, 2_500, 350
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.thorough]
 
 PATHS = [path for path in BODIES if path.startswith("/v1/") and "models" not in path and "cache" not in path]

@@ -124,6 +124,7 @@ def test_a_stream_past_litellm_that_breaks_ends_with_an_error_event(dialect: str
     with nodes(1) as stubs:
         whole = asked(stubs, f"/v1/{dialect}", body, faulty)
         stubs[0].mode = "cut"
+        stubs[0].was_read.set()
         answer = asked(stubs, f"/v1/{dialect}", body, faulty)
     assert (whole.status, answer.status) == (200, 200) and whole.is_whole and answer.is_whole
     assert TEXT in whole.body.decode() and b"broke before its answer was complete" not in whole.body
