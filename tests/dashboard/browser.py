@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from start_llm.host.processes import wait_until
 from tests.lazy import Package
+from tests.waiting import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from selenium.webdriver.remote.webelement import WebElement
@@ -100,8 +103,10 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Skips the test where Chromium or its driver is missing, or does not start."""
+    """Skips the test where Chromium or its driver is missing, or does not start. Waits for one that is being installed:
+    while the file is there that BROWSER_COMES names."""
     pytest.importorskip("selenium", reason="selenium is not installed (requirements-dev.txt)")
+    wait_until(lambda: not os.path.exists(os.environ.get("BROWSER_COMES", "")), PATIENCE_SECONDS)
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     driver = shutil.which("chromedriver")
     if program is None or driver is None:
