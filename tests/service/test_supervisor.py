@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -41,10 +41,9 @@ def supervised(
     try:
         yield process
     finally:
-        for pid, _ in starts(folder):
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGKILL)
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            for each in [*psutil.Process(process.pid).children(), process]:
+                each.kill()
         process.wait(WAIT)
 
 
