@@ -116,6 +116,9 @@ class ScriptedEngine:
     def prefill_idle(self, prompt: Prompt, *whose: str | None, model: str = "") -> None:
         """Nothing is computed."""
 
+    def watched(self) -> float:
+        return 0.0
+
     def status(self) -> EngineStatus:
         return EngineStatus("ready", beat=time.monotonic())
 
