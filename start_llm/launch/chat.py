@@ -24,7 +24,6 @@ from start_llm.host.home import home
 from start_llm.launch.conversation import (
     CommandError,
     Conversation,
-    MarkdownPrinter,
     Message,
     image_part,
     typed_before,
@@ -108,21 +107,19 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
 def _answer(talk: Conversation, asked: str) -> None:
     """One turn. Raises ChatError; what was asked is then not part of the conversation."""
     talk.add(asked)
-    answer, printer = Answer(), MarkdownPrinter(talk.console)
+    answer, thought = Answer(), False
     try:
         for text, is_reasoning in ask(talk.endpoint, talk.sent, answer):
-            if is_reasoning:
-                talk.console.print(text, style="dim", end="", markup=False, soft_wrap=True)
-            else:
-                if not printer.began and answer.reasoning:
-                    talk.console.print()
-                printer.add(text)
-        printer.end()
+            if thought and not is_reasoning:
+                talk.console.print()
+            thought = is_reasoning
+            talk.console.print(text, style="dim" if is_reasoning else None, end="", markup=False, soft_wrap=True)
+        talk.console.print()
     except KeyboardInterrupt:
-        printer.end()
+        talk.console.print()
         talk.say("(ended)")
     except ChatError:
-        printer.end()
+        talk.console.print()
         talk.messages.pop()
         raise
     talk.messages.append({"role": "assistant", "content": answer.text})

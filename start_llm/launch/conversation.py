@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what is typed, the commands that begin with ``/``, and answers as Markdown."""
+"""A conversation in the terminal: what is typed, and the commands that begin with ``/``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from start_llm.clients.agent import Endpoint
 from start_llm.core.paths import expanded
@@ -24,7 +23,6 @@ from start_llm.host.ports import model_cards
 
 MOST_TYPED = 1000
 _ASK_SECONDS = 5.0
-_FENCES = ("```", "~~~")
 
 Message = dict[str, Any]
 
@@ -131,42 +129,6 @@ COMMANDS: dict[str, tuple[str, Callable[[Conversation, str], str], str]] = {
     "/exit": ("", Conversation._help, "ends it, as Ctrl-D does"),
 }
 """By name: what follows it, what does it, and what it is for."""
-
-
-class MarkdownPrinter:
-    """Prints an answer as it comes, a block at a time: paragraphs, lists and whole blocks of code."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._text = ""
-        self.began = False
-
-    def add(self, text: str) -> None:
-        self.began = True
-        self._text += text
-        while (end := _block_end(self._text)) > 0:
-            self._console.print(Markdown(self._text[:end]))
-            self._text = self._text[end:]
-
-    def end(self) -> None:
-        if self._text.strip():
-            self._console.print(Markdown(self._text))
-        self._text = ""
-
-
-def _block_end(text: str) -> int:
-    """Where the first blank line ends that is in no block of code; 0 if there is none yet."""
-    position, fence = 0, ""
-    for line in text.splitlines(keepends=True):
-        begins = line.lstrip()[:3]
-        position += len(line)
-        if fence:
-            fence = "" if begins == fence else fence
-        elif begins in _FENCES:
-            fence = begins
-        elif not line.strip() and line.endswith("\n") and text[: position - len(line)].strip():
-            return position
-    return 0
 
 
 @contextmanager
