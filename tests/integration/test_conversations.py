@@ -142,7 +142,7 @@ def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], k
     assert server.work() - before <= 8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=THOROUGH), "hybrid", "windowed"])
 def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callable[..., Live], kind: str) -> None:
     """An agent that goes from planning to doing and back; the model sees which of them it is now."""
     server = servers(kind)

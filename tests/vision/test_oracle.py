@@ -24,7 +24,7 @@ PICTURE = b64(png(*SIZE, 31))
 LONG = " ".join(f"word{n}" for n in range(60))
 
 
-@pytest.fixture(scope="module", params=["plain", "hybrid"])
+@pytest.fixture(scope="module", params=[pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, Names]]:
     folder = build_vision_oracle(tmp_path_factory.mktemp("seeing") / "oracle", request.param)
     with live(folder, tmp_path_factory.mktemp("cache")) as server:
