@@ -61,7 +61,7 @@ class Composer:
         self._image_marks = ImageMarks(eyes) if eyes is not None else None
         self.length = LengthCheck(tokenizer, context)
         names = () if settings.allow_control_tokens else tokenizer.control_tokens(template.source)
-        guard = Guard(names, template.source)
+        guard = Guard(names, template.source, tokenizer.normal if names else None)
         self.renderer = Renderer(template, traits, preserve_thinking=preserve, images=eyes is not None, guard=guard)
         self.coder = Coder(tokenizer, traits, self._image_marks, self.length)
         self.sent = SentTexts(lambda text: len(self.coder.encode(text)[0]))

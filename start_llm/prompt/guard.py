@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from start_llm.core.reasoning_tags import REASONING_TAGS
 CUT = "\udffe"
 """Half of a surrogate pair, as the edges of an image's mark: text that comes by JSON never holds one."""
 
+_WHOLE = re.compile("[^\ud800-\udfff]+")
 # An assistant's own thoughts and calls in its text: the client says by the role whose words they are.
 _OWN = re.compile("|".join([*(re.escape(tag) for pair in REASONING_TAGS for tag in pair), "tool"]))
 # A template that writes ``<KEY>``: the key of a schema is all that a token's name needs.
@@ -54,18 +55,33 @@ def _patterns(names: Iterable[str]) -> list[tuple[str, re.Pattern[str]]]:
 class Guard:
     """Cuts the names of control tokens. Thread-safe."""
 
-    def __init__(self, names: Iterable[str], template: str | None = "") -> None:
-        """`names`: what the tokenizer makes one token of, and only the template may write."""
+    def __init__(
+        self, names: Iterable[str], template: str | None = "", normal: Callable[[str], str] | None = None
+    ) -> None:
+        """`names`: what the tokenizer makes one token of, and only the template may write. `normal`: what it makes of a
+        text before it looks for them (``HFTokenizer.normal``)."""
         names = [name for name in names if len(name) > 1]
+        names = [*names, *map(normal, names)] if normal is not None else names
         self._of_all = _patterns(names)
         self._of_assistant = _patterns([name for name in names if _OWN.search(name) is None])
+        self._normal = normal
         self._before = "<" if template is None or _MAKES_TAGS.search(template) else ""
 
     def text(self, text: str, role: str = "user") -> str:
-        for start, pattern in self._of_assistant if role == "assistant" else self._of_all:
+        patterns = self._of_assistant if role == "assistant" else self._of_all
+        for start, pattern in patterns:
             if start in text:
                 text = pattern.sub(start + CUT, text)
+        if self._normal is not None:
+            text = _WHOLE.sub(lambda part: self._cut_letters(part[0], patterns), text)
         return text
+
+    def _cut_letters(self, text: str, patterns: Iterable[tuple[str, re.Pattern[str]]]) -> str:
+        """Around each letter that the tokenizer changes, where that makes a name: ``<|IM_END|>``, wide letters."""
+        normal = self._normal or str
+        if not any(pattern.search(normal(text)) for _, pattern in patterns):
+            return text
+        return "".join(char if char in normal(char) else f"{CUT}{char}{CUT}" for char in text)
 
     def name(self, name: str) -> str:
         """Of a tool, an argument or a property: what a template writes around it must not make it a name either."""

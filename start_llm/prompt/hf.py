@@ -110,6 +110,11 @@ class HFTokenizer:
         special.update((name, int(tokenizer.convert_tokens_to_ids(name))) for name in unknown)
         self.special_tokens: dict[str, int] = special  # text to id
         self._added = [token.content for token in added.values() if not token.special]
+        normalizer: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+        looks_later = normalizer is not None and any(token.normalized for token in added.values())
+        changed = looks_later and any(one not in normalizer.normalize_str(f"x{one}") for one in "AＡ́")
+        # What it makes of a text's letters before it looks for special tokens; None: they stay what they are.
+        self.normal: Callable[[str], str] | None = normalizer.normalize_str if changed else None
         if eos_ids is None:
             own = getattr(tokenizer, "eos_token_ids", None) or getattr(tokenizer, "eos_token_id", None)
             eos_ids = [own] if isinstance(own, int) else list(own or ())
