@@ -48,21 +48,10 @@ HostNames = _list_of(
 ModelNames = _list_of(rf"\S{{1,{MOST_NAME}}}", "no model's name; give names or folders without spaces, e.g. a,b")
 
 
-def _text(pattern: str, wanted: str) -> AfterValidator:
-    """A text that is as a whole of that pattern, or none."""
-
-    def check(value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(pattern, value):
-            raise ValueError(wanted)
-        return value
-
-    return AfterValidator(check)
-
-
-Key = _text(
-    r"(?!\s)[^\x00-\x1f\x7f]*(?<!\s)",
-    "a key goes into a header: give one without line breaks, and without spaces at its ends",
-)
+def _key(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"(?!\s)[^\x00-\x1f\x7f]*(?<!\s)", value):
+        raise ValueError("a key goes into a header: give one without line breaks, and without spaces at its ends")
+    return value
 
 
 def _node_addresses(value: str) -> str:
@@ -109,6 +98,7 @@ def _number(value: Any) -> Any:
 
 
 ModelMapText = AfterValidator(_model_map)
+Key = AfterValidator(_key)
 NodeAddresses = AfterValidator(_node_addresses)
 RankHosts = _list_of(
     r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*",  # "-V" would be a flag of ssh
