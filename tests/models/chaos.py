@@ -31,8 +31,10 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.checks import check_decoding
 from start_llm.engine.decode import layerwise
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.draft import Proposal
 from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.decode.verify import SingleRow
 from start_llm.engine.schedule import preemption
 from start_llm.kvcache import layers
@@ -45,9 +47,13 @@ from tests.models.architectures import VOCAB
 from tests.models.decode_everywhere import LONG, STORED, Engine, model_of, truth
 
 TYPES = ("deepseek_v4", "qwen4_exp", "glm5_next")
+TOGETHER = "hy_v4"
+"""Its rows are decoded in one batch; those of the others one by one."""
 METHODS = ("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers", "unpack")
 """Of `LayerKit`; each can fail, as each pass and each copy of KV can."""
 MOST_PROMPT = 240
+ANSWERS = (1, 4, 9, 14), (9, 14, 25)
+"""Tokens, where rows are decoded one by one, and together."""
 ROWS = 3
 FIGURES = {
     "kv_evicted": "evicted segments",
@@ -163,7 +169,7 @@ class Order:
         count = self.random.randint(1, 60) if base else self.random.randint(40, 160)
         tokens = (*base, *(self.random.randrange(5, VOCAB - 5) for _ in range(count)))
         ends = tuple(sorted({place for place in (*ends, len(base)) if 0 < place < len(tokens)}))
-        request = Request(tokens, ends, truth(self.model, tokens, self.random.choice([1, 4, 9, 14])))
+        request = Request(tokens, ends, truth(self.model, tokens, self.random.choice(ANSWERS[self.name == TOGETHER])))
         self.requests.append(request)
         self.scheduler.add(self.work(request, str(len(self.requests) - 1)))
         self.counts["requests"] += 1
@@ -226,7 +232,9 @@ class Order:
                 choices += [self.guess] if self.requests else []
                 choices += [self.cancel] if running else []
                 try:
-                    self.random.choice(choices)()
+                    happens = self.random.choice(choices)
+                    for _ in range(2 if happens == self.begin and self.name == TOGETHER else 1):
+                        happens()
                 except (Fault, RuntimeError) as error:
                     assert "planted" in str(error)
                 for _ in range(self.random.randint(1, 14)):
@@ -255,9 +263,19 @@ class Order:
             patched.enter_context(patch.multiple(preemption, TYPICAL_ANSWER=2, LEAST_ANSWER=2, GROWTH=2))
             for method in METHODS:
                 patched.enter_context(patch.object(LayerKit, method, self.faults.wrapped(getattr(LayerKit, method))))
+            patched.enter_context(patch.object(BatchRunner, "decode", self.counted(BatchRunner.decode)))
             for module in (layers, layerwise):
                 patched.enter_context(patch.object(module, eval_and_free.__name__, self.faults.wrapped(eval_and_free)))
             yield
+
+    def counted(self, decode: Callable[[BatchRunner], list[DecodeRow]]) -> Callable[[BatchRunner], list[DecodeRow]]:
+        """Counts steps of several rows."""
+
+        def step(runner: BatchRunner) -> list[DecodeRow]:
+            self.counts["steps of several rows"] += len(runner._batch._generation_batch.uids) > 1
+            return decode(runner)
+
+        return step
 
     @contextmanager
     def drafted(self) -> Iterator[None]:

@@ -16,8 +16,8 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 from start_llm.kvcache.kinds import ROWS, leaves
 from start_llm.kvcache.layers import eval_and_free, grow_for, room_behind
 
-_BATCHES = {"BatchPoolingCache", "BatchQSAKVCache", "MiniMaxM3BatchKVCache"}
-"""Batches of mlx-vlm whose rows have columns."""
+_BATCHES = {"BatchKVCache", "BatchPoolingCache", "BatchQSAKVCache", "MiniMaxM3BatchKVCache"}
+"""Upstream's batches whose rows have columns; the first one of classes that are made of `KVCache` (Hy V4)."""
 
 
 class Layerwise:
