@@ -95,7 +95,13 @@ class EngineThread:
             raise Unavailable(status.detail or f"The model is {status.state}.")
         _refuse_wedged(status, self._watchdog_seconds)
         if self._pressure is Pressure.CRITICAL and len(work.prompt.tokens) > LONG_PROMPT:
-            _refuse_long(len(work.prompt.tokens) - self.plan(work.prompt, work.model).reused)
+            new = len(work.prompt.tokens) - self.plan(work.prompt, work.model).reused
+            if new > LONG_PROMPT:
+                raise Unavailable(
+                    f"{_SHORT[Pressure.CRITICAL]} This one has {new:,} tokens that are not stored; {LONG_PROMPT:,} are "
+                    "taken now. Close another program, or try again.",
+                    retry_after=SHORT_RETRY_SECONDS,
+                )
         self._commands.put(partial(self._loop.submit, self._requests.add(work)))
 
     def press(self, level: Pressure) -> None:
@@ -244,16 +250,6 @@ def _refuse_wedged(status: EngineStatus, watchdog: float) -> None:
     """What waits for a thread that hangs would be too late, and take memory until then."""
     if status.state == "wedged" and watchdog:
         raise Unavailable(status.detail, retry_after=min(watchdog, WEDGED_RETRY_SECONDS))
-
-
-def _refuse_long(new: int) -> None:
-    """Memory is critically short: what has many tokens that are not stored would need much of it."""
-    if new > LONG_PROMPT:
-        raise Unavailable(
-            f"{_SHORT[Pressure.CRITICAL]} This one has {new:,} tokens that are not stored; {LONG_PROMPT:,} are "
-            "taken now. Close another program, or try again.",
-            retry_after=SHORT_RETRY_SECONDS,
-        )
 
 
 def _returned(result: Any) -> Any:

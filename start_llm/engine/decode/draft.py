@@ -210,12 +210,6 @@ class RowDrafts:
     counts: DecodeCounts = field(default_factory=DecodeCounts)  # is added to, with and without drafts
 
 
-def _hash(run: Sequence[int]) -> int:
-    """Of a run of two or three tokens; its low bits are left free for a place."""
-    hashed: int = sum(map(mul, run, _FACTORS)) & _HASH
-    return hashed
-
-
 class _Runs:
     """Where each run of so many tokens of a text ends, if another token follows it."""
 
@@ -237,7 +231,7 @@ class _Runs:
 
     def ends(self, run: Sequence[int], most: int) -> list[int]:
         """The newest ends of a run, ascending; a hash may lie, so some of them may be ends of another one."""
-        key = _hash(run)
+        key = sum(map(mul, run, _FACTORS)) & _HASH  # its low bits are left free for a place
         bucket = key >> self._shift
         first, last = self._starts[bucket], self._starts[bucket + 1]
         first = bisect_left(self._runs, key, first, last)

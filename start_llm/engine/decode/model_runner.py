@@ -233,7 +233,9 @@ class ModelRunner:
         for batch in self._batches:
             places = [(row, row.place) for row in self._rows.values() if isinstance(row.place, _InBatch)]
             there = {place.uid: (row, place) for row, place in places if place.batch is batch}
-            drafted = self._verify_together(batch, there)
+            drafted = None
+            if self._gate is not None and self._quantisation is None:
+                drafted = verify_together(self._gate, batch, {uid: row.drafts for uid, (row, _) in there.items()})
             for result in drafted or (self._timed(batch, there) if there else ()):
                 row, place = there[result.uid]
                 row.drafts.counts.forwards += drafted is None
@@ -253,11 +255,6 @@ class ModelRunner:
             held = sum(place.length for _, place in there.values())
             self._gate.costs.observe(len(there), held, now - since)
         return results
-
-    def _verify_together(self, batch: BatchRunner, there: dict[int, tuple[_Row, _InBatch]]) -> list[DecodeRow] | None:
-        if self._gate is None or self._quantisation is not None:
-            return None
-        return verify_together(self._gate, batch, {uid: row.drafts for uid, (row, _) in there.items()})
 
     def _change_over(self, start: int) -> None:
         """Moves the rows that have grown to `start` tokens into the batch of those that are quantised."""

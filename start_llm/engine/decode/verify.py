@@ -160,7 +160,10 @@ class SingleRow:
         drawn, saved = draw_block(state, self._stateful, [token, *draft], logits)
         self._timer.result(len(state.tokens))
         right = accepted(draft, drawn, self._stateful, saved)
-        self._learn(proposal, right)
+        assert self._gate is not None
+        self._gate.learn(state.drafts.counts, proposal, len(draft), right)
+        if self.text is not None:
+            self.text.append(draft[:right])
         said = [token, *draft[:right]]
         if right < len(draft) and self._rewinder.carries:
             again = (*carried, *said)
@@ -280,13 +283,6 @@ class SingleRow:
         if forced and (proposal is None or proposal.tokens[: len(forced)] != forced):
             return Proposal(forced, FORCED_MATCH)
         return proposal
-
-    def _learn(self, proposal: Proposal, right: int) -> None:
-        """So many tokens of a draft were right."""
-        assert self._gate is not None
-        self._gate.learn(self.state.drafts.counts, proposal, len(proposal.tokens), right)
-        if self.text is not None:
-            self.text.append(proposal.tokens[:right])
 
     # --- drawing ----------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class Prefill:
         before = at.position
         at.stops = [stop for stop in at.stops if stop > before]
         end = min([before + step, job.prefix, *at.stops[:1]])
-        end = _whole_images(job, before, end)
+        if (image := job.work.prompt.image_at(end)) is not None:  # no chunk cuts an image in two
+            end = image.start if image.start > before else image.end
         if end > before:
             began = self._clock()
             inside = [image for image in job.work.prompt.images if before <= image.start < end]
@@ -101,14 +102,6 @@ def trusted(error: BaseException | None) -> bool:
     """Whether a row may still hold what it held before a pass that raised this. The device's own errors are of two
     classes, and after one of them nobody knows what it has written."""
     return not isinstance(error, RuntimeError | MemoryError)
-
-
-def _whole_images(job: Job, before: int, end: int) -> int:
-    """`end`, moved so that it cuts no image in two: in front of the image, or behind it if the chunk begins with it."""
-    image = job.work.prompt.image_at(end)
-    if image is None:
-        return end
-    return image.start if image.start > before else image.end
 
 
 class IdlePrefill:

@@ -29,7 +29,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.jobs import Decoding, Job, Prefilling
+from start_llm.engine.schedule.jobs import Decoding, Job
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.preemption import Preemption
 from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, trusted
@@ -129,9 +129,10 @@ class Scheduler:
 
     def digest(self) -> int:
         """A number that is the same for two schedulers that go on in the same way. Asked before each step."""
-        jobs = [
-            (job.work.id, _described(job), job.prefix, len(job.generated), job.generated[-1:]) for job in self.requests
-        ]
+        jobs = []
+        for job in self.requests:  # its stage, and how far its prefill is
+            state = type(job.state).__name__, getattr(job.state, "position", 0)
+            jobs.append((job.work.id, state, job.prefix, len(job.generated), job.generated[-1:]))
         return crc32(repr((jobs, self._tokens_decoded, self._prefill.tokens, self.store.digest())).encode())
 
     def step(self) -> None:
@@ -285,8 +286,3 @@ class Scheduler:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
         job.allowed = self._preemption.allowed(job)
         self._rows.insert(job, cache, partial(self._prefill.moved, job))
-
-
-def _described(job: Job) -> tuple[str, int]:
-    """Its stage, and how far its prefill is."""
-    return type(job.state).__name__, job.state.position if isinstance(job.state, Prefilling) else 0
