@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -127,6 +129,8 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     host, server, proxy = settings.mlx_host, settings.mlx_port, settings.proxy_port
     runs = "start_llm" if answers(host, server, "/health", "state") else None
     yield check_port("server port", "MLX_PORT", host, server, runs)
+    if runs:
+        yield from check_arrays(host, server, settings.api_key)
     if settings.proxy == "on":
         runs = "start_llm's LiteLLM proxy" if answers(host, proxy, "/health/readiness", "proxy_of") else None
         yield check_port("proxy port", "PROXY_PORT", host, proxy, runs)
@@ -251,6 +255,17 @@ def check_port(subject: str, variable: str, host: str, number: int, runs: str | 
     why = f"{getattr(error, 'strerror', error)}: {who_listens(number)}"
     taken = f"{number} on {host} cannot be had ({why}); set {variable} to another"
     return Finding(subject, "note", taken)
+
+
+def check_arrays(host: str, number: int, key: str | None) -> Iterator[Finding]:
+    """How many arrays a running server's stored KV is in; nothing where it does not tell."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connection = http.client.HTTPConnection(host, number, timeout=ANSWER_SECONDS)
+    with closing(connection), suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/metrics", headers=headers)
+        text = connection.getresponse().read().decode("utf-8", "replace")
+        for count in re.findall(r"^start_llm_kv_arrays (\d+)", text, re.MULTILINE):
+            yield Finding("stored KV", "ok", f"{int(count):,} arrays (start_llm_kv_arrays)")
 
 
 def answers(host: str, number: int, path: str, name: str) -> bool:

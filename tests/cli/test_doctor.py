@@ -5,6 +5,8 @@ import json
 import platform
 import socket
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,27 @@ def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
     assert found["server port"] == Finding("server port", "ok", f"{number}, start_llm runs there now")
     assert found["proxy port"].verdict == "note" and "PROXY_PORT" in found["proxy port"].text
     assert not doctor.answers("127.0.0.1", number, "/health", "state")
+
+
+@pytest.mark.parametrize("status", [200, 401])
+def test_the_arrays_of_a_running_server_are_told(status: int) -> None:
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            key = self.headers["authorization"]
+            lines = b"start_llm_kv_bytes 7.0\nstart_llm_kv_arrays 12345.0\n"
+            self.wfile.write(lines if (status, key, self.path) == (200, "Bearer k", "/metrics") else b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        told = list(doctor.check_arrays("127.0.0.1", server.server_port, "k"))
+    expected = [Finding("stored KV", "ok", "12,345 arrays (start_llm_kv_arrays)")]
+    assert told == (expected if status == 200 else [])
+    assert list(doctor.check_arrays("127.0.0.1", server.server_port, None)) == []
 
 
 def test_its_own_proxy_is_no_fault(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
