@@ -8,7 +8,9 @@ may be offered. One event loop only.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -31,6 +33,7 @@ from start_llm.proxy.nodes import (
     loaded_of,
     node_client,
     state_of,
+    talks,
 )
 from start_llm.proxy.routing import Load, NodePicker, RouteKey
 
@@ -69,6 +72,7 @@ class Member:
         self.running = self.waiting = 0  # by its own count, when it was asked last
         self.models: frozenset[str] | None = None  # ``None``: not known yet
         self.loaded: frozenset[str] = frozenset()
+        self.is_believed = True  # what it says of stored KV
         self.open = self.prefill = 0  # requests that were sent from here and not answered; their tokens to compute
         self.silent_seconds = 0.0  # that `/health` has not answered; 0 where a node is gone: its connections break
         self.failures = 0  # in a row
@@ -194,6 +198,8 @@ class NodeFleet:
             answer = await ask(self.client, f"{member.node.url}/v1/models", headers=headers_for(member.node))
             cards = cards_of(answer)
             if cards:
+                talking = min(loaded_of(card for card in cards if talks(card)), default=None)
+                member.is_believed = talking is None or not await self._invents(member, talking)
                 member.models, member.loaded = frozenset(card["id"] for card in cards), frozenset(loaded_of(cards))
                 member.cards_at = time.monotonic()
             return answer.status_code not in {401, 403}
@@ -298,7 +304,8 @@ class NodeFleet:
     ) -> tuple[dict[str, int], int]:
         """What each node says that it has stored of the prompt, and how long that is; 0 where nobody knows."""
         name = self._names.get(key.model, key.model).partition(ADAPTER_SIGN)[0]
-        ready = [member for member in members if name == MAIN_NAME or name in member.loaded]  # none is to load it
+        believed = [member for member in members if member.is_believed]
+        ready = [member for member in believed if name == MAIN_NAME or name in member.loaded]  # none is to load it
         if body is None or not ready:
             return {}, 0
         asking = {asyncio.create_task(self._explain(member, body, anthropic)): member.name for member in ready}
@@ -319,6 +326,14 @@ class NodeFleet:
             member.running = count_of(report, "running")
             member.waiting = count_of(report, "queued")
         return count_of(report, "reused"), count_of(report, "prompt")
+
+    async def _invents(self, member: Member, model: str) -> bool:
+        """Whether it claims to have stored most of a prompt of random words, which nobody has ever sent."""
+        # A system text, too: without one some templates write a long one of their own, which is stored rightly.
+        texts = {role: " ".join(secrets.token_hex(3) for _ in range(200)) for role in ("system", "user")}
+        body = {"model": model, "messages": [{"role": role, "content": text} for role, text in texts.items()]}
+        reused, prompt = await self._explain(member, json.dumps(body).encode(), False)
+        return reused * 2 > prompt
 
     @contextmanager
     def sending(self, choice: Choice) -> Iterator[Callable[[], None]]:

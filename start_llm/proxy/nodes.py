@@ -204,6 +204,12 @@ def cards_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return [card for card in found if isinstance(card.get("id"), str) and len(card["id"]) <= _MOST_NAME]
 
 
+def talks(card: Mapping[str, Any]) -> bool:
+    """Whether it is of a language model, as far as the card says: others say of which kind they are."""
+    details = card.get("details")
+    return not isinstance(details, dict) or "kind" not in details
+
+
 def loaded_of(cards: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     details = {card["id"]: card.get("details") for card in cards}
     return tuple(name for name, found in details.items() if isinstance(found, dict) and found.get("state") == "ready")

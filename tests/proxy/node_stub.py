@@ -37,7 +37,8 @@ class NodeStub:
             ``drop`` (the connection closes without an answer), ``gone`` (so does every one), ``cut`` (it closes after
             some events of a stream, once `was_read` is set: what was not read yet would be lost with the connection),
             ``frozen`` (nothing is answered any more), ``lies`` (counts are no numbers).
-        stored: what `explain` says, tokens of a prompt of 1,000.
+        stored: what `explain` says, tokens of a prompt of 1,000, but of one with as many words as nobody has sent;
+            with `invents` of that one too.
         seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
         looks: how often `/health` was asked.
         instead: writes every answer, in place of all that follows from the other attributes. `cookies`: what came as
@@ -46,6 +47,7 @@ class NodeStub:
 
     mode: str = "ok"
     stored: int = 0
+    invents: bool = False
     models: list[str] = field(default_factory=lambda: ["served"])
     running: int = 0
     waiting: int = 0
@@ -157,8 +159,10 @@ class NodeStub:
         if self.mode == "frozen":
             self.thaw.wait(120)
         if path == "cache/explain":
-            self.explained.append(body)
-            said = {"reused": self.stored, "prompt": 1000}
+            unseen = len(set(str(body.get("messages", [{}])[0].get("content")).split())) > 100
+            if not unseen:
+                self.explained.append(body)
+            said = {"reused": 0 if unseen and not self.invents else self.stored, "prompt": 1000}
             _json(handler, [{"reused": "all"}] if self.mode == "lies" else said)  # type: ignore[arg-type]
             return
         self.seen.append((path, body))

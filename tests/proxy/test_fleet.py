@@ -77,6 +77,20 @@ def test_all_are_asked_what_they_have_stored() -> None:
     run(test)
 
 
+def test_a_node_that_claims_to_have_what_nobody_has_sent_is_not_believed() -> None:
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].stored, stubs[0].invents, stubs[1].stored = 1000, True, 600
+        async with watched(stubs) as fleet:
+            await until(lambda: all(member.loaded for member in fleet.members.values()))
+            assert [await pick(fleet, body(f"new {n}")) for n in range(4)] == [stubs[1].name] * 4
+            stubs[0].invents, first = False, fleet.members[stubs[0].name]
+            first.cards_at = -1e9
+            await until(lambda: first.is_believed)
+            assert await pick(fleet, body("newer")) == stubs[0].name
+
+    run(test)
+
+
 def test_nobody_waits_for_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXPLAIN_SECONDS", 0.05)
 

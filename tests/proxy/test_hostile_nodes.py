@@ -28,7 +28,7 @@ from start_llm.proxy import nodes as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, json_of, look_at, node_client, status_of
 from start_llm.proxy.routing import route_key
-from tests.proxy.node_stub import NodeStub, nodes
+from tests.proxy.node_stub import NodeStub, _json, nodes
 from tests.proxy.test_fleet import WAIT, body, pick, until, watched
 from tests.proxy.test_nodes import make_certificate
 
@@ -108,6 +108,36 @@ def test_garbage_harms_nobody(garbage: str, caplog: pytest.LogCaptureFixture) ->
 
     with caplog.at_level(logging.WARNING):
         run(test)
+
+
+@pytest.mark.parametrize("invents", [False, True])
+def test_a_node_is_asked_about_a_model_that_talks_and_a_templates_own_text_is_no_lie(invents: bool) -> None:
+    ready = {"state": "ready"}
+    cards = [{"id": "a-bge", "details": ready | {"kind": "embedding"}}, {"id": "served", "details": ready}]
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        """The template begins with 1,000 tokens where a client sends no system text."""
+        if handler.command == "GET":
+            _json(handler, {"data": cards})
+            return
+        given = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        own = 0 if given["messages"][0]["role"] == "system" else 1000
+        known = given["model"] == "served"
+        _json(
+            handler, {"reused": 1600 if invents else own, "prompt": own + 800} if known else {}, 200 if known else 400
+        )
+
+    async def test(stubs: list[NodeStub]) -> None:
+        stubs[0].instead = answer
+        fleet = NodeFleet([ServerNode(stubs[0].url)], {})
+        member = fleet.members[stubs[0].name]
+        until_end = time.monotonic() + WAIT
+        while member.is_believed is invents or not member.models:
+            assert await fleet._read_cards(member) and time.monotonic() < until_end
+        assert member.loaded == {"a-bge", "served"}
+        await fleet.client.aclose()
+
+    run(test, 1)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
