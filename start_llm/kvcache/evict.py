@@ -14,6 +14,8 @@ from start_llm.kvcache.sessions import UNPROTECTED, Sessions, Strength
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
 
+_PACKED_FROM = 0.8  # of the limit of arrays: from there on those of checkpoints are packed,
+_PACKED_AT_ONCE = 8  # of so many at a time: more than a request stores
 _ARRAYS_LEFT = 0.95  # of the limit: evicting ranks the whole tree
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
 _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
@@ -51,6 +53,8 @@ class Eviction:
         if resident.nbytes > self.budget_bytes:
             resident.trim(self.budget_bytes)
             self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._kit.cuttable)
+        if config.most_arrays and resident.arrays > config.most_arrays * _PACKED_FROM:
+            resident.pack(_PACKED_AT_ONCE)
         if config.most_arrays and resident.arrays > config.most_arrays:
             few = int(config.most_arrays * _ARRAYS_LEFT)
             self._evict(now, lambda: resident.arrays > few, thin=not self._kit.cuttable)
@@ -76,9 +80,13 @@ class Eviction:
         ends = self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
         order = self._order(now, ends, strengths, thin)
+        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
+        excess = resident.nbytes - self.budget_bytes
+        if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
+            ranks[place] = 3, strengths[id(place)], math.inf
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
-        queue = [(its, next(turns), segment) for segment, its in self._ranked(order, strengths, now, thin).items()]
+        queue = [(its, next(turns), segment) for segment, its in ranks.items()]
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
@@ -91,17 +99,6 @@ class Eviction:
                 resident.drop_checkpoint(segment)
             elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
-
-    def _ranked(
-        self, order: Callable[[Segment], Rank], strengths: Strengths, now: float, thin: bool
-    ) -> dict[Segment, Rank]:
-        """The rank of all that may go now."""
-        resident = self._resident
-        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
-        excess = resident.nbytes - self.budget_bytes
-        if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
-            ranks[place] = 3, strengths[id(place)], math.inf
-        return ranks
 
     def _order(self, now: float, ends: Strengths, strengths: Strengths, thin: bool) -> Callable[[Segment], Rank]:
         """Gives the rank of a leaf, or with `thin` of a checkpoint above one. `strengths`: of `whole_paths`."""

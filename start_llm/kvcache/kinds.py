@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from start_llm.kvcache.types import RowForm
@@ -42,41 +43,38 @@ class Kind:
     optional: tuple[str, ...] = ()  # attributes of the state that the class may be without: they count as ``None``
     described: bool = True  # False: nobody knows the class, and its state is all that it has
 
-    def arrays(self, layer: Any, there: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """The arrays of these columns (else of all that have rows), with tokens on the axis before the last one."""
-        columns = self.columns if there is None else [self.columns[place] for place in there]
-        return tuple([a for column in columns for a in _arrays_of(layer, column)])
-
     def read(self, layer: Any) -> tuple[tuple[Any, ...], RowForm]:
-        """`arrays` of all columns, and how the layer holds its rows."""
+        """The arrays of all columns that have rows, with tokens on the axis before the last one, and how the layer
+        holds its rows."""
+        if self is ROWS and not isinstance(keys := layer.keys, _TRIPLE):  # most layers: quickly, here and below
+            return ((keys, layer.values), PLAIN) if keys is not None else ((), NO_ROWS)
         found = [_arrays_of(layer, column) for column in self.columns]
         there = tuple([place for place, arrays in enumerate(found) if arrays])
         how = (layer.group_size, layer.bits) if there and len(found[0]) > 1 else ()
-        form = RowForm(there, self.rate(layer), *how) if there else RowForm()
+        form = RowForm(there, self.rate(layer), *how) if there else NO_ROWS
         return tuple([a for arrays in found for a in arrays]), form
 
     def put(self, layer: Any, arrays: Sequence[Any], there: Sequence[int] | None = None) -> None:
-        """Gives a layer what `arrays` returns. `there`: which columns these are; all of them, if it is not given."""
-        places = range(len(self.columns)) if there is None else there
-        rest, triples = list(arrays), (len(arrays) - len(places)) // 2
-        for place in places:
-            column = self.columns[place]
-            if triples:
-                triple, rest, triples = tuple(rest[:3]), rest[3:], triples - 1
-                _set(layer, column.name, triple)
-            else:
-                array = rest.pop(0)
-                _set(layer, column.name, array.squeeze(-1) if column.last_axis else array)
+        """Gives a layer the arrays that `read` returns. `there`: of which columns; of all, if it is not given."""
+        columns = self.columns if there is None else [self.columns[place] for place in there]
+        rest, triples = iter(arrays), (len(arrays) - len(columns)) // 2
+        for number, column in enumerate(columns):
+            value = next(rest)
+            if number < triples:
+                value = value, next(rest), next(rest)
+            elif column.last_axis:
+                value = value.squeeze(-1)
+            _set(layer, column.name, value)
 
+    @cache  # noqa: B019 - there are few kinds and forms
     def exact(self, form: RowForm) -> list[bool]:
         """Of each array of a layer of this form: it ends with its last row."""
         return [self.columns[place].exact for place in form.columns for _ in range(3 if form.bits and place < 2 else 1)]
 
-    def clear(self, layer: Any, there: Sequence[int] | None = None) -> None:
-        """Lets go of these columns; else of all of them, and of what was made of them."""
-        places = range(len(self.columns)) if there is None else there
-        for name in [*(self.columns[place].name for place in places), *(self.derived if there is None else ())]:
-            _set(layer, name, None)
+    def clear(self, layer: Any) -> None:
+        """Lets go of all columns."""
+        for column in self.columns:
+            _set(layer, column.name, None)
 
     def kept(self, layer: Any) -> dict[str, Any]:
         """What a pass over a layer with state changes; later passes do not change it here. For `put_back`."""
@@ -88,10 +86,6 @@ class Kind:
             _set(layer, name, _kept(value))
 
 
-def _pool_rate(layer: Any) -> int:
-    return int(layer.ratio)
-
-
 def _group_rate(layer: Any) -> int:
     """The layer does not say it: the closed groups hold all tokens but the pending ones."""
     rows = 0 if layer.compress_kv is None else layer.compress_kv.shape[1]
@@ -100,6 +94,8 @@ def _group_rate(layer: Any) -> int:
 
 
 ROWS = Kind((Column("keys"), Column("values")))
+PLAIN, NO_ROWS = RowForm((0, 1), 1), RowForm()
+_TRIPLE = tuple, list
 _INDEX = Column("index_keys", exact=True), Column("index_position_ids", exact=True, last_axis=True)
 _INDEXED = Kind((*ROWS.columns, *_INDEX), derived=("index_block_keys", "index_block_ratio"))
 _UNKNOWN = Kind(state=("state",), described=False)
@@ -116,7 +112,7 @@ KINDS: dict[str, Kind] = {
     "PoolingCache": Kind(
         (Column("pooled", exact=True),),
         ("buf_kv", "buf_gate", "remainder", "last_group"),
-        rate=_pool_rate,
+        rate=lambda layer: int(layer.ratio),
         counts=False,
         optional=("last_group",),  # only where `models.vision` has mended mlx-vlm
     ),
@@ -177,7 +173,7 @@ def _arrays_of(layer: Any, column: Column) -> tuple[Any, ...]:
     value = _get(layer, column.name)
     if value is None:
         return ()
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, _TRIPLE):
         return tuple(value)
     return (value[..., None] if column.last_axis else value,)
 
@@ -189,10 +185,10 @@ def _get(layer: Any, name: str) -> Any:
 
 
 def _set(layer: Any, name: str, value: Any) -> None:
-    *path, last = name.split(".")
-    for part in path:
-        layer = getattr(layer, part)
-    setattr(layer, last, value)
+    if "." in name:
+        path, _, name = name.rpartition(".")
+        layer = _get(layer, path)
+    setattr(layer, name, value)
 
 
 def _kept(value: Any) -> Any:

@@ -18,12 +18,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from start_llm.kvcache.kinds import Kind, kind_of, leaves, with_leaves
+from start_llm.kvcache.kinds import NO_ROWS, PLAIN, Kind, kind_of, leaves, with_leaves
 from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows, Unstorable, Window, WindowPiece
 
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
 _ROOM_SHARE = 32  # a row that grows gets room for this part of its length
 _LEAST_ROOM = 128  # and for at least so many tokens
+_FEW_BYTES = 1 << 20  # of arrays that are made and evaluated together: each time is a wait for the device
 _AT_ONCE = 16  # while rows grow, at most this part of them is there twice, or one array
 
 Buffers = tuple[tuple[Any, ...], RowForm]
@@ -71,9 +72,24 @@ class LayerKit:
     def checkpoint(self, cache: Sequence[Any], before: Checkpoint | None = None) -> Checkpoint:
         """Copies the state of every layer that has one. Rows of windows are shared with `before`, a checkpoint of a
         shorter prefix of the same tokens. Raises Unstorable: a layer has no state that could be copied."""
-        kept = [leaf for leaf, keeps in zip(self._leaves(cache), self._keeps, strict=True) if keeps]
-        earlier = before.states if before is not None else (None,) * len(kept)
-        return _checkpoint([_kept(leaf, old) for leaf, old in zip(kept, earlier, strict=True)])
+        kept = [leaf for leaf, keeps in zip(self.layers_of(cache), self._keeps, strict=True) if keeps]
+        earlier, own = before.states if before is not None else (None,) * len(kept), list[Any]()
+        states = tuple([_kept(leaf, old, own) for leaf, old in zip(kept, earlier, strict=True)])
+        return _checkpoint(states, own)
+
+    def packed(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same with its own arrays of one type as parts of one: each array is a buffer of the device, and of small
+        states there are so many that the device's number of buffers is reached long before its memory is full."""
+        own, parts = _arrays(checkpoint.states), dict[int, Any]()
+        types = {a.dtype for a in own}
+        for dtype in types:
+            alike = [a for a in own if a.dtype == dtype]
+            ends = list(accumulate(a.size for a in alike))
+            cut = mx.split(mx.concatenate([a.reshape(-1) for a in alike]), ends[:-1])
+            parts |= {id(a): part.reshape(a.shape) for a, part in zip(alike, cut, strict=True)}
+        mx.eval(list(parts.values()))
+        states = tree_map(lambda leaf: parts.get(id(leaf), leaf), checkpoint.states)
+        return Checkpoint(states, checkpoint.own_bytes, len(types))
 
     # --- stored pieces ------------------------------------------------------
 
@@ -82,21 +98,24 @@ class LayerKit:
         found = list(zip(rows.arrays, rows.forms, strict=True))
         return _cut(found, rows.start, rows.start + start, rows.start + stop)
 
-    def parts(self, rows: Sequence[StoredRows], free: Callable[[int], None]) -> list[Slices]:
-        """Each of these with buffers of its own; one array of one layer is copied at a time. `free`: see `build`."""
+    def parts(self, rows: Sequence[StoredRows], *, moved: bool) -> list[Slices]:
+        """Each of these with buffers of its own; few arrays are copied at a time. `moved`: see `build`."""
         forms = rows[0].forms
-        copies: list[list[tuple[Any, ...]]] = [[] for _ in rows]
-        for index in range(len(forms)):
+        copies: list[list[tuple[Any, ...]]] = [[()] * len(forms) for _ in rows]
+        waiting: list[Any] = []
+        for index in [index for index, form in enumerate(forms) if form.columns]:
             sources = [list(one.layer(index)) for one in rows]
-            free(index)
+            for one in rows if moved else ():
+                one.free_layer(index)
             made: list[list[Any]] = [[] for _ in rows]
             for column in range(len(sources[0])):
                 for source, copied in zip(sources, made, strict=True):
                     copied.append(mx.contiguous(source[column]))
                     source[column] = None
-                eval_and_free([copied[column] for copied in made])
+                _eval_later([copied[column] for copied in made], waiting)
             for copy, copied in zip(copies, made, strict=True):
-                copy.append(tuple(copied))
+                copy[index] = tuple(copied)
+        eval_and_free(waiting)
         return [_slices(c, forms, one.start, one.start + one.length) for one, c in zip(rows, copies, strict=True)]
 
     def check_joins(self, before: StoredRows, cache: Sequence[Any]) -> None:
@@ -118,32 +137,32 @@ class LayerKit:
         checkpoint: Checkpoint | None,
         length: int,
         spare: int = 512,
-        free: Callable[[int], None] | None = None,
+        moved: Sequence[StoredRows] = (),
     ) -> tuple[list[Any], int]:
         """Fresh caches of `length` tokens: the runs joined (the last one cut short), and the checkpoint's state.
 
         Args:
             runs: consecutive, from token 0; together at least `length` tokens.
             spare: room for this many more tokens, so that the next prefill chunk does not copy all rows again.
-            free: is called with the number of each layer once its arrays were read. If their owner lets go of them
-                there, each of them is freed before the next one is copied.
+            moved: let go of each layer once its arrays were read, so that few of them are there twice.
 
         Returns:
             The caches, evaluated and shared with nobody, and the bytes copied.
         """
         capacity = -(-(length + spare) // _ROUND) * _ROUND
         forms = [run.forms for run in runs]
-        copied, filled, empty = 0, list[Any](), self.new()
+        copied, filled, waiting, empty = 0, list[Any](), list[Any](), self.new()
         for index, (leaf, kind) in enumerate(zip(leaves(empty), self._kinds, strict=True)):
-            if length:
+            if length and kind.columns:
                 parts = [(list(run.layer(index)), form[index]) for run, form in zip(runs, forms, strict=True)]
-                if free is not None:
-                    free(index)
+                for one in moved:
+                    one.free_layer(index)
                 if kind.state or not self._beside[index] or all(form.columns for _, form in parts):
-                    joined, form, size = _join(parts, kind, length, capacity)
-                    leaf = _filled(joined, form, length, leaf)
+                    joined, form, size = _join(parts, kind, length, capacity, waiting)
+                    leaf = _filled(joined, form, length, leaf, kind)
                     copied += size
             filled.append(leaf)
+        eval_and_free(waiting)
         cache, restored = self._assembled(empty, filled, checkpoint)
         return cache, copied + restored
 
@@ -155,29 +174,29 @@ class LayerKit:
         Empties the list `buffers`: nobody else may hold them, or the first pass copies them. Returns what `build` does.
         """
         empty = self.new()
-        filled = [_filled(buffers.pop(0), form, length, leaf) for leaf, form in zip(leaves(empty), forms, strict=True)]
+        each = zip(leaves(empty), forms, self._kinds, strict=True)
+        filled = [_filled(buffers.pop(0), form, length, leaf, kind) for leaf, form, kind in each]
         return self._assembled(empty, filled, checkpoint)
 
     def _assembled(self, empty: list[Any], filled: list[Any], checkpoint: Checkpoint | None) -> tuple[list[Any], int]:
         """The caches `empty` with these layers, which get the checkpoint's state, and the bytes of that state."""
         states = iter(checkpoint.states if checkpoint is not None else ())
-        copied = 0
+        own: list[Any] = []
         for leaf, kind, keeps in zip(filled, self._kinds, self._keeps, strict=True):
             if keeps and (state := next(states, None)) is not None:
-                values = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
-                mx.eval(_arrays(values))
+                values = _rotating_state(state, own) if isinstance(state, Window) else _copy_state(state, own)
                 for name, value in zip(kind.state, values, strict=True):
                     setattr(leaf, name, value)
-                copied += sum(a.nbytes for a in _arrays(values))
+        mx.eval(own)
         following = iter(filled)
-        return [with_leaves(entry, following) for entry in empty], copied
+        return [with_leaves(entry, following) for entry in empty], sum(a.nbytes for a in own)
 
     # --- the buffers of a row ---------------------------------------------------
 
     def buffers(self, cache: Sequence[Any], length: int = 0) -> list[Buffers]:
         """The arrays of each layer as they are, and their form. Raises Unstorable: one holds fewer than `length`
         tokens, or is of another class than at first."""
-        found = self._leaves(cache)
+        found = self.layers_of(cache)
         for place in [place for place in self._counting if found[place].offset < length]:
             beside = [each for each in self._counting if self._entries[each] == self._entries[place]]
             if any(found[each].offset >= length for each in beside):
@@ -190,7 +209,7 @@ class LayerKit:
         """The same of one layer. Raises Unstorable: it has become another class."""
         kind = self._kinds[place]
         if not kind.columns or place in self._remade:
-            return (), RowForm()
+            return (), NO_ROWS
         if kind_of(layer) is not kind:
             raise Unstorable(f"a layer became {type(layer).__name__}")
         return kind.read(layer)
@@ -203,9 +222,12 @@ class LayerKit:
         found = self.buffers(cache, length)
         mx.eval([arrays for arrays, _ in found])
         for leaf, kind in zip(leaves(cache), self._kinds, strict=True):
-            kind.clear(leaf)
-            if kind.columns and kind.counts:
-                leaf.offset = 0
+            if kind.columns:
+                kind.clear(leaf)
+                for name in kind.derived:
+                    setattr(leaf, name, None)
+                if kind.counts:
+                    leaf.offset = 0
         return found
 
     # --- to and from plain buffers (the disk tier) ---------------------------
@@ -216,7 +238,7 @@ class LayerKit:
 
         def put(value: Any) -> dict[str, Any]:
             if isinstance(value, Window):
-                keys, values, *_ = _rotating_state(value)
+                keys, values, *_ = _rotating_state(value, [])
                 return {"window": [keys, values, value.start, value.offset, value.size]}
             name = f"a{len(buffers)}"
             buffers[name] = np.array(value.view(mx.uint16) if value.dtype == mx.bfloat16 else value)
@@ -250,11 +272,12 @@ class LayerKit:
         if "rows" in said:
             forms = [RowForm(tuple(columns), *rest) for columns, *rest in said["forms"]]
             return _slices([tuple(layer) for layer in found], forms, said["start"], said["start"] + said["length"])
-        return _checkpoint(found)
+        return _checkpoint(tuple(found), _arrays(found))
 
     # --- helpers --------------------------------------------------------------
 
-    def _leaves(self, cache: Sequence[Any]) -> list[Any]:
+    def layers_of(self, cache: Sequence[Any]) -> list[Any]:
+        """The caches of all layers. Raises Unstorable: there are more or fewer than at first."""
         found = list(leaves(cache))
         if len(found) != len(self._kinds):
             raise Unstorable(f"{len(found)} cache layers, but the model makes {len(self._kinds)}")
@@ -265,26 +288,28 @@ def _cut(found: Sequence[Buffers], base: int, start: int, stop: int) -> Slices:
     """Copies the rows of the tokens [start, stop) out of arrays that begin with those of the token `base`."""
     arrays = []
     for rows, form in found:
-        before, wanted = form.rows(0, base).stop, form.rows(start, stop)
-        arrays.append(tuple(mx.contiguous(a[..., wanted.start - before : wanted.stop - before, :]) for a in rows))
+        wanted = form.rows(start, stop, base)
+        arrays.append(tuple([mx.contiguous(a[..., wanted, :]) for a in rows]))
     return _slices(arrays, [form for _, form in found], start, stop)
 
 
 def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[RowForm], start: int, stop: int) -> Slices:
     flat = [a for layer in arrays for a in layer]
     mx.eval(flat)
-    return Slices(list(arrays), tuple(forms), start, stop - start, sum(a.nbytes for a in flat))
+    return Slices(list(arrays), tuple(forms), start, stop - start, sum([a.nbytes for a in flat]), len(flat))
 
 
 def _join(
-    runs: Sequence[tuple[list[Any], RowForm]], kind: Kind, length: int, capacity: int
+    runs: Sequence[tuple[list[Any], RowForm]], kind: Kind, length: int, capacity: int, waiting: list[Any]
 ) -> tuple[list[Any], RowForm, int]:
-    """The arrays of one layer from those of its runs, evaluated one by one, their form, and the bytes copied. The runs'
-    lists are emptied.
+    """The arrays of one layer from those of its runs, their form, and the bytes copied. The runs' lists are emptied.
+    `waiting`: see `_eval_later`.
 
     Plain runs beside quantised ones are quantised as mlx-lm would have done. Raises Unstorable: rows are missing.
     """
-    form = max((form for _, form in runs), key=lambda each: (len(each.columns), each.bits))
+    form = runs[0][1]
+    if any(its != form for _, its in runs):
+        form = max((its for _, its in runs), key=lambda each: (len(each.columns), each.bits))
     if form.bits:
         quantised = partial(mx.quantize, group_size=form.group_size, bits=form.bits)
         runs = [
@@ -293,31 +318,32 @@ def _join(
         ]
     count, copied, joined = form.rows(0, length).stop, 0, list[Any]()
     for exact in kind.exact(form):
-        parts = [rows.pop(0) for rows, its in runs if its.columns]
+        parts = [rows.pop(0) for rows, _ in runs if rows]
         excess = sum(p.shape[-2] for p in parts) - count
         if excess < 0:
             raise Unstorable(f"{-excess} stored rows of a layer are missing")
         if excess:
             parts[-1] = parts[-1][..., : parts[-1].shape[-2] - excess, :]
         *outer, _, width = parts[0].shape
-        copied += sum(p.nbytes for p in parts)
         if not exact:
             parts.append(mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype))
         joined.append(mx.concatenate(parts, axis=-2))
         del parts
-        eval_and_free(joined[-1])
+        _eval_later(joined[-1:], waiting)
+        copied += joined[-1].nbytes // (joined[-1].shape[-2] or 1) * count
     return joined, form, copied
 
 
-def _filled(arrays: Sequence[Any], form: RowForm, length: int, layer: Any) -> Any:
+def _filled(arrays: Sequence[Any], form: RowForm, length: int, layer: Any, kind: Kind) -> Any:
     """The empty `layer`, or a quantised one in its place, with `length` tokens in these arrays."""
     if not arrays:
         return layer
-    kind, count = kind_of(layer), form.rows(0, length).stop
     if form.bits:
         layer = layer.to_quantized(group_size=form.group_size, bits=form.bits)
-    cut = [a[..., :count, :] if exact else a for a, exact in zip(arrays, kind.exact(form), strict=True)]
-    kind.put(layer, cut, form.columns)
+    if form is not PLAIN:
+        rows = form.rows(0, length)
+        arrays = [a[..., rows, :] if exact else a for a, exact in zip(arrays, kind.exact(form), strict=True)]
+    kind.put(layer, arrays, form.columns)
     if kind.counts:
         layer.offset = length
     return layer
@@ -328,8 +354,8 @@ def make_room(cache: Sequence[Any], tokens: int) -> None:
 
     mlx-lm's own growth copies all layers in the pass. Room grows with the row, so that a long one is rarely copied.
     """
-    counting = [leaf for leaf in leaves(cache) if kind_of(leaf).columns and kind_of(leaf).counts]
-    grow_for([(leaf, leaf.offset) for leaf in counting], tokens)
+    with_kinds = [(leaf, kind_of(leaf)) for leaf in leaves(cache)]
+    grow_for([(leaf, leaf.offset) for leaf, kind in with_kinds if kind.columns and kind.counts], tokens)
 
 
 def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
@@ -337,33 +363,33 @@ def grow_for(layers: Sequence[tuple[Any, int]], tokens: int) -> None:
 
     Few arrays at a time are there twice: they are freed before the next ones are copied.
     """
-    growing, most = [], 0
+    growing, total = [], 0
     for layer, held in layers:
         kind = kind_of(layer)
-        there = [place for place in kind.read(layer)[1].columns if not kind.columns[place].exact]
-        arrays = kind.arrays(layer, there)
+        arrays, form = kind.read(layer)
+        if form is not PLAIN:
+            arrays = tuple([a for a, exact in zip(arrays, kind.exact(form), strict=True) if not exact])
         if arrays and arrays[-1].shape[-2] < held + tokens:  # the last one grows last
-            growing.append((layer, held, kind, there))
-            most += sum(a.nbytes for a in arrays)
-    copies, nbytes = list[Any](), 0
-    for layer, held, kind, there in growing:
-        grown = list(kind.arrays(layer, there))
-        kind.clear(layer, there)
+            growing.append((layer, held, kind))
+            total += sum(a.nbytes for a in arrays)
+    waiting: list[Any] = []
+    for layer, held, kind in growing:
+        arrays, form = kind.read(layer)
+        grown = list(arrays)
+        del arrays
+        kind.clear(layer)
         try:
-            for place, a in enumerate(grown):
-                *outer, _, width = a.shape
-                room = mx.zeros((*outer, room_behind(held, tokens), width), a.dtype)
-                grown[place] = mx.concatenate([a[..., :held, :], room], axis=-2)
-                copies.append(grown[place])
-                nbytes += a.nbytes
-                del a, room
-                if nbytes >= most // _AT_ONCE:
-                    eval_and_free(copies)
-                    copies, nbytes = [], 0
+            for place, exact in enumerate(kind.exact(form)):
+                if not exact:
+                    *outer, _, width = grown[place].shape
+                    room = mx.zeros((*outer, room_behind(held, tokens), width), grown[place].dtype)
+                    grown[place] = mx.concatenate([grown[place][..., :held, :], room], axis=-2)
+                    del room
+                    _eval_later(grown[place : place + 1], waiting, total // _AT_ONCE)
         finally:
-            kind.put(layer, grown, there)
-    if copies:
-        eval_and_free(copies)
+            kind.put(layer, grown, form.columns)
+    if waiting:
+        eval_and_free(waiting)
 
 
 def room_behind(held: int, tokens: int) -> int:
@@ -377,30 +403,31 @@ def eval_and_free(*arrays: Any) -> None:
     mx.clear_cache()
 
 
-def _checkpoint(states: Sequence[Any]) -> Checkpoint:
-    """Evaluates them. Arrays of one type become parts of one: each array is a buffer of the device, and of small states
-    there are so many that the device's number of buffers is reached long before its memory is full."""
-    parts: dict[int, Any] = {}
-    own = _arrays(states)
-    types = {a.dtype: [one for one in own if one.dtype == a.dtype] for a in own}
-    for alike in types.values():
-        ends = list(accumulate(a.size for a in alike))
-        cut = mx.split(mx.concatenate([a.reshape(-1) for a in alike]), ends[:-1])
-        parts |= {id(a): part.reshape(a.shape) for a, part in zip(alike, cut, strict=True)}
-    packed = tree_map(lambda leaf: parts.get(id(leaf), leaf), list(states))
-    made = Checkpoint(tuple(packed), sum(a.nbytes for a in own), len(types))
-    mx.eval(list(parts.values()), [piece.arrays for piece in made.pieces()])
+def _eval_later(arrays: Sequence[Any], waiting: list[Any], few: int = _FEW_BYTES) -> None:
+    """`eval_and_free` of these and of those that are `waiting`, as soon as they are no longer `few` bytes."""
+    waiting += arrays
+    if sum([a.nbytes for a in waiting]) >= few:
+        eval_and_free(waiting)
+        waiting.clear()
+
+
+def _checkpoint(states: tuple[Any, ...], own: list[Any]) -> Checkpoint:
+    """Of these states, evaluated. `own`: their arrays, but those of windows."""
+    made = Checkpoint(states, sum([a.nbytes for a in own]), len(own))
+    mx.eval(own, [piece.arrays for piece in made.pieces()])
     return made
 
 
-def _kept(leaf: Any, before: Any) -> Any:
-    """A copy of a layer's state, not evaluated; of a window's rows those that `before` has are shared."""
+def _kept(leaf: Any, before: Any, own: list[Any]) -> Any:
+    """A copy of a layer's state, not evaluated; of a window's rows those that `before` has are shared. `own`: see
+    `_copy_state`."""
     kind = kind_of(leaf)
     if kind.windowed and not leaf.keep and leaf.keys is not None:
         return _window(leaf, before)
     try:
         return _copy_state(
-            tuple(getattr(leaf, name, None) if name in kind.optional else getattr(leaf, name) for name in kind.state)
+            tuple([getattr(leaf, name, None) if name in kind.optional else getattr(leaf, name) for name in kind.state]),
+            own,
         )
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unstorable(f"{type(leaf).__name__} has no readable state: {error}") from error
@@ -422,8 +449,8 @@ def _window(leaf: Any, before: Any) -> Window:
     return Window((*shared, new), start, leaf.offset, leaf.max_size)
 
 
-def _rotating_state(window: Window) -> tuple[Any, ...]:
-    """`Kind.state` of a window with these rows, in new arrays (not evaluated)."""
+def _rotating_state(window: Window, own: list[Any]) -> tuple[Any, ...]:
+    """`Kind.state` of a window with these rows, in new arrays (not evaluated), which `own` gets, too."""
     cut = [max(0, window.start - piece.start) for piece in window.pieces]
     joined = [
         mx.contiguous(
@@ -431,15 +458,18 @@ def _rotating_state(window: Window) -> tuple[Any, ...]:
         )
         for i in (0, 1)
     ]
+    own += joined
     return *joined, window.offset, window.offset - window.start
 
 
-def _copy_state(state: Any) -> Any:
-    """A deep copy: new lists, and for every array a new one that pins no larger buffer (not evaluated yet)."""
+def _copy_state(state: Any, own: list[Any]) -> Any:
+    """A deep copy: new lists, and for every array a new one that pins no larger buffer (not evaluated yet). `own` gets
+    these arrays, too."""
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, mx.array):
-            return mx.contiguous(leaf)
+            own.append(mx.contiguous(leaf))
+            return own[-1]
         if leaf is None or isinstance(leaf, bool | int | float | str):
             return leaf
         raise Unstorable(f"a cache's state holds a {type(leaf).__name__}")

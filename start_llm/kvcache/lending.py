@@ -7,7 +7,7 @@ what the segments that are not in a row cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +15,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.rows import RowKV, Run
 from start_llm.kvcache.tree import Segment
-from start_llm.kvcache.types import Checkpoint, KVReader, Slices
+from start_llm.kvcache.types import Checkpoint, KVReader
 
 
 class LentRows:
@@ -57,7 +57,8 @@ class LentRows:
                 row.lent_to = cache
             else:
                 runs = [segment.rows for segment in path if segment.rows is not None]
-                cache, copied = self._kit.build(runs, checkpoint, length, spare, _freeing(moved))
+                own = [segment.rows for segment in moved if segment.rows is not None]
+                cache, copied = self._kit.build(runs, checkpoint, length, spare, own)
                 row = RowKV(self._kit, cache)
                 row.measure()
             for segment in moved:
@@ -72,8 +73,8 @@ class LentRows:
         if row is None:
             self._resident.fill(segment, self._kit.slice(cache, segment.start, segment.end))
         else:
-            row.measure()
-            self._resident.fill(segment, Run(row, segment.start, segment.length))
+            run = Run(row, segment.start, segment.length)
+            self._resident.fill(segment, run, row.measure())
 
     def moved(self, cache: Sequence[Any], reader: KVReader | None) -> None:
         """The KV of these caches has moved into a batch, where `reader` finds it, or (``None``) back into the caches.
@@ -114,19 +115,5 @@ class LentRows:
         for row, count in tokens.items():
             if 0 < row.tokens - count <= count:
                 others = [segment for segment in self._resident.runs_of(row) if segment not in path]
-                self._resident.copy_out(others, lambda layer: None)
+                self._resident.copy_out(others, moved=False)
         return [s for s in path if not isinstance(s.rows, Run) or s.rows.row.tokens == tokens[s.rows.row]]
-
-
-def _freeing(segments: Sequence[Segment]) -> Callable[[int], None]:
-    """Frees a layer of what these hold."""
-    own = [segment.rows for segment in segments if isinstance(segment.rows, Slices)]
-    shared = {segment.rows.row for segment in segments if isinstance(segment.rows, Run)}
-
-    def free(layer: int) -> None:
-        for rows in own:
-            rows.arrays[layer] = ()
-        for row in shared:
-            row.free_layer(layer)
-
-    return free

@@ -56,7 +56,8 @@ class KVEventPublisher:
 
     def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
         """`endpoint`: ``tcp://HOST:PORT``; PORT + 1 is the replay socket's, and 0 means any two."""
-        self.endpoint, self.replay = endpoint, _next_port(endpoint)
+        host, _, port = endpoint.rpartition(":")
+        self.endpoint, self.replay = endpoint, f"{host}:{int(port) + 1 if int(port) else 0}"
         self._topic = topic.encode()
         self._waiting: deque[_Work] = deque(maxlen=most_waiting)
         self._blocks = PublishedBlocks()
@@ -205,8 +206,3 @@ class KVEventPublisher:
     def _close_sockets(self) -> None:
         self._publish_socket.close()
         self._replay_socket.close()
-
-
-def _next_port(endpoint: str) -> str:
-    host, _, port = endpoint.rpartition(":")
-    return f"{host}:{int(port) + 1 if int(port) else 0}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import islice
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
 from start_llm.kvcache.tree import Segment, SegmentTree, forgettable, path_hash
-from start_llm.kvcache.types import Checkpoint, RowForm, StoredRows
+from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
@@ -27,12 +28,12 @@ class Sizes:
         self._token_bytes: dict[tuple[RowForm, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far
 
-    def learn(self, rows: StoredRows | None, checkpoint: Checkpoint | None) -> None:
-        """`rows`: of a sample, or of a segment."""
-        if rows is not None:
-            self._token_bytes[rows.forms] = rows.nbytes / rows.length
-        if checkpoint is not None:
-            self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
+    def learn(self, rows: StoredRows, forms: tuple[RowForm, ...]) -> None:
+        """`rows`: of a sample, or of a segment; of these forms."""
+        self._token_bytes[forms] = rows.nbytes / rows.length
+
+    def learn_state(self, checkpoint: Checkpoint) -> None:
+        self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
 
     @property
     def token_bytes(self) -> float:
@@ -64,14 +65,15 @@ class ResidentKV:
         self.tree = SegmentTree(self._divide)
         # rows at rest with more room than their segments need; counted as if `tidy` had cut them already
         self._oversized: set[RowKV] = set()
+        self._loose: dict[Segment, None] = {}  # the arrays of their checkpoints are not packed; the first one first
         self.nbytes = self.arrays = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sizes = Sizes()
 
-    def fill(self, segment: Segment, rows: StoredRows) -> None:
-        """The segment, a ghost until now, holds its rows."""
-        self.sizes.learn(rows, None)
+    def fill(self, segment: Segment, rows: StoredRows, forms: tuple[RowForm, ...] | None = None) -> None:
+        """The segment, a ghost until now, holds its rows, of these forms."""
+        self.sizes.learn(rows, forms or rows.forms)
         self.hold(segment, rows)
         self.ghosts -= segment.length
 
@@ -79,7 +81,8 @@ class ResidentKV:
         """The segment, without a checkpoint until now, has one."""
         segment.checkpoint = checkpoint
         self._add(*checkpoint.count(1))
-        self.sizes.learn(None, checkpoint)
+        self.sizes.learn_state(checkpoint)
+        self._loose[segment] = None
 
     def drop(self, segment: Segment) -> Segment | None:
         """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
@@ -94,6 +97,15 @@ class ResidentKV:
         if segment.checkpoint is not None:
             self._add(*segment.checkpoint.count(-1))
             segment.checkpoint = None
+            self._loose.pop(segment, None)
+
+    def pack(self, most: int) -> None:
+        """Packs the arrays of so many checkpoints, those first that have waited for it longest."""
+        for segment in list(islice(self._loose, most)):
+            del self._loose[segment]
+            if (loose := segment.checkpoint) is not None:
+                segment.checkpoint = self._kit.packed(loose)
+                self._add(0, segment.checkpoint.own_arrays - loose.own_arrays)
 
     def drop_all(self) -> None:
         """All segments become ghosts; the listener is told once."""
@@ -132,9 +144,9 @@ class ResidentKV:
         """The segments whose KV lies in the row."""
         return [s for s in self.tree if isinstance(s.rows, Run) and s.rows.row is row]
 
-    def count_at_rest(self, row: RowKV) -> None:
-        """The row belongs to the tree from now on. Where it has much room that no segment fills, `tidy` cuts it."""
-        if _spare_bytes(row) * _SPARE_SHARE > row.tokens * row.token_bytes:
+    def count_at_rest(self, row: RowKV, share: int = _SPARE_SHARE) -> None:
+        """The row belongs to the tree. Where it has more room than this share that no segment fills, `tidy` cuts it."""
+        if _spare_bytes(row) * share > row.tokens * row.token_bytes:
             self._oversized.add(row)
         self._count(row)
 
@@ -145,13 +157,11 @@ class ResidentKV:
         for row in sorted(rows, key=_spare_bytes, reverse=True):
             if self.nbytes <= down_to:
                 return
-            if _spare_bytes(row) * _TRIMMED_SHARE > row.tokens * row.token_bytes:
-                self._oversized.add(row)
-                self._count(row)
+            self.count_at_rest(row, _TRIMMED_SHARE)
 
-    def copy_out(self, segments: Sequence[Segment], free_layer: Callable[[int], None]) -> None:
-        """These segments get buffers of their own. `free_layer` is called for each layer that was copied."""
-        copies = self._kit.parts([s.rows for s in segments if s.rows is not None], free_layer)
+    def copy_out(self, segments: Sequence[Segment], *, moved: bool) -> None:
+        """These segments get buffers of their own. `moved`: they let go of each layer that was copied."""
+        copies = self._kit.parts([s.rows for s in segments if s.rows is not None], moved=moved)
         for segment, rows in zip(segments, copies, strict=True):
             self.hold(segment, rows)
 
@@ -161,7 +171,7 @@ class ResidentKV:
             segments = self.runs_of(row)
             with ExitStack() as failed:
                 failed.callback(self.drop_subtrees, segments)
-                self.copy_out(segments, row.free_layer)
+                self.copy_out(segments, moved=True)
                 failed.pop_all()
 
     def drop_subtrees(self, segments: Sequence[Segment]) -> None:
@@ -178,7 +188,7 @@ class ResidentKV:
         more."""
         if not isinstance(rows, Run):
             copied = self._kit.part(rows, start, stop)
-            self._add(0, sum(form.arrays for form in rows.forms) if start else 0)
+            self._add(0, copied.count if start else 0)
             return copied
         if start:
             rows.row.runs += 1
@@ -195,8 +205,8 @@ class ResidentKV:
                 if sign < 0 and held.row.lent_to is None:
                     self._oversized.add(held.row)
                 self._count(held.row)
-            elif held is not None:
-                self._add(sign * held.nbytes, sign * sum(form.arrays for form in held.forms))
+            elif isinstance(held, Slices):
+                self._add(sign * held.nbytes, sign * held.count)
 
     def _count(self, row: RowKV) -> None:
         """Counts a row's bytes: none while it is lent."""
@@ -207,7 +217,7 @@ class ResidentKV:
             counted = 0
         else:
             counted = int(row.tokens * row.token_bytes) if row in self._oversized else row.nbytes
-        arrays = sum(form.arrays for form in row.forms) * (row.runs if row in self._oversized else 1) if counted else 0
+        arrays = row.count * (row.runs if row in self._oversized else 1) if counted else 0
         self._add(counted - row.counted, arrays - row.counted_arrays)
         row.counted, row.counted_arrays = counted, arrays
 

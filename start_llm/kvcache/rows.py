@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.layers import Buffers, LayerKit
 from start_llm.kvcache.types import KVReader, RowForm, StoredRows, Unstorable
 
 
@@ -25,6 +25,7 @@ class RowKV:
         runs: how many segments have their KV here.
         tokens: of all these.
         token_bytes: of the KV of one token.
+        count: of its arrays, when it came to rest.
         counted, counted_arrays: the bytes and arrays of this row that the owner of the tree has counted.
     """
 
@@ -34,7 +35,7 @@ class RowKV:
         self._forms: tuple[RowForm, ...] = ()
         self.lent_to: Sequence[Any] | None = cache
         self.reader: KVReader | None = None
-        self.runs = self.tokens = 0
+        self.runs = self.tokens = self.count = 0
         self.counted = self.counted_arrays = 0
         self.token_bytes = 0.0
 
@@ -45,21 +46,25 @@ class RowKV:
     @property
     def nbytes(self) -> int:
         """Of its buffers, room that no token fills yet included. While it is lent: what the request's caches take."""
-        return sum(a.nbytes for layer, _ in self._held() for a in layer)
+        layers = self._layers if self.lent_to is None else [layer for layer, _ in self._held()]
+        return sum([a.nbytes for layer in layers for a in layer])
 
     def layer(self, index: int) -> tuple[tuple[Any, ...], RowForm]:
         """The buffers of one layer, from token 0 on, and their form; they may be longer than the row."""
         if self.lent_to is None:
             return self._layers[index], self._forms[index]
-        if self.reader is None:
-            return self._held()[index]
-        return self._kit.buffer(index, self.reader(index)[0])
+        here = self.reader(index)[0] if self.reader is not None else self._kit.layers_of(self.lent_to)[index]
+        return self._kit.buffer(index, here)
 
-    def measure(self) -> None:
-        """Sets `token_bytes` anew: the row may have become quantised."""
-        self.token_bytes = sum(
-            a.nbytes / max(a.shape[-2], 1) / max(form.rate, 1) for layer, form in self._held() for a in layer
-        )
+    def measure(self, held: Sequence[Buffers] | None = None) -> tuple[RowForm, ...]:
+        """Sets `token_bytes` anew: the row may have become quantised. Returns `forms`. `held`: its buffers."""
+        held, total = held or self._held(), 0.0
+        for layer, form in held:
+            rate = form.rate or 1
+            for a in layer:
+                total += a.nbytes / (a.shape[-2] or 1) / rate
+        self.token_bytes = total
+        return tuple([form for _, form in held])
 
     def lend(self) -> tuple[list[tuple[Any, ...]], tuple[RowForm, ...]]:
         """Gives its buffers away; the caller builds caches of them and sets `lent_to`."""
@@ -72,10 +77,9 @@ class RowKV:
         assert self.lent_to is not None
         if self.reader is not None:
             raise Unstorable("the row has not come out of its batch")
-        buffers = self._kit.take_buffers(self.lent_to, length)
-        self._layers, self._forms = [layer for layer, _ in buffers], tuple(form for _, form in buffers)
-        self.lent_to = None
-        self.measure()
+        held = self._kit.take_buffers(self.lent_to, length)
+        self._layers, self._forms = [layer for layer, _ in held], self.measure(held)
+        self.lent_to, self.count = None, sum(map(len, self._layers))
 
     def free_layer(self, index: int) -> None:
         self._layers[index] = ()
@@ -84,7 +88,7 @@ class RowKV:
         """Lets go of all buffers: no segment is in this row any more."""
         self._layers, self.lent_to, self.reader = [], None, None
 
-    def _held(self) -> list[tuple[tuple[Any, ...], RowForm]]:
+    def _held(self) -> list[Buffers]:
         """The buffers of every layer, and their form."""
         if self.lent_to is None:
             return list(zip(self._layers, self._forms, strict=True)) if self._layers else []
@@ -111,7 +115,10 @@ class Run:
         """Views, which pin the row's buffers: to be copied at once."""
         buffers, form = self.row.layer(index)
         rows = form.rows(self.start, self.start + self.length)
-        return tuple(a[..., rows, :] for a in buffers)
+        return tuple([a[..., rows, :] for a in buffers])
+
+    def free_layer(self, index: int) -> None:
+        self.row.free_layer(index)
 
     @property
     def arrays(self) -> list[tuple[Any, ...]]:

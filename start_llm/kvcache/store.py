@@ -207,23 +207,19 @@ class KVStore:
         if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
             self._kit.check_joins(filled[-1], cache)
         path = resident.tree.extend(tokens)
-        self._fill(path, match.length, cache, about)
-        end = path[-1]
-        if state is not None and end.checkpoint is None:
-            resident.attach(end, state)
-        resident.use(path, self._clock())
-        return end
-
-    def _fill(self, path: Sequence[Segment], known: int, cache: Sequence[Any], about: StoredEnd) -> None:
-        """Gives the ghosts among these segments their rows. Those behind `known` tokens have just been made."""
-        self.resident.ghosts += sum(s.length for s in path if s.start >= known)
+        resident.ghosts += sum(s.length for s in path if s.start >= match.length)  # those have just been made
         for segment in path:
             is_new = segment.rows is None
             segment.one_shot = about.one_shot and (segment.one_shot or is_new)
             if is_new:
                 self.lent_rows.fill_from(segment, cache)
-                self.resident.counters["stored_tokens"] += segment.length
+                resident.counters["stored_tokens"] += segment.length
                 segment.seconds_per_token = about.seconds_per_token
+        end = path[-1]
+        if state is not None and end.checkpoint is None:
+            resident.attach(end, state)
+        resident.use(path, self._clock())
+        return end
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
@@ -252,8 +248,10 @@ class KVStore:
     def learn(self, tokens: int, cache: Sequence[Any]) -> None:
         """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored. Raises
         Unstorable: a layer of it cannot be stored."""
-        checkpoint = None if self._kit.cuttable else self._kit.checkpoint(cache)
-        self.resident.sizes.learn(self._kit.slice(cache, 0, tokens), checkpoint)
+        if not self._kit.cuttable:
+            self.resident.sizes.learn_state(self._kit.checkpoint(cache))
+        rows = self._kit.slice(cache, 0, tokens)
+        self.resident.sizes.learn(rows, rows.forms)
 
     def set_budget(self, budget_bytes: int) -> None:
         """From now on at most so many bytes in memory."""

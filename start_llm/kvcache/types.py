@@ -22,14 +22,11 @@ class RowForm(NamedTuple):
     group_size: int = 0
     bits: int = 0  # 0: keys and values are not quantised
 
-    @property
-    def arrays(self) -> int:
-        """How many arrays the rows are in: a quantised one is three."""
-        return len(self.columns) + (4 if self.bits else 0)
-
-    def rows(self, start: int, stop: int) -> slice:
-        """The rows of the tokens [start, stop)."""
-        return slice(start // self.rate, stop // self.rate) if self.rate else slice(0, 0)
+    def rows(self, start: int, stop: int, base: int = 0) -> slice:
+        """The rows of the tokens [start, stop), in arrays that begin with those of the token `base`."""
+        if (rate := self.rate) == 1:
+            return slice(start - base, stop - base)
+        return slice(start // rate - base // rate, stop // rate - base // rate) if rate else slice(0, 0)
 
 
 class StoredRows(Protocol):
@@ -46,6 +43,7 @@ class StoredRows(Protocol):
     @property
     def nbytes(self) -> int: ...
     def layer(self, index: int) -> tuple[Any, ...]: ...
+    def free_layer(self, index: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,13 @@ class Slices:
     start: int
     length: int
     nbytes: int
+    count: int = 0  # of the arrays
 
     def layer(self, index: int) -> tuple[Any, ...]:
         return self.arrays[index]
+
+    def free_layer(self, index: int) -> None:
+        self.arrays[index] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,14 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
 from start_llm.kvcache.kinds import held_tokens
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import Run
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
-from start_llm.kvcache.types import Slices, StoredEnd
+from start_llm.kvcache.types import Checkpoint, Slices, StoredEnd
 from tests.kinds import rounds
 from tests.kvcache.tiny import known_cache, read_known
 
@@ -125,8 +126,8 @@ def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] =
     pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
     states = sum(checkpoint.own_bytes for checkpoint in checkpoints) + sum(pieces.values())
     assert resident.nbytes == own + states + sum(row.nbytes for row in at_rest.values())
-    arrays = sum(form.arrays for s in resident.tree if isinstance(s.rows, Slices) for form in s.rows.forms)
-    arrays += sum(form.arrays for row in at_rest.values() for form in row.forms)
+    arrays = sum(len(layer) for s in resident.tree if isinstance(s.rows, Slices) for layer in s.rows.arrays)
+    arrays += sum(len(layer) for row in at_rest.values() for layer in row._layers)
     arrays += sum(checkpoint.own_arrays for checkpoint in checkpoints) + 2 * len(pieces)
     assert resident.arrays == arrays
     assert resident.ghosts == sum(segment.length for segment in resident.tree if segment.rows is None)
@@ -146,6 +147,37 @@ def test_many_small_arrays_are_given_up_before_the_device_has_no_room_for_them(h
         check(store)
         assert store.stats()["arrays"] <= 100
     assert store.stats()["tokens"] > 100 and store.lookup(tokens).length == 20
+
+
+def test_checkpoints_are_packed_in_small_steps_before_anything_goes() -> None:
+    """What is stored is handed over as it is; of many arrays few are made where the device's room for them ends."""
+
+    def with_states(tokens: list[int]) -> list[Any]:
+        states = ArraysCache(12)
+        for place in range(12 if tokens else 0):
+            states[place] = mx.array([[tokens[0] + place]])
+        return [*caches(tokens), states]
+
+    most, packed = 600, Counter[int]()
+    store = KVStore(LayerKit(lambda: with_states([])), StoreConfig(MANY, most_arrays=most))
+
+    def pack(checkpoint: Checkpoint) -> Checkpoint:
+        packed[number] += 1
+        return made(checkpoint)
+
+    made, store._kit.packed = store._kit.packed, pack  # type: ignore[method-assign]
+    for number in range(200):
+        tokens = numbers(1000 * number, 20)
+        store.put(tokens, with_states(tokens))
+        check(store)
+        assert packed[number] <= 8 and store.resident.arrays <= most
+        if store.stats()["evicted"]:
+            break
+        assert not packed or number > 20
+    loose = [s for s in store.resident.tree if s.checkpoint is not None and s.checkpoint.own_arrays > 1]
+    assert packed.total() > 50 and not loose, "all that stay were packed before the first one went"
+    store.clear()
+    assert not store.resident._loose and not store.resident.arrays
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

@@ -71,7 +71,7 @@ class Layerwise:
             super().filter(keep)  # type: ignore[misc]
             return
         end = self._idx - cut
-        arrays, leaving = self._taken(), [ROWS.arrays(row) for row in self._extracted()]
+        arrays, leaving = self._taken(), [ROWS.read(row)[0] for row in self._extracted()]
         for place, a in enumerate(arrays):
             _, heads, _, width = a.shape
             kept = mx.zeros((len(keep), heads, end + room_behind(end, 0), width), a.dtype)
@@ -99,7 +99,7 @@ class Layerwise:
         """The layer of a row that stays: views of the batch, no copies."""
         row, first = self._row(), self._padding()[index]
         if self.keys is not None:
-            ROWS.put(row, [a[index : index + 1, :, first : self._idx, :] for a in ROWS.arrays(self)])
+            ROWS.put(row, [a[index : index + 1, :, first : self._idx, :] for a in ROWS.read(self)[0]])
             row.offset = self._idx - first
         return row
 
@@ -112,7 +112,7 @@ class Layerwise:
 
     def _taken(self) -> list[Any]:
         """Takes the layer's arrays out of it: it is empty until `ROWS.put`."""
-        arrays = list(ROWS.arrays(self))
+        arrays = list(ROWS.read(self)[0])
         self.keys = self.values = None
         return arrays
 
