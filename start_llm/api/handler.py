@@ -303,13 +303,14 @@ class Observation:
             if self.watch.ended:
                 continue  # a closed stream ends when it is asked again: a `Task` gives its model back there
             if isinstance(event, Failed):
-                raise event.error
+                raise event.error.again()
             if isinstance(event, Done):
                 self._done = event
                 yield event
                 return
             yield event
-        raise self.watch.ended or Internal("The answer ended before it was complete.")
+        why = self.watch.ended or Internal("The answer ended before it was complete.")
+        raise why.again()  # what is kept must not hold the frames that hold it
 
     def answered(self) -> None:
         """The answer is complete. To be called before its last byte goes out."""

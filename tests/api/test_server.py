@@ -130,6 +130,7 @@ def test_a_refusal_says_why_to_who_could_ask_elsewhere(
             for stream in (False, True):
                 status, headers, _ = connect(server).post(path, body | {"stream": stream}).response()
                 assert (status, headers.get("x-start-llm-refusal")) == (error.status, word)
+            assert error.__traceback__ is None, "who keeps it would keep the request's body"
 
 
 def test_a_stream_can_be_asked_to_refuse_by_a_status_however_late(
