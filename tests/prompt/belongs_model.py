@@ -49,7 +49,7 @@ class _Tokenizer:
     def __init__(self, tokenizer: HFTokenizer) -> None:
         self.special_tokens, self.eos_ids = tokenizer.special_tokens, tokenizer.eos_ids
         self.longest_token = tokenizer.longest_token
-        self.control_tokens = tokenizer.control_tokens
+        self.control_tokens, self.normal = tokenizer.control_tokens, tokenizer.normal
         self.encode_raw = tokenizer.encode_raw
         self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
         self._decoded = lru_cache(maxsize=_KEPT)(tokenizer.decode)
