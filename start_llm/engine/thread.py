@@ -199,20 +199,17 @@ class EngineThread:
         """
         self._stopping = True
         self._commands.put(None)
-        gone = self._gone(patience)
-        self._watchdog.stop()
-        self._requests.fail(Unavailable(SHUTTING_DOWN))
-        return gone
-
-    def _gone(self, patience: float) -> bool:
         closing = time.monotonic() + CLOSE_SECONDS
         while self._thread.is_alive():
             status, now = self.status(), time.monotonic()
             limit = {"loading": 0.0, "wedged": 0.0, "stopped": closing}.get(status.state, status.beat + patience)
             if now >= limit:
-                return False
+                break
             self._thread.join(min(0.1, limit - now))
-        return True
+        gone = not self._thread.is_alive()
+        self._watchdog.stop()
+        self._requests.fail(Unavailable(SHUTTING_DOWN))
+        return gone
 
     def lose(self, why: str) -> None:
         """The model thread will not go on: all requests fail with this sentence, new ones are refused. Any thread."""

@@ -80,7 +80,7 @@ class Eviction:
         ends = self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
         order = self._order(now, ends, strengths, thin)
-        ranks = {s: order(s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)}
+        ranks = {s: order(s) for s in resident.tree if _may_go(s, thin)}
         excess = resident.nbytes - self.budget_bytes
         if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
             ranks[place] = 3, strengths[id(place)], math.inf
@@ -90,7 +90,7 @@ class Eviction:
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
-            if not segment.is_leaf and segment.checkpoint is None:
+            if not _may_go(segment, thin=True):
                 continue
             here = order(segment)
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
@@ -112,6 +112,11 @@ class Eviction:
             return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
 
         return order
+
+
+def _may_go(segment: Segment, thin: bool) -> bool:
+    """It is a leaf, or with `thin` it has a checkpoint."""
+    return segment.is_leaf or (thin and segment.checkpoint is not None)
 
 
 def value(segment: Segment, now: float) -> float:

@@ -310,12 +310,7 @@ def _join(
     form = runs[0][1]
     if any(its != form for _, its in runs):
         form = max((its for _, its in runs), key=lambda each: (len(each.columns), each.bits))
-    if form.bits:
-        quantised = partial(mx.quantize, group_size=form.group_size, bits=form.bits)
-        runs = [
-            (rows if its.bits else [part for a in rows[:2] for part in quantised(a)] + rows[2:], its)
-            for rows, its in runs
-        ]
+    runs = _quantised(runs, form) if form.bits else runs
     count, copied, joined = form.rows(0, length).stop, 0, list[Any]()
     for exact in kind.exact(form):
         parts = [rows.pop(0) for rows, _ in runs if rows]
@@ -332,6 +327,13 @@ def _join(
         _eval_later(joined[-1:], waiting)
         copied += joined[-1].nbytes // (joined[-1].shape[-2] or 1) * count
     return joined, form, copied
+
+
+def _quantised(runs: Sequence[tuple[list[Any], RowForm]], form: RowForm) -> list[tuple[list[Any], RowForm]]:
+    quantised = partial(mx.quantize, group_size=form.group_size, bits=form.bits)
+    return [
+        (rows if its.bits else [part for a in rows[:2] for part in quantised(a)] + rows[2:], its) for rows, its in runs
+    ]
 
 
 def _filled(arrays: Sequence[Any], form: RowForm, length: int, layer: Any, kind: Kind) -> Any:

@@ -132,12 +132,6 @@ class ResidentKV:
             if above is not None and above.parent is not None and forgettable(above):
                 heapq.heappush(queue, (above.used, next(turns), above))
 
-    def use(self, path: Sequence[Segment], now: float) -> None:
-        """A request went along `path`."""
-        for segment in path:
-            segment.used = now
-            segment.uses += 1
-
     # --- segments whose KV lies in a row ---------------------------------------
 
     def runs_of(self, row: RowKV) -> list[Segment]:
@@ -230,6 +224,13 @@ class ResidentKV:
             self.ghosts += segment.length
             self.hold(segment, None)
         self.drop_checkpoint(segment)
+
+
+def use(path: Sequence[Segment], now: float) -> None:
+    """A request went along `path`. Model thread only."""
+    for segment in path:
+        segment.used = now
+        segment.uses += 1
 
 
 def _spare_bytes(row: RowKV) -> float:

@@ -35,7 +35,7 @@ from start_llm.kvcache.evict import Eviction, thin_after
 from start_llm.kvcache.kinds import held_tokens
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.lending import LentRows
-from start_llm.kvcache.resident import ResidentKV, snapshot
+from start_llm.kvcache.resident import ResidentKV, snapshot, use
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
 from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, StoredEnd, Unstorable
@@ -127,7 +127,7 @@ class KVStore:
             return Restored(self.lent_rows.lend((), None, 0, 0)[0], 0, 0)
         length = min(path[-1].end, len(array))
         checkpoint, spare = path[-1].checkpoint, len(whole) - length + _ANSWER_ROOM
-        self.resident.use(path, self._clock())
+        use(path, self._clock())
         path[-1].landed += length == path[-1].end
         self.disk.used(path)
         cache, copied = self.lent_rows.lend(path, checkpoint, length, spare)
@@ -199,7 +199,7 @@ class KVStore:
         match = resident.tree.walk(tokens)
         if not want_state and match.length == len(tokens) and match.parted and match.path[-1].rows is not None:
             # A prefix of what is there, and nothing to attach at its end: no reason to divide a segment.
-            resident.use(match.path, self._clock())
+            use(match.path, self._clock())
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
@@ -207,19 +207,23 @@ class KVStore:
         if filled and (match.length < len(tokens) or len(filled) < len(match.path)):
             self._kit.check_joins(filled[-1], cache)
         path = resident.tree.extend(tokens)
-        resident.ghosts += sum(s.length for s in path if s.start >= match.length)  # those have just been made
+        self._fill(path, match.length, cache, about)
+        end = path[-1]
+        if state is not None and end.checkpoint is None:
+            resident.attach(end, state)
+        use(path, self._clock())
+        return end
+
+    def _fill(self, path: Sequence[Segment], known: int, cache: Sequence[Any], about: StoredEnd) -> None:
+        """`known`: tokens of the path that the tree had before."""
+        self.resident.ghosts += sum(s.length for s in path if s.start >= known)
         for segment in path:
             is_new = segment.rows is None
             segment.one_shot = about.one_shot and (segment.one_shot or is_new)
             if is_new:
                 self.lent_rows.fill_from(segment, cache)
-                resident.counters["stored_tokens"] += segment.length
+                self.resident.counters["stored_tokens"] += segment.length
                 segment.seconds_per_token = about.seconds_per_token
-        end = path[-1]
-        if state is not None and end.checkpoint is None:
-            resident.attach(end, state)
-        resident.use(path, self._clock())
-        return end
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""

@@ -98,6 +98,14 @@ def _backend(tokenizer: Any, special: Iterable[str]) -> Any:
     return backend if found == expected else None
 
 
+def _normal(tokenizer: Any, added: Iterable[Any]) -> Callable[[str], str] | None:
+    normalizer: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None or not any(token.normalized for token in added):
+        return None
+    changed = any(one not in normalizer.normalize_str(f"x{one}") for one in "A\uff21\u0301")
+    return normalizer.normalize_str if changed else None  # type: ignore[no-any-return]
+
+
 class HFTokenizer:
     """A fast tokenizer."""
 
@@ -110,11 +118,8 @@ class HFTokenizer:
         special.update((name, int(tokenizer.convert_tokens_to_ids(name))) for name in unknown)
         self.special_tokens: dict[str, int] = special  # text to id
         self._added = [token.content for token in added.values() if not token.special]
-        normalizer: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-        looks_later = normalizer is not None and any(token.normalized for token in added.values())
-        changed = looks_later and any(one not in normalizer.normalize_str(f"x{one}") for one in "AＡ́")
         # What it makes of a text's letters before it looks for special tokens; None: they stay what they are.
-        self.normal: Callable[[str], str] | None = normalizer.normalize_str if changed else None
+        self.normal = _normal(tokenizer, added.values())
         if eos_ids is None:
             own = getattr(tokenizer, "eos_token_ids", None) or getattr(tokenizer, "eos_token_id", None)
             eos_ids = [own] if isinstance(own, int) else list(own or ())

@@ -27,7 +27,6 @@ from start_llm.core.events import Sampled
 from start_llm.core.report import DRAFT_COUNTS
 from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Decoding, Job
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -229,19 +228,14 @@ class Scheduler:
             if not isinstance(job.state, Decoding):
                 continue  # put back meanwhile: it will draw this token again
             with self.requests.failing(job):
-                self._take(job, row)
-
-    def _take(self, job: Job, row: DecodeRow) -> None:
-        """A row's new token."""
-        self._tokens_decoded += 1
-        job.generated.append(row.token)
-        logprob = job.drawing.logprob(row.token)
-        if row.finish != "stop":
-            job.send(Sampled(row.token, logprob))
-        if row.finish is None:
-            return
-        kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
-        self.requests.finish(job, row.finish, kv)
+                self._tokens_decoded += 1
+                job.generated.append(row.token)
+                logprob = job.drawing.logprob(row.token)
+                if row.finish != "stop":
+                    job.send(Sampled(row.token, logprob))
+                if row.finish is not None:
+                    kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
+                    self.requests.finish(job, row.finish, kv)
 
     def _charge(self, seconds: float, *, urgent: bool) -> None:
         """Small questions, or others, have had so much time."""
