@@ -201,12 +201,11 @@ class DiskTier:
             self.detail = str(error)
             return
         if self._fingerprint:
-            self._next_try = 0.0
-            self._try_open()
+            self._try_open(at_once=True)
 
-    def _try_open(self) -> None:
+    def _try_open(self, *, at_once: bool = False) -> None:
         """Opens the folder, where it is not open."""
-        if self._place is None or self._folder is not None or time.monotonic() < self._next_try:
+        if self._place is None or self._folder is not None or (time.monotonic() < self._next_try and not at_once):
             return
         try:
             folder = DiskFolder(self._place, self._fingerprint, self._max_bytes)
@@ -214,7 +213,7 @@ class DiskTier:
             self._pause(error)
             return
         with self._lock:
-            self._folder = folder
+            self._folder, self._next_try = folder, 0.0  # who sees that the tier is ready finds what is in the folder
         self._resume()
 
     def _pause(self, error: Exception) -> None:

@@ -16,10 +16,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from start_llm.kvcache.disk.folder import DiskFolder
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
 from tests.kvcache.segments import adjusted
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 MAX = 10 << 20
 
@@ -90,6 +91,22 @@ def test_while_nobody_knows_whose_kv_it_is_nothing_is_kept(tmp_path: Path, caplo
     lost.flush()
     assert not lost.ready and not never.ready and len(list(tmp_path.iterdir())) == 1
     lost.close()
+
+
+def test_it_is_not_ready_before_its_folder_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def opened(*given: Any) -> DiskFolder:
+        begun.set()
+        assert go.wait(PATIENCE_SECONDS)
+        return DiskFolder(*given)
+
+    monkeypatch.setattr("start_llm.kvcache.disk.tier.DiskFolder", opened)
+    tier = DiskTier(tmp_path, lambda is_over: "model", MAX)
+    assert begun.wait(PATIENCE_SECONDS) and not tier.ready
+    go.set()
+    until(lambda: tier.ready, "the tier does not open")
+    tier.close()
 
 
 def test_modes(tmp_path: Path) -> None:
