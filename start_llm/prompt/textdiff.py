@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import groupby
@@ -18,14 +18,12 @@ _NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
 _SAME = "(as before)"
 GONE = "no longer valid"
-_UNGIVEN = "not given any more"  # of lines that have a name, each of which is told as a new one without a value
 MOVED = "now only elsewhere"  # of lines that the new text has in another place: they hold
 _NAMES = 24  # characters that stand around what is left out of a line
 _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
-_VOID = "unknown"
-# "- Region: eu-1", "export A=b", "| api | 80 |", up to where the value begins
-_NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
+# "- Region: eu-1", "export A=b", "| api | 80 |": a name, and a value behind it
+_NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+(?=[^:=|]*?\w\w)[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
 _MOST_WORDS = 50
 _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
@@ -50,8 +48,7 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     places, still = _places(after), _still(after)
-    as_sent, told = cache(lambda: sorted(before)), cache(lambda: _told(before, after))  # most changes need neither
-    names = cache(lambda: sorted(told().values()))
+    ordered = cache(lambda: sorted(before))  # most changes do not need it
     for at, gone, came in hunks:
         place = places[at]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
@@ -61,24 +58,11 @@ def diff(old: str, new: str) -> list[str] | None:
             continue
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
-            if not is_moved and not came and place.startswith("line "):
-                lines += _gone(place, run, told(), names())
-            else:  # what is new stands below; a file's lines are told as they were
-                why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"
-                lines += [f"{place}{why}:", *_minus(run, as_sent())]
+            why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"  # what is new stands below
+            lines += [f"{place}{why}:", *_minus(run, ordered())]
         if came and (not runs or runs[-1][0]):  # else both are told under the last heading
             lines.append(f"{place}:")
         lines += _plus(came)
-    return lines
-
-
-def _gone(place: str, run: Sequence[str], told: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    """Lines of a system text that are gone, those with a name told without their values."""
-    lines: list[str] = []
-    for named, part in groupby(run, lambda line: len(run) < _ELIDE and told[line] != line):
-        gone_now = [(line, told[line]) for line in part]
-        lines += [f"{place}, {_UNGIVEN if named else GONE}:"]
-        lines += _plus(void for _, void in gone_now) if named else _minus(_unnamed(gone_now), names)
     return lines
 
 
@@ -87,8 +71,8 @@ def _plus(lines: Iterable[str]) -> list[str]:
 
 
 def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:
-    """Whether a sentence of `old` is gone and nothing came in its place: a model reads it where it stands, whatever a
-    note says. A line that has a name is told without its value. So many lines at once are another mode's instructions.
+    """Whether a sentence of `old`, or a value with its name, is gone and nothing came in its place: a model reads it
+    where it stands, whatever a note says. So many lines at once are another mode's instructions.
 
     `is_whole`: the note tells all of `new`, so what came at a place stands for all that is gone there.
     """
@@ -96,16 +80,18 @@ def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:
     still, hunks = _still(after), _hunks(before, after) or []
     if sum(max(len(gone), len(came)) for _, gone, came in hunks) >= _ELIDE:
         return False
-    told = cache(lambda: _told(before, after))  # most changes need it not
     for _, gone, came in hunks:
         instead = sum(re.search(r"\w", line) is not None for line in came)
         if instead and is_whole:
             continue
         runs = _by_whether_moved(gone, still, as_block=not instead)
-        lines = [line for is_moved, run in runs if not is_moved for line in run if _SENTENCE.match(line)]
-        if len(lines) > instead and sum(told()[line] == line for line in lines) > instead:
+        if sum(map(_says, (line for is_moved, run in runs if not is_moved for line in run))) > instead:
             return True
     return False
+
+
+def _says(line: str) -> bool:
+    return bool(_SENTENCE.match(line) or _NAMED.match(line))
 
 
 def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:
@@ -136,27 +122,6 @@ def _by_whether_moved(gone: Sequence[str], still: Set[str], *, as_block: bool) -
         return
     for is_moved, run in groupby(gone, still.__contains__):
         yield is_moved, list(run)
-
-
-def _told(before: Sequence[str], after: Sequence[str]) -> dict[str, str]:
-    """How each line of the old text is told once it is gone: without its values, if no other line is the same then.
-
-    A model repeats what it read last, a minus sign in front of it or not.
-    """
-    names = Counter(map(_void, {*before, *after}))
-    return {line: void if names[void := _void(line)] == 1 else line for line in before}
-
-
-def _void(line: str) -> str:
-    """The line without its value; as it is where no name stands in front of one."""
-    named = _NAMED.match(line)
-    void = f"{named[0].rstrip()} {_VOID}" if named else line
-    return void if named and re.search(r"\w\w", named[0]) else line
-
-
-def _unnamed(gone: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines, each beside how it is told, as they stand behind a minus sign: there no value is a new one."""
-    return [line if void == line else f"{void.removesuffix(_VOID)}({_UNGIVEN})" for line, void in gone]
 
 
 def _minus(gone: Sequence[str], ordered: Sequence[str]) -> list[str]:

@@ -63,21 +63,28 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
         ("Be kind.\nAsk Milena before a migration.\nBye.", "Be kind.\n---\nBye.", True),
         ("Be very kind.\nAsk Milena before a migration.\nBye.", "Be rude.\nBye.", True),  # one came in the place of two
         ("It is 10:05.\nAsk Milena before a migration.\nBye.", "It is 10:06.\nBye.", True),
-        ("It is 10:05.\n- Region: eu-1\nBye.", "It is 10:06.\nBye.", False),
+        ("It is 10:05.\n- Region: eu-1\nBye.", "It is 10:06.\nBye.", True),
         ("Be kind.\n<rule>Never push to main.</rule>", "Be kind.", True),
         ("Be kind.\n永远不要删除任何文件。", "Be kind.", True),
         ("Be kind.\nファイルを削除しないでください（必ず）。", "Be kind.", True),
         ("Be kind.\n終了。", "Be kind.", False),
         ("Be kind.\nThe wiki is at a.test.", "Be kind.\nThe wiki is at b.test.", False),  # another one
         ("Be kind.\nThe wiki is at a.test.\nBye.", "The wiki is at a.test.\nBe kind.\nBye.", False),  # elsewhere
-        ("Be kind.\n- Region: eu-1", "Be kind.", False),  # told without its value
+        ("Be kind.\n- Region: eu-1", "Be kind.", True),  # a value with its name
+        ("Be kind.\nexport CONFIG=/run/atlas.toml", "Be kind.", True),
+        ("Be kind.\n| worker | 7452 |", "Be kind.", True),
+        ("Be kind.\nPort: 80\nName: a\nPort: 90", "Be kind.\nPort: 80\nName: a", True),
+        ("Be kind.\n- Region: eu-1", "Be kind.\n- Region: eu-2", False),  # another one
+        ("Be kind.\n- Region: eu-1\nBye.", "- Region: eu-1\nBe kind.\nBye.", False),  # elsewhere
+        ("Be kind.\n" + "\n".join(f"- Key{n}: {n}" for n in range(13)), "Be kind.", False),  # a mode
         ("Be kind.\nOn branch main\n M x.py\n1a2b3c Add a parser", "Be kind.", False),  # no sentences
         ("Be kind.\n# The rules of it", "Be kind.", False),
+        ("Be kind.\n- : x and y", "Be kind.", False),  # no name
         ("Be kind.\n" + "\n".join(f"Rule {n} is to be kept." for n in range(13)), "Be kind.", False),  # a mode
         ("Be kind.\n" + "a. " * 20_000 + "x", "Be kind.", False),  # looked at once, or it would take for ever
     ],
 )
-def test_a_sentence_that_is_gone_cannot_be_told(old: str, new: str, is_withdrawn: bool):
+def test_a_sentence_or_a_named_value_that_is_gone_cannot_be_told(old: str, new: str, is_withdrawn: bool):
     assert withdraws(old, new) is is_withdrawn
 
 
@@ -95,49 +102,16 @@ def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_a
     assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "-Be brief.", "+Ask first."]
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("- Node version: 22.4", "- Node version: unknown"),
-        ("export CONFIG=/run/atlas.toml", "export CONFIG= unknown"),
-        ("| worker | 7452 |", "| worker | unknown"),
-        ("The wiki is at wiki.acme.test/handbook.", "The wiki is at wiki.acme.test/handbook."),  # nor a name
-        ("Never push.", "Never push."),  # it has no value
-        ("/srv/atlas", "/srv/atlas"),
-        (" M a.py", " M a.py"),
-    ],
-)
-def test_a_line_that_is_gone_is_told_without_its_value(line: str, told: str):
-    how = ["line 2, not given any more:", f"+{told}"] if told != line else ["line 2, no longer valid:", f"-{line}"]
-    assert diff(f"Be kind.\n{line}", "Be kind.") == how
-
-
-def test_named_lines_and_others_that_go_together_are_told_apart():
-    told = diff("Be kind.\nPort: 80\nName: a\n/srv/atlas", "Be kind.")
-    named = ["line 2, not given any more:", "+Port: unknown", "+Name: unknown"]
-    assert told == [*named, "line 2, no longer valid:", "-/srv/atlas"]
-    assert diff("Be kind.\nPort: 80", "Be kind.\n") == ["line 2:", "-Port: 80", "+"]
-
-
-def test_of_many_named_lines_that_are_gone_none_is_told_as_one_that_never_stood_there():
-    told = diff("\n".join(["Be kind.", *(f"- Key{n}: {n}" for n in range(14))]), "Be kind.")
-    ends = [f"-- Key{n}: (not given any more)" for n in (0, 13)]
-    assert told == ["line 2, no longer valid:", ends[0], "(-12 more lines, down to)", ends[1]]
-
-
-def test_a_line_that_could_be_another_one_is_told_with_its_value():
-    ports = "Port: 80\nName: a\nPort: 90"
-    assert diff(ports, "Port: 80\nName: a") == ["line 3, no longer valid:", "-Port: 90"]
-    told = diff("B: 2 and more\nName: a", "Name: b, c\nB: 2 and more")
-    assert told is not None and told[-2:] == ["line 3, no longer valid:", "-Name: a"]
+def test_what_has_no_name_and_is_no_sentence_is_told_as_gone():
+    assert diff("Be kind.\n M a.py", "Be kind.") == ["line 2, no longer valid:", "- M a.py"]
     code = FILES.replace("three", "key = 7")
     assert diff(code, code.replace("key = 7\n", "")) == ["a.py, line 3, no longer valid:", "-key = 7"]
 
 
-def test_what_a_line_is_told_without_is_found_in_bounded_time():
+def test_whether_a_line_says_something_is_found_in_bounded_time():
     begun = time.process_time()
     for part in ("a", "a.", "A ", "x: ", " ", "- ", "a b ", "(", "1."):
-        diff(f"Be kind.\n{part * 100_000}", "Be kind.")
+        withdraws(f"Be kind.\n{part * 100_000}", "Be kind.")
     assert time.process_time() - begun < 20
 
 
@@ -153,29 +127,23 @@ def applied(old: list[str], new: list[str], told: list[str]) -> list[str]:
     rest = list(old)
     index = 0
     while index < len(told):
-        place = re.fullmatch(
-            r"line (\d+)(, now|, no longer valid|, not given any more|, now only elsewhere)?:", told[index]
-        )
+        place = re.fullmatch(r"line (\d+)(, now|, no longer valid|, now only elsewhere)?:", told[index])
         assert place is not None
         index += 1
         gone, came = [], []
         while index < len(told) and told[index][:1] in "+-":
             (gone if told[index][0] == "-" else came).append(told[index][1:])
             index += 1
-        if place[2] == ", not given any more":
-            gone, came = came, []
         until = int(place[1]) - 1 - len(result)
         result += [*rest[:until], *came]
         gone = rest[until : until + len(came)] if place[2] == ", now" else gone
         for was, line in zip(rest[until:], gone, strict=False):
-            form = re.escape(line).replace(re.escape(VOID), ".+")
-            assert [each for each in {*old, *new} if re.fullmatch(form, each)] == [was] if VOID in line else line == was
+            assert line == was
         assert len(rest) >= until + len(gone)
         rest = rest[until + len(gone) :]
     return result + rest
 
 
-VOID = "unknown"
 RULE = (
     "Before anything is deleted, moved, renamed, copied or shown to people who do not belong to this house, ask {} "
     "first, and say in the end what was done, who had asked for it, when that was, and why it was done."
