@@ -37,14 +37,6 @@ HEADER_WAIT = 1.0
 """Seconds that the headers of a stream wait for the cache report."""
 
 
-class StreamFailed(StartLLMError):
-    """The client has been told already, inside the stream."""
-
-    def __init__(self, cause: StartLLMError) -> None:
-        super().__init__(cause.message, param=cause.param, code=cause.code)
-        self.status, self.type = cause.status, cause.type
-
-
 @dataclass(frozen=True, slots=True)
 class Edge:
     """What every handler needs; shared by all threads, never changed. `ping_gap`: seconds between two pings."""
@@ -93,8 +85,6 @@ class RequestHandler:
             self.write_answer(self._request.handler(request))
         except ClientGone:
             raise
-        except StreamFailed as failed:
-            log.info("%d %s: %s", failed.status, self._name(), failed.message)  # observers know it already
         except StartLLMError as error:
             self._fail(error)
         except Exception:  # the edge: whatever a handler did not foresee
@@ -134,13 +124,10 @@ class RequestHandler:
                 self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
         except ClientGone:
             raise
-        except StartLLMError as error:
-            if answer is not None and answer.fail(error):
-                raise StreamFailed(error) from error
-            raise
-        except Exception:  # `_answer` logs it; a client that listens is told
+        except Exception as error:  # `_answer` logs it; a client that reads a stream is told inside of it
             if answer is not None:
-                answer.fail(Internal("The answer ended before it was complete."))
+                ended = Internal("The answer ended before it was complete.")
+                answer.fail(error if isinstance(error, StartLLMError) else ended)
             raise
 
     def _streamed(self, exchange: Exchange) -> _StreamedAnswer:
@@ -176,6 +163,7 @@ class RequestHandler:
             raise ClientGone(f"The client closed the connection ({error}).") from None
 
     def _fail(self, error: StartLLMError) -> None:
+        """The whole answer is the error; behind a head nothing more is said here."""
         log.info("%d %s: %s", error.status, self._name(), error.message)
         if self._head_sent:
             self.keep = False
@@ -217,11 +205,10 @@ class _StreamedAnswer:
             if data:
                 self._out.write(data)
 
-    def fail(self, error: StartLLMError) -> bool:
-        """Tells the client inside the stream; False: its head is not out, so that the error can have a status."""
+    def fail(self, error: StartLLMError) -> None:
+        """Tells the client inside the stream, unless its head is not out: then the error can still have a status."""
         if self._head_sent:
             self._out.write(self._writer.fail(error))
-        return self._head_sent
 
     def _bytes(self, event: Event) -> bytes:
         """What the client is told of it; before the first event the head is sent."""

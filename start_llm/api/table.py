@@ -26,7 +26,6 @@ from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
 from start_llm.api.openai.shapes import InputTokensShape
-from start_llm.api.openai.stream import ChatExchange
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
 from start_llm.core.jsontext import parse_json
@@ -67,7 +66,7 @@ class Dialects:
     def responses(self, inbound: Request) -> Exchange:
         return self._begin(self._response(inbound), inbound)
 
-    def chat(self, inbound: Request) -> ChatExchange:
+    def chat(self, inbound: Request) -> Exchange:
         return self._begin(read_chat(inbound, self.settings, self.service), inbound)
 
     def completions(self, inbound: Request) -> Exchange:

@@ -13,7 +13,7 @@ from start_llm.api.anthropic.messages import MessagesExchange
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
-from start_llm.api.openai.stream import ChatExchange
+from start_llm.api.openai.stream import OpenAIExchange
 from start_llm.core.events import (
     ChoiceDone,
     Event,
@@ -68,7 +68,7 @@ def whole(exchange: Any, events: list[Event]) -> dict[str, Any]:
 
 @given(turns())
 def test_chat(events: list[Event]) -> None:
-    exchange = ChatExchange(REQUEST, FakeService(), True, 0)
+    exchange = OpenAIExchange(REQUEST, FakeService(), True, 0)
     body = whole(exchange, events)
     openai.types.chat.ChatCompletion.model_validate(body)
     content, reasoning = "", ""

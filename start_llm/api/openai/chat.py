@@ -12,7 +12,7 @@ from start_llm.api.common import fields, parts
 from start_llm.api.common.request import read_alike, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.stream import ChatExchange, CompletionExchange
+from start_llm.api.openai.stream import OpenAIExchange
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import CHOICES, PROMPTS
 from start_llm.core.messages import Message, Role, Tool, ToolCall
@@ -86,7 +86,7 @@ class ChatBody(OlderBody):
     metadata: dict[str, Any] | None = None
 
 
-def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExchange:
+def read_chat(inbound: Request, settings: Settings, service: Service) -> OpenAIExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(ChatBody, inbound.body)
     fields.refuse(data, FORMS)
@@ -112,7 +112,7 @@ def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExc
         n=choices,
         logprobs=_logprobs(body),
     )
-    return ChatExchange(request, service, body.includes_usage, int(time.time()))
+    return OpenAIExchange(request, service, body.includes_usage, int(time.time()))
 
 
 def _logprobs(body: ChatBody) -> int | None:
@@ -249,7 +249,7 @@ class CompletionBody(OlderBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-def read_completion(inbound: Request, settings: Settings, service: Service) -> CompletionExchange:
+def read_completion(inbound: Request, settings: Settings, service: Service) -> OpenAIExchange:
     """Raises BadRequest, NotSupported."""
     body, data = fields.parse_body(CompletionBody, inbound.body)
     fields.refuse(data, FORMS | RAW)
@@ -267,4 +267,4 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
         n=choices,
         logprobs=body.logprobs,
     )
-    return CompletionExchange(request, service, body.includes_usage, int(time.time()))
+    return OpenAIExchange(request, service, body.includes_usage, int(time.time()))

@@ -45,23 +45,19 @@ def call_body(call: ToolCall) -> shapes.ChatCallShape:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIExchange(Exchange):
-    """What both older APIs share. `created` is unix seconds."""
+    """A chat completion or a completion that is being answered. `created` is unix seconds."""
 
     include_usage: bool
     created: int
 
-
-class ChatExchange(OpenAIExchange):
-    """A chat completion that is being answered."""
-
-    def writer(self) -> ChatWriter:
-        return ChatWriter(self)
+    def writer(self) -> ChunkWriter:
+        return CompletionWriter(self) if self.request.dialect == "completions" else ChatWriter(self)
 
 
-class ChunkWriter[E: OpenAIExchange](AnswerWriter):
+class ChunkWriter(AnswerWriter):
     """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
-    def __init__(self, exchange: E) -> None:
+    def __init__(self, exchange: OpenAIExchange) -> None:
         super().__init__(exchange.request.n)
         self._exchange = exchange
 
@@ -89,7 +85,7 @@ class ChunkWriter[E: OpenAIExchange](AnswerWriter):
         """A piece of the answer; ``b""`` where the dialect says nothing."""
 
 
-class ChatWriter(ChunkWriter[ChatExchange]):
+class ChatWriter(ChunkWriter):
     """One chunk per event."""
 
     def whole(self, done: ev.Done) -> shapes.ChatCompletionShape:
@@ -148,13 +144,6 @@ class ChatWriter(ChunkWriter[ChatExchange]):
 # --- completions ---
 
 
-class CompletionExchange(OpenAIExchange):
-    """A completion that is being answered."""
-
-    def writer(self) -> CompletionWriter:
-        return CompletionWriter(self)
-
-
 def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> TextLogprobs:
     """The four parallel lists of ``/v1/completions``; `offset` is where the first token's text begins (characters)."""
     tokens = [token_text(item.token) if item.text is None else item.text for item in items]
@@ -170,8 +159,8 @@ def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, off
     }
 
 
-class CompletionWriter(ChunkWriter[CompletionExchange]):
-    def __init__(self, exchange: CompletionExchange) -> None:
+class CompletionWriter(ChunkWriter):
+    def __init__(self, exchange: OpenAIExchange) -> None:
         super().__init__(exchange)
         self._offsets = Counter[int]()  # characters of each choice so far
 
