@@ -60,7 +60,7 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     facts = {**known.facts, **drafts}
     if options.json:
         about = {"name": source, "folder": str(folder), "file": known.overrides.path, "trial": probe and probe.trial}
-        _print_json(about, facts)
+        print(json.dumps({**about, "facts": facts}, indent=1, default=_plain))
         return 0
     print(f"{source}  ({folder})")
     if options.all:
@@ -76,11 +76,6 @@ def show(settings: Settings, options: argparse.Namespace) -> int:
     if not options.all:
         print(f"{program()} models show {asked} --all    every fact, and who says so")
     return 0
-
-
-def _print_json(about: Mapping[str, Any], facts: Mapping[str, Fact]) -> None:
-    values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
-    print(json.dumps({**about, "facts": values}, indent=1, default=_plain))
 
 
 def set_values(settings: Settings, options: argparse.Namespace) -> int:

@@ -153,16 +153,10 @@ class _RunningRequest:
 class Dumps(Observer):
     """Writes ``ROOT/dumps/2026-11-21/ID.json`` (0600) when a request has ended; the oldest go first. Thread-safe."""
 
-    def __init__(
-        self,
-        root: Path,
-        redactor: Redactor,
-        most_bytes: int = _MOST_BYTES,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
+    def __init__(self, root: Path, redactor: Redactor, most_bytes: int = _MOST_BYTES) -> None:
         self._files = DailyLogs(root / FOLDER, ".json", most_bytes)
         self._longest = min(LONGEST, most_bytes // 32)
-        self._redactor, self._now = redactor, now
+        self._redactor = redactor
         self._lock = threading.Lock()
         self._running: dict[str, _RunningRequest] = {}
 
@@ -194,7 +188,7 @@ class Dumps(Observer):
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         with self._lock:
             found = self._running.pop(request.id, _RunningRequest())
-        now = self._now()
+        now = datetime.now(UTC)
         entry = {
             **log_entry(request, outcome, now),
             "sent": [self._message(message) for message in request.messages],

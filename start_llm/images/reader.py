@@ -98,17 +98,16 @@ class ImageReader:
 
     def _check_sizes(self, fresh: Sequence[Attachment]) -> None:
         """Before anything is decoded: how many new images there are, and how long they are together."""
-        most, most_bytes = MOST_NEW, MOST_NEW_BYTES
-        if len(fresh) > most:
-            path = fresh[most].path
-            message = f"{path}: a request may bring {most} new images, but this is number {most + 1}."
+        if len(fresh) > MOST_NEW:
+            path = fresh[MOST_NEW].path
+            message = f"{path}: a request may bring {MOST_NEW} new images, but this is number {MOST_NEW + 1}."
             raise TooLarge(message, param=path, code="too_many_images")
         sizes = accumulate(len(image.source) // 4 * 3 if image.kind == "data" else 0 for image in fresh)
         for index, (image, together) in enumerate(zip(fresh, sizes, strict=True), start=1):
-            if together > most_bytes:
+            if together > MOST_NEW_BYTES:
                 raise TooLarge(
                     f"{image.path}: with image {index}, the request's new images have {together:,} bytes; "
-                    f"{most_bytes:,} are allowed.",
+                    f"{MOST_NEW_BYTES:,} are allowed.",
                     param=image.path,
                     code="image_too_large",
                 )

@@ -35,7 +35,7 @@ from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
 from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode
-from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
+from start_llm.proxy.outcome import LOGGERS, Hooks, in_one_line
 from start_llm.proxy.passthrough import ServerRoutes
 
 _CLIENT_OPTIONS = frozenset({"default_headers", "deployment_id", "extra_headers", "extra_query", "specific_deployment"})
@@ -70,7 +70,7 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
     server.add_to(app)
     litellm.logging_callback_manager.add_litellm_callback(Hooks())
     for name in LOGGERS:
-        logging.getLogger(name).addFilter(OneLine())
+        logging.getLogger(name).addFilter(in_one_line)
     infos = [entry["model_info"] for entry in config["model_list"]]
     holders = {info["id"]: info["node"] for info in infos if "node" in info}
     app.add_middleware(Balancer, fleet=fleet, holders=holders, server=server, elsewhere=elsewhere)

@@ -285,14 +285,11 @@ class _HeldAnswer:
         elif not self._head_sent:
             kind = dict(message.get("headers", ())).get(b"content-type", b"")
             self._is_stream = kind.startswith(b"text/event-stream")
-            self._head = self._labelled(message)
+            said = [(NODE_HEADER.encode(), self._label.encode())] if self._label else []
+            self._head = dict(message) | {"headers": [*message.get("headers", ()), *said]}
         elif self._is_stream and self._label:
             comment = f": {NODE_HEADER}: {self._label}\n\n".encode()  # clients pass it over, people find it
             await self.send({"type": asgi.BODY, "body": comment, "more_body": True})
-
-    def _labelled(self, head: Message) -> Message:
-        said = [(NODE_HEADER.encode(), self._label.encode())] if self._label else []
-        return dict(head) | {"headers": [*head.get("headers", ()), *said]}
 
     async def _send_head(self) -> None:
         if self._head is not None:

@@ -68,7 +68,7 @@ class Member:
 
     def __init__(self, node: ServerNode) -> None:
         self.node = node
-        self.state, self.detail = "unknown", ""
+        self.state = "unknown"
         self.running = self.waiting = 0  # by its own count, when it was asked last
         self.models: frozenset[str] | None = None  # ``None``: not known yet
         self.loaded: frozenset[str] = frozenset()
@@ -95,10 +95,6 @@ class Member:
         """It was late. It, or this process, may be busy: it keeps its conversations, and is offered where nobody else
         is."""
         return 0 < self.silent_seconds < SILENT_SECONDS and now >= self.out_until
-
-    def leave_out(self, now: float) -> None:
-        self.out_until = now + PAUSES[min(self.failures, len(PAUSES) - 1)]
-        self.failures += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +181,7 @@ class NodeFleet:
         is_due = time.monotonic() - member.cards_at >= CARDS_EVERY
         if state in {"ready", "busy"} and is_due and not await self._read_cards(member):
             state, detail = "refused", "It does not take the key."
-        member.state, member.detail = state, detail
+        member.state = state
         member.silent_seconds = member.silent_seconds + seconds + LOOK_EVERY if state == "silent" else 0.0
         member.running, member.waiting = count_of(said, "running"), count_of(said, "queued")
         if state != before and {before, state} - {"ready", "busy", "unknown"}:
@@ -207,7 +203,9 @@ class NodeFleet:
 
     def failed(self, name: str) -> None:
         """A request failed at that node: it is left out for a while."""
-        self.members[name].leave_out(time.monotonic())
+        member = self.members[name]
+        member.out_until = time.monotonic() + PAUSES[min(member.failures, len(PAUSES) - 1)]
+        member.failures += 1
 
     def gives_up(self, name: str, tried: Collection[str], *, begun: bool = False) -> bool:
         """Whether that node has been silent for too long; `tried`, `begun`: nodes that this request was sent to, and
@@ -322,7 +320,7 @@ class NodeFleet:
         except httpx.HTTPError:
             return 0, 0
         report = json_of(answer) if answer.status_code == 200 else {}
-        if isinstance(report, dict) and "running" in report:
+        if "running" in report:
             member.running = count_of(report, "running")
             member.waiting = count_of(report, "queued")
         return count_of(report, "reused"), count_of(report, "prompt")

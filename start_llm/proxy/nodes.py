@@ -183,7 +183,7 @@ def state_of(answer: httpx.Response | httpx.HTTPError) -> tuple[str, Mapping[str
     if isinstance(answer, httpx.HTTPError):
         return "gone", {"detail": str(answer)[:200] or type(answer).__name__}
     body = json_of(answer)
-    state, error = (body.get("state"), body.get("error")) if isinstance(body, dict) else (None, None)
+    state, error = body.get("state"), body.get("error")
     if answer.status_code == 403 and isinstance(error, dict):  # a name that is not in its ALLOWED_HOSTS
         return "refused", {"detail": error.get("message", "")}
     if answer.status_code not in {200, 503} or not isinstance(state, str) or not _STATE.fullmatch(state):
@@ -198,8 +198,7 @@ def detail_of(health: Mapping[str, Any]) -> str:
 
 def cards_of(answer: httpx.Response) -> list[dict[str, Any]]:
     """The models that `/v1/models` lists."""
-    body = json_of(answer) if answer.status_code == 200 else None
-    listed = body.get("data") if isinstance(body, dict) else None
+    listed = json_of(answer).get("data") if answer.status_code == 200 else None
     found = [card for card in listed[:_MOST_CARDS] if isinstance(card, dict)] if isinstance(listed, list) else []
     return [card for card in found if isinstance(card.get("id"), str) and len(card["id"]) <= _MOST_NAME]
 
@@ -225,12 +224,13 @@ def count_of(answer: Any, name: str) -> int:
     return max(0, int(number)) if math.isfinite(number) else 0
 
 
-def json_of(answer: httpx.Response) -> Any:
-    """``None`` where it is no JSON."""
+def json_of(answer: httpx.Response) -> dict[str, Any]:
+    """The object that an answer is; an empty one where it is none."""
     try:
-        return answer.json()
+        found = answer.json()
     except (ValueError, RecursionError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def look_at(nodes: Sequence[ServerNode]) -> list[dict[str, Any]]:
@@ -267,9 +267,11 @@ async def _look_at(client: httpx.AsyncClient, node: ServerNode) -> NodeStatus:
     return status_of(node.name, health, cards_of(models), json_of(loads))
 
 
-def status_of(name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], loads: Any) -> NodeStatus:
+def status_of(
+    name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], loads: Mapping[str, Any]
+) -> NodeStatus:
     """Of what a server says at `/health`, `/v1/models` and `/v1/loads`."""
-    listed = loads.get("loads") if isinstance(loads, dict) else None
+    listed = loads.get("loads")
     load = listed[0] if isinstance(listed, list) and listed else None
     loaded = loaded_of(cards)
     sizes = [card["details"] for card in cards if card["id"] in loaded]

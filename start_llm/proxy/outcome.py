@@ -143,13 +143,12 @@ def error_in(body: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("message"), str) else None
 
 
-class OneLine(logging.Filter):
-    """A request that fails is a line in LiteLLM's log, and no traceback: most often it is what the client sent."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if current.get() is not None:
-            record.exc_info = record.exc_text = None
-            before, traceback, after = record.getMessage().partition(_TRACEBACK)
-            if traceback:
-                record.msg, record.args = f"{before.rstrip()} {after.rstrip().rpartition('\n')[2]}", None
-        return True
+def in_one_line(record: logging.LogRecord) -> bool:
+    """A log's filter. A request that fails is a line in LiteLLM's log, and no traceback: most often it is what the
+    client sent."""
+    if current.get() is not None:
+        record.exc_info = record.exc_text = None
+        before, traceback, after = record.getMessage().partition(_TRACEBACK)
+        if traceback:
+            record.msg, record.args = f"{before.rstrip()} {after.rstrip().rpartition('\n')[2]}", None
+    return True

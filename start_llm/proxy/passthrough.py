@@ -142,7 +142,7 @@ class ServerRoutes:
             )
         except httpx.HTTPError as error:
             return _no_answer(error)
-        is_known = answer.status_code != 200 or isinstance(nodes.json_of(answer), dict)
+        is_known = answer.status_code != 200 or bool(nodes.json_of(answer))
         return answer if is_known else _no_answer(httpx.RemoteProtocolError("what it says is no JSON object"))
 
 

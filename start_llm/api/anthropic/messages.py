@@ -225,7 +225,7 @@ def _block_content(kind: str, block: dict[str, Any], path: str) -> parts.PartCon
     if kind == "search_result":
         head = [fields.string_in(block, "title", path), fields.string_in(block, "source", path)]
         found = parts.only_text(_blocks_content(block.get("content"), f"{path}.content"))
-        return parts.PartContent(parts.join_text([*head, found]))
+        return parts.PartContent("\n".join([*head, found]))
     if kind == "tool_reference":
         return parts.PartContent(f"Tool now available: {fields.string_in(block, 'tool_name', path)}")
     if kind == "browser_state":  # of a browser that the client drives

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,17 +61,12 @@ class Turn:
     calls: list[ToolCall] = field(default_factory=list)
 
     def message(self) -> Message:
-        reasoning = join_text(filter(None, self.thoughts)) or None
+        reasoning = "\n".join(filter(None, self.thoughts)) or None
         return join_content(self.contents).message("assistant", reasoning=reasoning, tool_calls=tuple(self.calls))
 
     def messages(self) -> list[Message]:
         """None, if there was nothing."""
         return [self.message()] if self.contents or self.thoughts or self.calls else []
-
-
-def join_text(texts: Iterable[str]) -> str:
-    """Thoughts, or what we tell of one block, as one text."""
-    return "\n".join(texts)
 
 
 def join_content(parts: Sequence[PartContent], between: str = "\n") -> PartContent:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from start_llm.api.common.fields import MOST_SHOWN, Drawn, bad, refuse_samplers, within
@@ -36,8 +35,6 @@ def read_alike(
 ) -> dict[str, Any]:
     """The fields of a `ChatRequest` that all dialects read alike. Raises BadRequest."""
     refuse_samplers(data)
-    is_raw = dialect == "completions"
-    asked = Thinking() if is_raw else thinking_of(data)
     session, where = session_of(data, inbound.headers)
     within(SESSION, len(session), where)
     return {
@@ -46,14 +43,10 @@ def read_alike(
         "model": model_of(data),
         "sampling": sampling_of(drawn, settings),
         "stream": bool(data.get("stream")),
-        "thinking": asked.enabled,
-        "reasoning_effort": asked.effort,
-        "thinking_budget": asked.budget,
         "session": session or None,
         "owner": owner_of(data, inbound.headers),
-        "template_kwargs": {} if is_raw else template_kwargs_of(data),
         "received": inbound.received,
-    }
+    } | ({} if dialect == "completions" else {"template_kwargs": template_kwargs_of(data), **thinking_of(data)})
 
 
 def counted_request(
@@ -169,25 +162,17 @@ def model_of(data: Mapping[str, Any]) -> str:
 # --- thinking ---
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """What was asked; ``None`` where nothing was said. `budget` is in tokens."""
+def thinking_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of thinking, in the fields of a `ChatRequest`.
 
-    enabled: bool | None = None
-    effort: str | None = None
-    budget: int | None = None
-
-
-def thinking_of(data: Mapping[str, Any]) -> Thinking:
-    """Reads all fields at all depths; the first that says something wins, field by field.
-
-    Raises BadRequest for a value that means nothing; not in ``metadata``, where it may be the client's own.
+    Reads all fields at all depths; the first that says something wins, field by field. Raises BadRequest for a value
+    that means nothing; not in ``metadata``, where it may be the client's own.
     """
     said: dict[str, Any] = {}
     for place, path, strict in _places(data):
         for name, value in _said(FIELDS, place, path, strict):
             said.setdefault(name, value)
-    return Thinking(**said)
+    return said
 
 
 def template_kwargs_of(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,18 +202,18 @@ def _places(data: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, b
 
 
 def _said(names: tuple[str, ...], place: Mapping[str, Any], path: str, strict: bool) -> Iterator[tuple[str, Any]]:
-    """Fields of `Thinking` with what these names say of them, the surest first."""
+    """Fields of a `ChatRequest` with what these names say of them, the surest first."""
     for name in names:
         value, where = place.get(name), f"{path}{name}"
         word = value.strip().lower() if isinstance(value, str) else None
         if isinstance(value, dict):
             yield from _said_by_object(value, where, strict)
         elif isinstance(value, bool):
-            yield "enabled", value
+            yield "thinking", value
         elif word in OFF or word in ON:
-            yield "enabled", word in ON
+            yield "thinking", word in ON
         elif word in EFFORTS:
-            yield from (("enabled", True), ("effort", word))
+            yield from (("thinking", True), ("reasoning_effort", word))
         elif value is not None and strict:
             raise bad(where, WORDS, value)
 
@@ -239,6 +224,6 @@ def _said_by_object(value: dict[str, Any], path: str, strict: bool) -> Iterator[
     for name in ("max_tokens", "budget_tokens"):
         number = value.get(name)
         if type(number) is int and number >= 0:
-            yield from (("budget", number), ("enabled", number > 0))
+            yield from (("thinking_budget", number), ("thinking", number > 0))
         elif number is not None and strict:
             raise bad(f"{path}.{name}", "a whole number of tokens", number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -198,27 +197,19 @@ def messages_of(messages: list[OllamaMessage]) -> tuple[Message, ...]:
             role: Role = "user" if message.role == "user" else "system"
             result.append(Message(role, message.content or "", attachments=images))
         elif message.role == "assistant":
-            calls = _calls(message, path, index)
+            items = fields.items_of(message.tool_calls or [], f"{path}.tool_calls")
+            calls = tuple(_call(item, where, f"call_{index}_{number}") for number, (where, item) in enumerate(items))
             waiting = list(calls)
             text, thoughts = message.content or "", message.thinking or None
             result.append(Message("assistant", text, reasoning=thoughts, tool_calls=calls, attachments=images))
         elif message.role == "tool":
-            result.append(replace(_result(message, _answered(message, waiting)), attachments=images))
+            call = _answered(message, waiting)
+            ident = message.tool_call_id or (call.id if call else None)
+            name = message.tool_name or (call.name if call else None)
+            result.append(Message("tool", message.content or "", tool_call_id=ident, name=name, attachments=images))
         else:
             raise fields.bad(f"{path}.role", ROLES, message.role)
     return tuple(result)
-
-
-def _calls(message: OllamaMessage, path: str, index: int) -> tuple[ToolCall, ...]:
-    items = fields.items_of(message.tool_calls or [], f"{path}.tool_calls")
-    return tuple(_call(item, where, f"call_{index}_{number}") for number, (where, item) in enumerate(items))
-
-
-def _result(message: OllamaMessage, call: ToolCall | None) -> Message:
-    """`call`: that it answers, if there is one."""
-    ident = message.tool_call_id or (call.id if call else None)
-    name = message.tool_name or (call.name if call else None)
-    return Message("tool", message.content or "", tool_call_id=ident, name=name)
 
 
 def _call(item: Any, path: str, default_id: str) -> ToolCall:

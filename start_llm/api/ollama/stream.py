@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -16,7 +15,6 @@ from start_llm.core.errors import StartLLMError
 from start_llm.core.jsontext import object_in
 from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import ollama_error
-from start_llm.core.report import CacheReport
 
 OllamaShape = shapes.OllamaChatShape | shapes.OllamaGenerateShape
 LINES = "application/x-ndjson"
@@ -35,35 +33,6 @@ def head_of(model: str) -> shapes.OllamaHeadShape:
     return {"model": model, "created_at": now()}
 
 
-@dataclass(slots=True)
-class AnswerTimes:
-    """When a request's prompt was planned and its first token came, in ``time.monotonic()`` seconds; 0: not yet."""
-
-    began: float
-    planned: float = 0.0
-    first: float = 0.0
-
-    def note(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Started) and not self.planned:
-            self.planned = time.monotonic()
-        elif not self.first and not isinstance(event, ev.Started | ev.Progress):
-            self.first = time.monotonic()
-
-    def durations(self, usage: ev.Usage) -> shapes.OllamaTimesShape:
-        """Nanoseconds, and the counts that belong to them."""
-        end = time.monotonic()
-        began = self.began or self.planned or end
-        planned, first = self.planned or end, self.first or end
-        return {
-            "total_duration": _nanoseconds(end - began),
-            "load_duration": _nanoseconds(planned - began),
-            "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": _nanoseconds(first - planned),
-            "eval_count": usage.completion,
-            "eval_duration": _nanoseconds(end - first),
-        }
-
-
 def _nanoseconds(seconds: float) -> int:
     return max(0, int(seconds * 1e9))
 
@@ -72,17 +41,8 @@ def call_body(call: ToolCall, index: int) -> shapes.OllamaCallShape:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": object_in(call.arguments)}}
 
 
-@dataclass(frozen=True, slots=True)
 class OllamaAnswer(Exchange):
     """A request of this API that is being answered."""
-
-    times: AnswerTimes = field(default_factory=lambda: AnswerTimes(time.monotonic()))
-
-    def end(self, said: CollectedChoice, usage: ev.Usage, report: CacheReport) -> shapes.OllamaRestShape:
-        """``start_llm`` is our own field: the cache report."""
-        word: Literal["stop", "length"] = "length" if said.finish_reason in {"length", "cancelled"} else "stop"
-        rest = self.rest(said, done=True)
-        return {**rest, "done_reason": word, **self.times.durations(usage), "start_llm": report.as_dict()}
 
     def rest(self, said: CollectedChoice, *, done: bool = False) -> shapes.OllamaRestShape:
         if said.logprobs:
@@ -116,16 +76,21 @@ class OllamaGenerateAnswer(OllamaAnswer):
 
 
 class LineWriter(AnswerWriter):
-    """A line for each piece. A line that says nothing shows life: this API has no comments."""
+    """A line for each piece. A line that says nothing shows life: this API has no comments.
+
+    It takes the times that the last line tells, by ``time.monotonic()``.
+    """
 
     content_type = LINES
 
     def __init__(self, answer: OllamaAnswer) -> None:
         super().__init__()
         self._answer = answer
+        self._began = answer.request.received or time.monotonic()
+        self._planned = self._first = 0.0  # of the prompt's plan and of the first token; 0: not yet
 
     def write(self, event: ev.Event) -> bytes:
-        self._answer.times.note(event)
+        self._note(event)
         if isinstance(event, ev.Done):
             return line(self.whole(event))
         if isinstance(event, ev.ChoiceDone):
@@ -142,16 +107,38 @@ class LineWriter(AnswerWriter):
         return b""
 
     def take(self, event: ev.Event) -> None:
-        self._answer.times.note(event)
+        self._note(event)
         super().take(event)
 
     def whole(self, done: ev.Done) -> OllamaShape:
-        """Of a stream only its last line: the others have the words."""
-        choice = self.choices[0]
-        return self._answer.part(choice, self._answer.end(choice, done.usage, done.report))
+        """Of a stream only its last line: the others have the words. ``start_llm`` is our own field."""
+        said = self.choices[0]
+        word: Literal["stop", "length"] = "length" if said.finish_reason in {"length", "cancelled"} else "stop"
+        rest = self._answer.rest(said, done=True)
+        times, report = self._durations(done.usage), done.report.as_dict()
+        return self._answer.part(said, {**rest, "done_reason": word, **times, "start_llm": report})
 
     def fail(self, error: StartLLMError) -> bytes:
         return line(ollama_error(error))
+
+    def _note(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Started):
+            self._planned = self._planned or time.monotonic()
+        elif not isinstance(event, ev.Progress):
+            self._first = self._first or time.monotonic()
+
+    def _durations(self, usage: ev.Usage) -> shapes.OllamaTimesShape:
+        """Nanoseconds, and the counts that belong to them."""
+        end = time.monotonic()
+        planned, first = self._planned or end, self._first or end
+        return {
+            "total_duration": _nanoseconds(end - self._began),
+            "load_duration": _nanoseconds(planned - self._began),
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": _nanoseconds(first - planned),
+            "eval_count": usage.completion,
+            "eval_duration": _nanoseconds(end - first),
+        }
 
     def _piece(self, said: CollectedChoice, first: int = 0) -> bytes:
         return line(self._answer.part(said, self._answer.rest(said), first))

@@ -181,7 +181,7 @@ def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
         return message.reasoning
     if message.thinking_blocks:
         blocks = [block.get("thinking") for block in message.thinking_blocks if isinstance(block, dict)]
-        return parts.join_text(block for block in blocks if isinstance(block, str))
+        return "\n".join(block for block in blocks if isinstance(block, str))
     if message.reasoning and inline is None:
         return parts.as_text(message.reasoning)
     return inline
@@ -199,7 +199,7 @@ def _assistant_content(content: Any, path: str) -> tuple[parts.PartContent, str 
             thoughts.append(parts.only_text(parts.content_of(inner, f"{where}.{kind}")))
         else:
             contents.append(parts.part_content(part, where))
-    return parts.join_content(contents, between=""), parts.join_text(thoughts) if thoughts else None
+    return parts.join_content(contents, between=""), "\n".join(thoughts) if thoughts else None
 
 
 def _call(item: Any, path: str, default_id: str) -> ToolCall:

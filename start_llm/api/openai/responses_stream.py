@@ -164,10 +164,6 @@ def item_of(
     return item
 
 
-def new_call_id(tool: Named) -> str:
-    return new_id("ctc" if tool.custom else "tsc" if tool.search else "fc")
-
-
 def call_status(arguments: str) -> shapes.ItemStatus:
     """A call that a limit cut has arguments that do not end."""
     try:
@@ -314,7 +310,7 @@ class ResponsesWriter(AnswerWriter):
     def _begin_call(self, event: ev.ToolCallStarted) -> bytes:
         head = self._end()
         self._tool, self._input = self._exchange.origin(event.name), InputText()
-        self._id = new_call_id(self._tool)
+        self._id = new_id("ctc" if self._tool.custom else "tsc" if self._tool.search else "fc")
         return head + self._added(None, call_item(self._id, event.id, self._tool, "", "in_progress"))
 
     def _call_delta(self, arguments: str) -> bytes:

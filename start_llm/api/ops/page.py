@@ -117,7 +117,6 @@ class Page:
         self._settings = settings
         self._board = board
         self._cancel = cancel
-        self._status = status
         self._service = status.service
         self._metrics = status.counts
         self._owners = status.owners
