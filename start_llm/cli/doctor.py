@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import platform
@@ -13,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import httpx
 from packaging.requirements import Requirement
 from rich.console import Console
 
@@ -260,10 +260,8 @@ def check_port(subject: str, variable: str, host: str, number: int, runs: str | 
 def check_arrays(host: str, number: int, key: str | None) -> Iterator[Finding]:
     """How many arrays a running server's stored KV is in; nothing where it does not tell."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    connection = http.client.HTTPConnection(host, number, timeout=ANSWER_SECONDS)
-    with closing(connection), suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/metrics", headers=headers)
-        text = connection.getresponse().read().decode("utf-8", "replace")
+    with suppress(httpx.HTTPError), httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
+        text = client.get(f"{address(host, number)}/metrics", headers=headers).text
         for count in re.findall(r"^start_llm_kv_arrays (\d+)", text, re.MULTILINE):
             yield Finding("stored KV", "ok", f"{int(count):,} arrays (start_llm_kv_arrays)")
 

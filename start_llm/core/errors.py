@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Self
 
@@ -87,7 +88,12 @@ class Forbidden(StartLLMError, status=403, type="permission_error", code="forbid
 class NotFound(StartLLMError, status=404, type="not_found_error"): ...
 
 
-class MethodNotAllowed(StartLLMError, status=405, type="invalid_request_error"): ...
+class MethodNotAllowed(StartLLMError, status=405, type="invalid_request_error"):
+    """`allowed`: the methods that the path takes."""
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class RequestTimeout(StartLLMError, status=408, type="invalid_request_error", code="request_timeout"):

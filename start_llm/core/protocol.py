@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.client import responses
 from typing import Any, Literal
 
-from start_llm.core.errors import ContextLengthExceeded, StartLLMError
+from start_llm.core.errors import ContextLengthExceeded, MethodNotAllowed, StartLLMError
 from start_llm.core.jsontext import inner_object
 
 REFUSAL_HEADER = "x-start-llm-refusal"
@@ -150,13 +150,18 @@ def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any],
 
 
 def error_headers(error: StartLLMError) -> dict[str, str]:
-    """``Retry-After`` in whole seconds, where the error has one; and why a sound request is not answered here.
+    """``Retry-After`` in whole seconds, where the error has one; and why a sound request is not answered here. Which
+    methods a path takes, and that a key is a bearer token.
 
     A 501 would be sent again by the SDKs of OpenAI and Anthropic, as all that begins with 5: they are told not to.
     """
     headers = {}
     if error.status == HTTPStatus.NOT_IMPLEMENTED:
         headers[RETRY_HEADER] = "false"
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.allowed)
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.refusal is not None:

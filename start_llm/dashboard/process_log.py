@@ -72,16 +72,16 @@ class JsonFormatter(logging.Formatter):
 
 def log_as_json(level: str = "warning") -> None:
     """Sends the process's log, Python's warnings and uncaught exceptions through `JsonFormatter` to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    set_level(handler, level)
+    log_to_stderr(JsonFormatter(), level)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda raised: _uncaught(raised.exc_type, raised.exc_value, raised.exc_traceback)
 
 
-def set_level(handler: logging.Handler, level: str) -> None:
-    """The process's log goes to `handler` alone: our own records from `level` on, those of libraries if they warn."""
+def log_to_stderr(formatter: logging.Formatter, level: str) -> None:
+    """The process's log goes there alone: our own records from `level` on, those of libraries if they warn."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("start_llm").setLevel(level.upper())
 

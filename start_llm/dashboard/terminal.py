@@ -21,7 +21,7 @@ from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Observer, Outcome
-from start_llm.dashboard.process_log import set_level
+from start_llm.dashboard.process_log import log_to_stderr
 from start_llm.dashboard.request_log import log_entry
 from start_llm.dashboard.tables import words_only
 
@@ -234,9 +234,7 @@ class _Lines(logging.Formatter):
 
 def log_as_lines(level: str = "warning") -> None:
     """Sends the process's log, from `level` on, to stderr."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
-    set_level(handler, level)
+    log_to_stderr(_Lines("%(levelname)s %(name)s: %(message)s"), level)
 
 
 def terminal(settings: Settings, console: Console) -> Observer:

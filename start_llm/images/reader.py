@@ -182,19 +182,11 @@ def _refusal(image: Attachment, index: int, known: KnownImage) -> StartLLMError:
     return kind(f"{image.path}: image {index + 1} of the request: {known.problem}.", param=image.path, code=code)
 
 
-def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> dict[str, int]:
-    """The number of each identity, in the conversation's order; the same image has the same number in every request."""
-    numbers: dict[str, int] = {}
-    for image in (image for message in messages for image in message.attachments):
-        numbers.setdefault(known[id(image)].identity, len(numbers) + 1)
-    return numbers
-
-
 def _placed(
     messages: Sequence[Message], known: dict[int, KnownImage], pictures: Mapping[str, Picture], why: str
 ) -> list[Message]:
     """The messages with marks in the places of `pictures`; a line stands for another image, and tells `why`."""
-    numbers = _numbers(messages, known)
+    numbers: dict[str, int] = {}  # in the conversation's order: an image has the same number in every request
     placed: list[Message] = []
     for message in messages:
         content = message.content
@@ -205,7 +197,8 @@ def _placed(
         at = 0
         for image in message.attachments:
             seen = known[id(image)]
-            line = f"[Image {numbers[seen.identity]}: {_name(image, seen)}, {seen.description}, {why}]"
+            number = numbers.setdefault(seen.identity, len(numbers) + 1)
+            line = f"[Image {number}: {_name(image, seen)}, {seen.description}, {why}]"
             pieces += [content[at : image.at], pictures[seen.identity].mark if seen.identity in pictures else line]
             at = image.at
         pieces.append(content[at:])

@@ -172,8 +172,7 @@ class TextChannel:
             self._behind_leak += text[: len(text) - len(body)]
             if not body:
                 return
-            gap = self._gap + self._behind_leak if self._parts else ""
-            self._gap = gap
+            self._gap = self._gap + self._behind_leak if self._parts else ""
             self._behind_leak = ""
             self.leaked = False
             text = body

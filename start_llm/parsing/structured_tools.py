@@ -172,12 +172,13 @@ def _keyed_format(prefix: str = "", suffix: str = "", outer: bool = False) -> Ca
     """A name, and keys and values in tags of their own; `outer`: inside of a second pair of tags."""
     tag, key_tag, value_tag = (f"{prefix}{name}{suffix}" for name in ("tool_call", "arg_key", "arg_value"))
 
-    def frame_in(lark: Lark) -> Callable[[str, str], str]:
-        opens, closes, begins = map(lark.marker, (f"<{key_tag}>", f"</{key_tag}>", f"<{value_tag}>"))
-        return lambda key, value: f'"\\n"? {opens} {literal(key)} {closes} "\\n"? {begins} {value}'
-
     def body(lark: Lark, call: CallableTool, names: str) -> str:
-        rules = _parameter_rules(lark, call, names, f"</{value_tag}>", frame_in(lark))
+        opens, closes, begins = map(lark.marker, (f"<{key_tag}>", f"</{key_tag}>", f"<{value_tag}>"))
+
+        def frame(key: str, value: str) -> str:
+            return f'"\\n"? {opens} {literal(key)} {closes} "\\n"? {begins} {value}'
+
+        rules = _parameter_rules(lark, call, names, f"</{value_tag}>", frame)
         inner = " ".join([literal(call.name), *rules, '"\\n"?'])
         return f'"\\n"? {lark.marker(f"<{tag}>")} {inner} {lark.marker(f"</{tag}>")} "\\n"?' if outer else inner
 

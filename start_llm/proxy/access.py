@@ -60,24 +60,19 @@ class ProxyAccess:
         methods = [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
         origin, answer = None, None
         try:
-            origin = self._checked_origin(headers)
+            check_host(_only(headers, "Host") or "", self._names)
+            if (page := _only(headers, "Origin")) is not None:
+                check_origin(page)
+            origin = page  # that of a page which may not ask is not told that it may read the error
             answer = self._own_answer(scope["method"], path, methods, headers, origin)
         except StartLLMError as error:
-            told = {401: {"www-authenticate": "Bearer"}, 405: {"allow": ", ".join(methods)}}.get(error.status, {})
-            answer = error_answer(path, error, told | _cors(origin))
+            answer = error_answer(path, error, _cors(origin))
         if answer is not None:
             await answer(scope, receive, send)
             return
         known = [header for header in scope["headers"] if header[0] not in _KEY_HEADERS]
         scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key.encode())]}
         await self._app(scope, receive, _with_own_headers(send, origin))
-
-    def _checked_origin(self, headers: Headers) -> str | None:
-        """Of which page the request is. Raises StartLLMError: of none that may ask."""
-        check_host(_only(headers, "Host") or "", self._names)
-        if (page := _only(headers, "Origin")) is not None:
-            check_origin(page)
-        return page
 
     def _own_answer(
         self, method: str, path: str, methods: Sequence[str], headers: Headers, origin: str | None
@@ -91,7 +86,7 @@ class ProxyAccess:
             allowed = preflight(methods, headers, is_page=origin is not None)
             return Response(status_code=204, headers=allowed | _cors(origin))
         if ("GET" if method == "HEAD" else method) not in methods:
-            raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(methods)} is.")
+            raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(methods)} is.", methods)
         check_key(headers, self._key, _WHERE)
         return None
 

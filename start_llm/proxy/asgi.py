@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope
 
 from start_llm.core.errors import StartLLMError, TooLarge
 from start_llm.core.jsontext import LARGE
-from start_llm.core.protocol import anthropic_error, openai_error, responses_code
+from start_llm.core.protocol import anthropic_error, error_headers, openai_error, responses_code
 
 START = "http.response.start"
 BODY = "http.response.body"
@@ -86,7 +86,7 @@ def replay(body: bytes, receive: Receive) -> Receive:
 def error_answer(path: str, error: StartLLMError, headers: Mapping[str, str] | None = None) -> Response:
     """`error` in the dialect of `path`, which LiteLLM also knows without ``/v1``."""
     content = anthropic_error(error) if path.startswith(("/v1/messages", "/messages")) else openai_error(error)
-    return Response(json.dumps(content), error.status, headers, JSON)
+    return Response(json.dumps(content), error.status, error_headers(error) | dict(headers or {}), JSON)
 
 
 def says_something(message: Message) -> bool:

@@ -42,6 +42,8 @@ _ENDS = re.compile(
     re.MULTILINE,
 )
 _TAIL_BYTES = 4096
+_ERRORS = (b"event: error", b"event: response.failed", b'data: {"error"', b'{"error"')
+"""How an error begins as a part of a stream, LiteLLM's or the node's."""
 
 
 class _Client:
@@ -304,7 +306,7 @@ class _HeldAnswer:
             return
         if not self._is_stream and not body and not self.has_begun:
             return
-        if self._is_stream and _is_error(body):
+        if self._is_stream and body.startswith(_ERRORS):
             self.kept = [message]
             return
         if not self._is_stream or asgi.says_something(message):
@@ -334,8 +336,3 @@ class _HeldAnswer:
             await self.finish(openai_error(error)["error"])
         else:
             await asgi.error_answer(scope["path"], error)(scope, receive, self.send)
-
-
-def _is_error(body: bytes) -> bool:
-    """An error as a part of a stream, LiteLLM's or the node's."""
-    return body.startswith((b"event: error", b"event: response.failed", b'data: {"error"', b'{"error"'))

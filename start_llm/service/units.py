@@ -41,7 +41,8 @@ class ServiceUnit:
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
     """Shows the unit, asks, writes it and has the system start it; 1 where that fails."""
-    of_shell = _settings_of_shell(options.overrides)
+    settable = (name for name in setting_names() if name not in _KEPT and name.lower() not in options.overrides)
+    of_shell = {name: os.environ[name] for name in settable if os.environ.get(name)}
     flags = ({name.lower(): value for name, value in of_shell.items()} if options.from_env else {}) | options.overrides
     unit = unit_for(sys.platform, settings, flags, os.environ)
     if options.what == "uninstall":
@@ -63,12 +64,6 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     unit.path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(unit.path.resolve(), unit.text)  # a link into one's dotfiles stays a link
     return _tell(unit.load, f"installed; `{hint('status', settings.mlx_port)}` tells how it does")
-
-
-def _settings_of_shell(overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Settings that this shell's environment sets and no flag does."""
-    names = (name for name in setting_names() if name not in _KEPT and name.lower() not in overrides)
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def _uninstall(unit: ServiceUnit) -> int:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.errors import Unavailable
 from start_llm.proxy.access import READY_BODY, ProxyAccess
+from start_llm.proxy.asgi import error_answer
 
 KEY = "sk-right"
 GOOD = [(b"host", b"127.0.0.1:4000"), (b"authorization", b"Bearer sk-right")]
@@ -177,3 +179,8 @@ def test_words_of_the_client_in_a_header_do_not_end_the_connection() -> None:
     assert status == 200
     assert {name: answer[name] for name in (b"e", b"f")} == {b"e": b"x y\xe9", b"f": b""}
     assert answer.keys().isdisjoint({b"a", b"b", b"c", b"d"})
+
+
+def test_a_refusal_says_when_to_ask_again() -> None:
+    answer = error_answer("/v1/messages", Unavailable("No node is left.", retry_after=3.0))
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "3"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 
 from start_llm.api.common.shapes import ChosenLogprobShape, TokenLogprobShape
 from start_llm.api.http import sse
 from start_llm.api.http.answers import CACHE_HEADER
-from start_llm.api.http.routes import Reply, WrongMethod
+from start_llm.api.http.routes import Reply
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
 from start_llm.core.messages import ToolCall
@@ -174,9 +173,4 @@ def logprobs_body(logprobs: Sequence[ev.TokenLogprob], token_text: TokenText) ->
 def error_reply(error: StartLLMError, path: str) -> Reply:
     """The error in the dialect of `path`."""
     body, kind = error_body(error, style_of(path))
-    headers = error_headers(error)
-    if isinstance(error, WrongMethod):
-        headers["Allow"] = ", ".join(error.allowed)
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return Reply(sse.dumps(body), error.status, kind, headers)
+    return Reply(sse.dumps(body), error.status, kind, error_headers(error))

@@ -87,7 +87,8 @@ def join_content(parts: Sequence[PartContent], between: str = "\n") -> PartConte
 def content_of(content: Any, path: str, between: str = "") -> PartContent:
     """A content field in OpenAI's shape: a string, a list of parts, or ``None``. Raises BadRequest, NotSupported.
 
-    Templates that take parts print them without anything between them, and mlx-lm joins them so for all others.
+    Templates that take parts print them without anything between them, and mlx-lm joins them so for all others. A line
+    break belongs `between` those of a tool's result: they are outputs, and run together they would mislead.
     """
     if content is None:
         return PartContent()
@@ -95,11 +96,6 @@ def content_of(content: Any, path: str, between: str = "") -> PartContent:
         return PartContent(content)
     parts = items_of(content, path, "a string or a list of parts")
     return join_content([part_content(part, where) for where, part in parts], between)
-
-
-def result_content(content: Any, path: str) -> PartContent:
-    """The same of a tool's result. Its parts are outputs, each on lines of its own: run together they would mislead."""
-    return content_of(content, path, between="\n")
 
 
 def only_text(content: PartContent) -> str:

@@ -14,11 +14,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CACHE_HEADER = "x-start-llm-cache"
 ID_HEADER = "x-request-id"
 ANTHROPIC_ID_HEADER = "request-id"
-STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Beside the content's type."""
 
 
 def encode_head(status: int, headers: Mapping[str, str], origin: str | None, *, close: bool) -> bytes:

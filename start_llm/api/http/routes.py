@@ -87,14 +87,6 @@ class Route:
         return (*self.handlers, *(["HEAD"] if "GET" in self.handlers else []), "OPTIONS")
 
 
-class WrongMethod(MethodNotAllowed):
-    """405 with the methods that the path takes."""
-
-    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"{method} is not allowed for {path}, only {', '.join(allowed)}.")
-        self.allowed = allowed
-
-
 class Routes:
     """The table. Read-only after it is built."""
 
@@ -119,8 +111,9 @@ class Routes:
         raise NotFound(f"There is nothing at {path[:200]}. {hint}/docs lists all paths.")
 
     def handler(self, route: Route, method: str, path: str) -> Handler:
-        """Raises WrongMethod."""
+        """Raises MethodNotAllowed."""
         handler = route.handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
-            raise WrongMethod(method, path, route.methods)
+            only = ", ".join(route.methods)
+            raise MethodNotAllowed(f"{method} is not allowed for {path}, only {only}.", route.methods)
         return handler

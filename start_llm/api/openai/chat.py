@@ -231,7 +231,7 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
     if call_id is None:
         calls = [call for earlier in before for call in earlier.tool_calls if message.name in {None, call.name}]
         call_id = calls[-1].id if calls else None
-    content = parts.result_content(message.content, f"{path}.content")
+    content = parts.content_of(message.content, f"{path}.content", between="\n")
     return content.message("tool", tool_call_id=call_id, name=message.name)
 
 

@@ -140,7 +140,7 @@ def _output(kind: str, item: dict[str, Any], path: str) -> parts.PartContent:
         return parts.PartContent(
             "\n".join(parts.as_text(item[each]) for each in ("status", "output", "result") if item.get(each))
         )
-    return parts.result_content(output, f"{path}.output")
+    return parts.content_of(output, f"{path}.output", between="\n")
 
 
 def _call_id(item: dict[str, Any], path: str) -> str:

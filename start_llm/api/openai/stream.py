@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from start_llm.api.common.dialect import AnswerWriter, CollectedChoice, Exchange, TokenText, logprobs_body
@@ -147,15 +148,12 @@ class ChatWriter(ChunkWriter):
 def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> TextLogprobs:
     """The four parallel lists of ``/v1/completions``; `offset` is where the first token's text begins (characters)."""
     tokens = [token_text(item.token) if item.text is None else item.text for item in items]
-    offsets = []
-    for text in tokens:
-        offsets.append(offset)
-        offset += len(text)
+    ends = accumulate(map(len, tokens), initial=offset)
     return {
         "tokens": tokens,
         "token_logprobs": [item.logprob for item in items],
         "top_logprobs": [{token_text(token): value for token, value in item.top} for item in items],
-        "text_offset": offsets,
+        "text_offset": [begin for begin, _ in pairwise(ends)],
     }
 
 

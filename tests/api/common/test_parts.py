@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mlx_lm.server import process_message_content
 
-from start_llm.api.common.parts import content_of, only_text, part_content, result_content
+from start_llm.api.common.parts import content_of, only_text, part_content
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses_items import conversation_of
@@ -40,7 +40,10 @@ def test_parts_are_joined_as_mlx_lm_joins_them(role: str, texts: list[str]) -> N
 
 def test_the_outputs_of_a_tool_stand_on_lines_of_their_own() -> None:
     content = [{"type": "text", "text": "a.py"}, {"type": "text", "text": "b.py"}]
-    assert result_content(content, "content").text == "a.py\nb.py"
+    body = json.dumps({"messages": [{"role": "tool", "tool_call_id": "c", "content": content}]})
+    (chat,) = read_chat(Request("POST", "/", {}, body.encode()), SETTINGS, FakeService()).request.messages
+    (item,) = conversation_of([{"type": "function_call_output", "call_id": "c", "output": content}])[0]
+    assert chat.content == item.content == "a.py\nb.py"
 
 
 @pytest.mark.parametrize(
