@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
 QUICK_THREADS = 2
 FEED_THREADS = 8
-LAST_WORDS_SECONDS = 1.0  # in which a request that is cancelled at the end may still tell its client so
 """Pages that may be open at a time; each has a thread, which mostly sleeps."""
+LAST_WORDS_SECONDS = 1.0  # in which a request that is cancelled at the end may still tell its client so
 
 
 class WorkerPool:

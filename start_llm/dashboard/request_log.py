@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 RECENT = 500
 FOLDER = "dumps"
 LONGEST = 1_000_000
-_MOST_BYTES = 256 << 20
 """Characters of one text; of a longer one its two ends are kept."""
+_MOST_BYTES = 256 << 20  # of all files of a kind; the oldest go first
 
 
 class RequestLog(Observer):
@@ -36,18 +36,16 @@ class RequestLog(Observer):
 
     Args:
         root: folder of the logs, or ``None`` to remember only.
-        most_bytes: of all files; the oldest go first.
         counters: totals and sizes of the server by name; those that are not 0 stand in each line of a file.
     """
 
     def __init__(
         self,
         root: Path | None,
-        most_bytes: int = _MOST_BYTES,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         counters: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        self._files = DailyLogs(root, ".jsonl", most_bytes) if root is not None else None
+        self._files = DailyLogs(root, ".jsonl", _MOST_BYTES) if root is not None else None
         self._failing = False
         self._now, self._counters = now, counters
         self._lock = threading.Lock()

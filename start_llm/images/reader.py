@@ -211,7 +211,8 @@ def _name(image: Attachment, known: KnownImage) -> str:
     """Its file name, or one that is made up, or where it is in one line; what follows ``?`` may be a secret."""
     made_up = f"image_{known.identity[:_SHORT]}{_EXTENSIONS.get(known.format, '')}"
     address = re.sub(r"[^!-~]|[\[\]]", "_", image.source.partition("?")[0])[:_URL_CHARS]
-    return clean_name(image.name) or (made_up if image.kind == "data" else address)
+    sent = re.split(r"[/\\]", image.name)[-1]  # of a path the last part, without anything that ends the line
+    return _NOT_IN_NAMES.sub("_", sent).strip()[:_NAME_CHARS] or (made_up if image.kind == "data" else address)
 
 
 def _joined(pieces: Sequence[str]) -> str:
@@ -224,12 +225,6 @@ def _joined(pieces: Sequence[str]) -> str:
         text += piece
         own_line = own_line and (number % 2 == 1 or not piece)
     return text
-
-
-def clean_name(name: str) -> str:
-    """A client's file name, fit for a line of text: the last part of a path, without anything that ends the line."""
-    last = re.split(r"[/\\]", name)[-1]
-    return _NOT_IN_NAMES.sub("_", last).strip()[:_NAME_CHARS]
 
 
 def _unread(image: Attachment) -> KnownImage:

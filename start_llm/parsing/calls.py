@@ -160,8 +160,7 @@ class Calls:
             return self._any_begun
         finally:
             self.reading = False
-        if self._mark is not None:
-            self.source.unmark()
+        self._unmark()
         return True
 
     def cut(self) -> None:

@@ -58,7 +58,6 @@ NODE_HEADER = "x-start-llm-node"
 """Of an answer: the node, how it was chosen and the time that took (`Choice.label`)."""
 MOST_BREAKS = 2
 """Nodes at which the connection may break for one request."""
-_JSON = {b"content-type": b"application/json"}
 ELSEWHERE = frozenset({401, 403, 429, 502, 503, 504, 507})
 """Statuses that say nothing against the request. 401 and 403: the node does not take the proxy's key, or its name."""
 
@@ -313,7 +312,7 @@ class NodeFleet:
 
     async def _explain(self, member: Member, body: bytes, anthropic: bool) -> tuple[int, int]:
         """Prompt tokens that a node says it has stored, and all of the prompt; 0 and 0 where it does not answer."""
-        headers = headers_for(member.node) | _JSON
+        headers = headers_for(member.node) | {b"content-type": b"application/json"}
         headers |= {b"anthropic-version": b"2023-06-01"} if anthropic else {}
         try:
             answer = await ask(self.client, f"{member.node.url}/v1/cache/explain", body=body, headers=headers)

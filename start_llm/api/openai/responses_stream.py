@@ -68,16 +68,6 @@ class ResponsesExchange(Exchange):
                 "tools": [self.origin(name).listed() for name in names],
             }
 
-    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> Logprobs:
-        return logprobs_body(items, self.token_text)
-
-    def text_item(self, kind: TextKind, item_id: str, text: str, logprobs: Logprobs) -> shapes.OutputItem:
-        """A finished item."""
-        item = item_of(kind, item_id, "completed", text, logprobs)
-        if item["type"] == "reasoning" and self.sealed:
-            item["encrypted_content"] = seal(text)
-        return item
-
     def finish(
         self, output: list[shapes.OutputItem], reason: ev.FinishReason, usage: ev.Usage, report: CacheReport
     ) -> shapes.ResponseShape:
@@ -217,7 +207,8 @@ class ResponsesWriter(AnswerWriter):
         if isinstance(event, ev.ReasoningDelta):
             return self._text_delta(self._exchange.thinking, event.text)
         if isinstance(event, ev.TextDelta):
-            return self._text_delta(MESSAGE, event.text, self._exchange.logprobs(event.logprobs))
+            logprobs = logprobs_body(event.logprobs, self._exchange.token_text)
+            return self._text_delta(MESSAGE, event.text, logprobs)
         if isinstance(event, ev.ToolCallStarted):
             return self._begin_call(event)
         if isinstance(event, ev.ToolCallDelta):
@@ -305,7 +296,10 @@ class ResponsesWriter(AnswerWriter):
             return b""
         head = self._text_event(f"{kind.text_event}.done", logprobs=self._logprobs, text=text)
         head += self._part_event("done", text, self._logprobs)
-        return head + self._finished(self._exchange.text_item(kind, self._id, text, self._logprobs))
+        item = item_of(kind, self._id, "completed", text, self._logprobs)
+        if item["type"] == "reasoning" and self._exchange.sealed:
+            item["encrypted_content"] = seal(text)
+        return head + self._finished(item)
 
     def _begin_call(self, event: ev.ToolCallStarted) -> bytes:
         head = self._end()

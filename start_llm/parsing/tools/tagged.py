@@ -250,8 +250,7 @@ class ValueReader:
                 complete = self._fall_back()
                 break
             elif tag and (yield from self._breaks(tag)):
-                if self._mark is not None:
-                    self._fall_back()
+                self._fall_back()
                 break
             self._content(source.take(1))
         self.writer.end_value()
