@@ -43,11 +43,7 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 def show(settings: Settings, options: argparse.Namespace) -> int:
     """A summary; with ``--all`` every fact. Raises Explained: no such model is here, or its own file is wrong."""
-    asked = _model_name(settings, options.name)
-    source = full_name(asked) or asked
-    folder = _folder(settings, source)
-    if folder is None:
-        raise _not_here(asked, _similar(settings, asked))
+    asked, source, folder = _model(settings, options.name)
     # What the model's last load found out, if it was ever loaded here.
     probe = read_probe(home() / settings.cache_dir / PROBES, probe_key(fingerprint(folder)))
     try:
@@ -83,10 +79,7 @@ def set_values(settings: Settings, options: argparse.Namespace) -> int:
     if not options.name or ("=" in options.name and not options.values):
         given = options.name or "KEY=VALUE"
         raise WrongWords(f"models set: NAME is missing: {program()} models set NAME {given}")
-    asked = _model_name(settings, options.name)
-    folder = _folder(settings, full_name(asked) or asked)
-    if folder is None:
-        raise _not_here(asked)
+    asked, _, folder = _model(settings, options.name)
     source = EMBEDDED_NAME if is_embedded(str(folder)) else name_of(folder)
     try:
         own = write_overrides(home() / FOLDER, source, dict(map(_change, options.values)))
@@ -98,10 +91,6 @@ def set_values(settings: Settings, options: argparse.Namespace) -> int:
     then = f"; `{hint(f'models unload {asked}', settings.mlx_port)}` takes it out of memory" if loaded else ""
     print(f"# {own.path}: counts when {source} is loaded next{then}", file=sys.stderr)
     return 0
-
-
-def _not_here(asked: str, near: str = "") -> Explained:
-    return Explained(f"{asked} is not on this disk; `{program()} models` lists what is.{near}")
 
 
 def _change(word: str) -> tuple[str, Any]:
@@ -119,9 +108,26 @@ def _change(word: str) -> tuple[str, Any]:
         raise NotSupported(f"{key}={text}: {text!r} is neither a number nor on, off, true, false.") from None
 
 
-def _model_name(settings: Settings, asked: str | None) -> str:
-    """The main model's name where none is given, or the one that requests may use for it."""
-    return asked if asked and asked != MAIN_NAME else settings.model_path or EMBEDDED_NAME
+def _model(settings: Settings, named: str | None) -> tuple[str, str, Path]:
+    """The model's name, its path or repository, and its folder; the main model where none is named.
+
+    It lies where its path or repository says, or has that last part of a name. Raises Explained: it is not here.
+    """
+    asked = named if named and named != MAIN_NAME else settings.model_path or EMBEDDED_NAME
+    source = full_name(asked) or asked
+    found = folder_of(source)
+    if found is not None and (found / "config.json").is_file():
+        return asked, source, found
+    names = []
+    for model in stored_models(home() / settings.cache_dir, settings.model_path):
+        names.append(model.name.rpartition("/")[2])
+        # the embedded model's folder also says how its weights are kept
+        bare = EMBEDDED_NAME if model.folder.name.startswith(f"{EMBEDDED_NAME}-") else model.folder.name
+        if source in {names[-1], bare}:
+            return asked, source, model.folder
+    near = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
+    question = f" Did you mean {near[0]}?" if near else ""
+    raise Explained(f"{asked} is not on this disk; `{program()} models` lists what is.{question}")
 
 
 def _remarks(
@@ -159,26 +165,6 @@ def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str
     sampling = [f"{name} {facts[key].value:g}" for name in _SAMPLING if (key := f"sampling.{name}") in facts]
     if sampling:
         yield "sampling", f"{', '.join(sampling)} (by {facts[f'sampling.{_SAMPLING[0]}'].source})"
-
-
-def _similar(settings: Settings, asked: str) -> str:
-    """A question with the name of a model on this disk that is nearly the one that was asked for; else empty."""
-    names = [model.name.rpartition("/")[2] for model in stored_models(home() / settings.cache_dir, settings.model_path)]
-    found = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
-    return f" Did you mean {found[0]}?" if found else ""
-
-
-def _folder(settings: Settings, source: str) -> Path | None:
-    """Where the model lies: by its path or repository, else by the last part of its name."""
-    found = folder_of(source)
-    if found is not None and (found / "config.json").is_file():
-        return found
-    for model in stored_models(home() / settings.cache_dir, settings.model_path):
-        # the embedded model's folder also says how its weights are kept
-        bare = EMBEDDED_NAME if model.folder.name.startswith(f"{EMBEDDED_NAME}-") else model.folder.name
-        if source in {model.name.rpartition("/")[2], bare}:
-            return model.folder
-    return None
 
 
 def _text(value: Any) -> str:

@@ -121,8 +121,9 @@ def test_a_model_that_is_not_here(
     assert "nobody/nothing-7b is not on this disk" in capsys.readouterr().err
     (tmp_path / "cache" / "models" / "oracle-hybrid").mkdir(parents=True)
     (tmp_path / "cache" / "models" / "oracle-hybrid" / "config.json").write_text("{}", "utf-8")
-    assert main(["models", "show", "oracle-hybird"]) == 1
-    assert capsys.readouterr().err.endswith("Did you mean oracle-hybrid?\n")
+    for words in (["show", "oracle-hybird"], ["set", "oracle-hybird", "ttl=600"]):
+        assert main(["models", *words]) == 1
+        assert capsys.readouterr().err.endswith("Did you mean oracle-hybrid?\n")
 
 
 def test_values_are_set_and_a_name_that_is_missing_is_said(
