@@ -38,7 +38,6 @@ class Kind:
     state: tuple[str, ...] = ()  # attributes; a layer without any can be cut at any token
     rate: Callable[[Any], int] = lambda layer: 1  # tokens that have one row; 0: unknown, for there is no row yet
     counts: bool = True  # its `offset` is how many tokens it holds
-    derived: tuple[str, ...] = ()  # attributes that it makes again where they are ``None``
     windowed: bool = False  # a window of keys and values: `RotatingKVCache`
     optional: tuple[str, ...] = ()  # attributes of the state that the class may be without: they count as ``None``
     described: bool = True  # False: nobody knows the class, and its state is all that it has
@@ -72,7 +71,7 @@ class Kind:
         return [self.columns[place].exact for place in form.columns for _ in range(3 if form.bits and place < 2 else 1)]
 
     def clear(self, layer: Any) -> None:
-        """Lets go of all columns."""
+        """Lets go of all columns. Nobody computes with the layer any more."""
         for column in self.columns:
             _set(layer, column.name, None)
 
@@ -97,7 +96,7 @@ ROWS = Kind((Column("keys"), Column("values")))
 PLAIN, NO_ROWS = RowForm((0, 1), 1), RowForm()
 _TRIPLE = tuple, list
 _INDEX = Column("index_keys", exact=True), Column("index_position_ids", exact=True, last_axis=True)
-_INDEXED = Kind((*ROWS.columns, *_INDEX), derived=("index_block_keys", "index_block_ratio"))
+_INDEXED = Kind((*ROWS.columns, *_INDEX))
 _UNKNOWN = Kind(state=("state",), described=False)
 _ARRAYS = "ArraysCache"
 

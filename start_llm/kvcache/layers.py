@@ -224,10 +224,6 @@ class LayerKit:
         for leaf, kind in zip(leaves(cache), self._kinds, strict=True):
             if kind.columns:
                 kind.clear(leaf)
-                for name in kind.derived:
-                    setattr(leaf, name, None)
-                if kind.counts:
-                    leaf.offset = 0
         return found
 
     # --- to and from plain buffers (the disk tier) ---------------------------

@@ -221,7 +221,7 @@ def test_upstream_has_the_attributes_that_are_described(name: str) -> None:
     for layer in EMPTY[name]:
         kind = kind_of(layer)
         assert kind is kinds.KINDS[name] and type(layer).__name__ == name
-        for attribute in {*kind.state, *kind.derived, *(column.name for column in kind.columns)} - {*kind.optional}:
+        for attribute in {*kind.state, *(column.name for column in kind.columns)} - {*kind.optional}:
             inner: Any = layer
             for part in attribute.split("."):
                 assert hasattr(inner, part), attribute

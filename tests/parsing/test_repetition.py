@@ -53,6 +53,13 @@ def test_one_word_that_differs_begins_it_anew() -> None:
     assert not any(map(guard.add, tokens))
 
 
+def test_what_repeats_is_counted_from_the_last_difference() -> None:
+    guard = RepetitionGuard(words)
+    for number in range(512):
+        guard.add(-1 if number in {460, 490} else number % 5)
+    assert guard.run(5) == 512 - 490 - 5 - 1
+
+
 def files() -> Iterator[str]:
     """Some of this machine's sources, tables and licences, and of its binaries in base64."""
 

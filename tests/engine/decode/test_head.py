@@ -169,6 +169,13 @@ def test_the_heads_kv_is_stored_and_restored_with_the_rest(name: str) -> None:
     assert len(model.propose(restored, [7], None, 3, lambda logprobs: mx.argmax(logprobs, axis=-1))) == 3
 
 
+def test_a_head_reads_the_state_in_front_of_each_token() -> None:
+    tail = HiddenTail()
+    assert tail.before(mx.array([[[1.0], [2.0]]])).flatten().tolist() == [0.0, 1.0]
+    tail.keep(mx.array([[[1.0], [2.0]]]))
+    assert tail.before(mx.array([[[3.0], [4.0]]])).flatten().tolist() == [2.0, 3.0]
+
+
 def test_proposing_leaves_everything_as_it_was() -> None:
     model = headed("qwen3_5")
     sampler, _ = drawing(SAMPLINGS["seeded"])
