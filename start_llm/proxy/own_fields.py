@@ -57,28 +57,24 @@ def for_provider(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in body.items() if name not in OWN_FIELDS}
     if dialect != "messages":
         kept.pop("top_k", None)
-    if dialect == "responses":
-        if isinstance(kept.get("input"), list):
-            kept["input"] = [item for item in kept["input"] if not _is_own_item(item)]
-        return kept
-    messages = kept.get("messages")
-    if not isinstance(messages, list):
-        return kept
-    if dialect == "chat/completions":
-        kept["messages"] = [_without(message, "reasoning_content", "reasoning") for message in messages]
-        return kept
-    kept["messages"] = [_unsigned(message) for message in messages]
-    if kept["messages"] != messages:
-        # A vendor that thinks wants its own thinking in front of the calls that it goes on from.
-        kept = {name: value for name, value in kept.items() if name not in ("thinking", "context_management")}
+    items, messages = kept.get("input"), kept.get("messages")
+    if dialect == "responses" and isinstance(items, list):
+        kept["input"] = [item for item in items if not _is_own_item(item)]
+    elif dialect == "chat/completions" and isinstance(messages, list):
+        kept["messages"] = [_thoughtless(message) for message in messages]
+    elif dialect == "messages" and isinstance(messages, list):
+        kept["messages"] = [_unsigned(message) for message in messages]
+        if kept["messages"] != messages:
+            # A vendor that thinks wants its own thinking in front of the calls that it goes on from.
+            kept = {name: value for name, value in kept.items() if name not in ("thinking", "context_management")}
     return kept
 
 
-def _without(message: Any, *names: str) -> Any:
-    """An assistant's message without these fields."""
+def _thoughtless(message: Any) -> Any:
+    """An assistant's message without what it has thought."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
-    return {name: value for name, value in message.items() if name not in names}
+    return {name: value for name, value in message.items() if name not in ("reasoning_content", "reasoning")}
 
 
 def _unsigned(message: Any) -> Any:
