@@ -18,9 +18,6 @@ from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream, Service
 
-OfChoice = (
-    ev.ReasoningDelta | ev.TextDelta | ev.ToolCallStarted | ev.ToolCallDelta | ev.ToolCallFinished | ev.ChoiceDone
-)
 TokenText = Callable[[int], str]
 
 
@@ -66,18 +63,15 @@ class AnswerWriter(ABC):
 
     def take(self, event: ev.Event) -> None:
         """Any event but `Done` and `Failed`."""
-        if not isinstance(event, OfChoice):
-            return
-        choice = self.choices[event.choice]
         if isinstance(event, ev.TextDelta):
-            choice.texts.append(event.text)
-            choice.logprobs.extend(event.logprobs)
+            self.choices[event.choice].texts.append(event.text)
+            self.choices[event.choice].logprobs.extend(event.logprobs)
         elif isinstance(event, ev.ReasoningDelta):
-            choice.thoughts.append(event.text)
+            self.choices[event.choice].thoughts.append(event.text)
         elif isinstance(event, ev.ToolCallFinished):
-            choice.calls.append(ToolCall(event.id, event.name, event.arguments))
+            self.choices[event.choice].calls.append(ToolCall(event.id, event.name, event.arguments))
         elif isinstance(event, ev.ChoiceDone):
-            choice.finish_reason = event.finish_reason
+            self.choices[event.choice].finish_reason = event.finish_reason
 
     @abstractmethod
     def whole(self, done: ev.Done) -> Mapping[str, object]:
