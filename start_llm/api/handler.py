@@ -53,15 +53,16 @@ class RequestHandler:
     Attributes:
         outgoing: of the answer, what the client has not taken at once; the front sends it.
         keep: the connection can take another request after that.
+        head_sent: the answer's head is out, so that an error cannot have a status any more.
     """
 
     def __init__(self, connection: Connection, request: Request, edge: Edge) -> None:
         self.outgoing = b""
         self.keep = connection.reader.keeps_alive
+        self.head_sent = False
         self._connection = connection
         self._request = request
         self._edge = edge
-        self._head_sent = False
 
     def answer(self, refusal: StartLLMError | None) -> None:
         """Never raises StartLLMError. Raises OSError: the connection failed. With a `refusal` that is the answer."""
@@ -142,7 +143,7 @@ class RequestHandler:
     # --- the connection; each raises ClientGone if nobody listens ---
 
     def reply(self, reply: Reply) -> None:
-        self._head_sent = True
+        self.head_sent = True
         head_only = self._request.method == "HEAD"
         data = answers.encode_reply(reply, self._request.origin, close=not self.keep, head_only=head_only)
         try:
@@ -151,7 +152,7 @@ class RequestHandler:
             raise ClientGone(f"The client closed the connection ({error}).") from None
 
     def open_stream(self, headers: Mapping[str, str]) -> None:
-        self._head_sent = True
+        self.head_sent = True
         self.keep = False
         self._connection.socket.settimeout(SILENCE_SECONDS)
         self.write(answers.encode_head(200, {**answers.STREAM_HEADERS, **headers}, self._request.origin, close=True))
@@ -165,7 +166,7 @@ class RequestHandler:
     def _fail(self, error: StartLLMError) -> None:
         """The whole answer is the error; behind a head nothing more is said here."""
         log.info("%d %s: %s", error.status, self._name(), error.message)
-        if self._head_sent:
+        if self.head_sent:
             self.keep = False
             return
         self.reply(error_reply(error, self._request.path))
@@ -194,7 +195,6 @@ class _StreamedAnswer:
         self._ping_gap = ping_gap
         self._header_wait = header_wait
         self._last_ping = -math.inf
-        self._head_sent = False
 
     def write_all(self, events: Iterator[Event], observation: Observation) -> None:
         """Raises ClientGone; StartLLMError: `fail` tells the client of it."""
@@ -207,20 +207,19 @@ class _StreamedAnswer:
 
     def fail(self, error: StartLLMError) -> None:
         """Tells the client inside the stream, unless its head is not out: then the error can still have a status."""
-        if self._head_sent:
+        if self._out.head_sent:
             self._out.write(self._writer.fail(error))
 
     def _bytes(self, event: Event) -> bytes:
         """What the client is told of it; before the first event the head is sent."""
         now, data = time.monotonic(), b""
-        if not self._head_sent:
+        if not self._out.head_sent:
             if isinstance(event, Progress) and now - self._began < self._header_wait:
                 return b""
             headers = {"Content-Type": self._writer.content_type} | _id_headers(self._request)
             if isinstance(event, Started):
                 headers[answers.CACHE_HEADER] = event.report.header()
             self._out.open_stream(headers)
-            self._head_sent = True
             data = self._writer.open()
         if isinstance(event, Progress):
             if now - self._last_ping < self._ping_gap:

@@ -97,14 +97,13 @@ class RequestReader:
     """One request while it arrives: its head, the decision about it, its body. Knows no sockets; front thread only.
 
     Attributes:
-        deadline: when it is given up, on the monotonic clock; set once it has `begun`.
+        deadline: when it is given up, on the monotonic clock; 0 until its first bytes are here.
         head, request: ``None`` until they are known; the request has no body yet.
         complete: everything that will be read of it is here; then `received` is when it was, monotonic.
         following: bytes that have arrived behind it.
     """
 
     def __init__(self, bodies: Bodies, admit: Admit, following: bytes = b"") -> None:
-        self.begun = False
         self.deadline = 0.0
         self.head: Head | None = None
         self.request: Request | None = None
@@ -127,8 +126,7 @@ class RequestReader:
 
     def take(self, data: bytes, now: float) -> bytes:
         """More bytes. What it returns goes to the client at once. Raises StartLLMError: the request is refused."""
-        if not self.begun:
-            self.begun = True
+        if not self.deadline:
             self.deadline = now + HEAD_SECONDS
         self.following += data
         answer = self._take_head(now) if self.request is None else b""
@@ -181,7 +179,7 @@ class Connection:
 
     @property
     def is_arriving(self) -> bool:
-        return self.reader.begun and not self.outgoing and not self.draining
+        return self.reader.deadline > 0 and not self.outgoing and not self.draining
 
     def close(self) -> None:
         self.reader.body.close()

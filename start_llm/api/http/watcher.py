@@ -46,8 +46,7 @@ class DisconnectWatcher:
     def __init__(self) -> None:
         self._watches: set[Watch] = set()
         self._changed = threading.Condition()
-        self._stopping = False
-        self._tick = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="api-watcher", daemon=True)
 
     def start(self) -> None:
@@ -55,9 +54,8 @@ class DisconnectWatcher:
 
     def stop(self) -> None:
         with self._changed:
-            self._stopping = True
+            self._stopping.set()
             self._changed.notify_all()
-        self._tick.set()
         if self._thread.is_alive():
             self._thread.join(timeout=1)
 
@@ -92,14 +90,14 @@ class DisconnectWatcher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._watches and not self._stopping:
+                while not self._watches and not self._stopping.is_set():
                     self._changed.wait()
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 gone = self._look()
             for watch in gone:
                 self._end(watch, ClientGone("The client went away while its answer was being made."))
-            self._tick.wait(TICK)
+            self._stopping.wait(TICK)
 
     def _look(self) -> list[Watch]:
         """Called with the lock held, so that no socket is closed meanwhile."""
