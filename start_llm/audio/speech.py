@@ -25,14 +25,14 @@ def load_steps(folder: Path, name: str) -> Generator[float, None, Speaker]:
     """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
     importlib.import_module(f"{LIBRARY}.tts.models.soprano")
     load = partial(importlib.import_module(f"{LIBRARY}.tts.utils").load_model, folder, lazy=True)
-    return loading("mlx-audio", name, load, lambda model: Speaker(model, name))
+    return loading("mlx-audio", name, load, Speaker)
 
 
 class Speaker:
     """A loaded model. Model thread only, but for `nbytes` (what its weights take)."""
 
-    def __init__(self, model: Any, name: str) -> None:
-        self._model, self._name = model, name
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self.nbytes = bytes_of(model)
         self._rate = int(model.sample_rate)
 

@@ -65,7 +65,7 @@ class JsonStream:
         quoted = yield from self._source.starts(self._dialect.quotes)
         kind = "object" if char == "{" else "array" if char in "[(" else "string" if quoted else ""
         if not kind:
-            yield from self._token(schema, closer)
+            yield from self._token(schema)
         elif schema.allows(kind):
             yield from self._dispatch(kind, schema, closer)
         else:
@@ -177,7 +177,7 @@ class JsonStream:
             return None
         return dump(self._source.take(count).strip())
 
-    def _token(self, schema: Schema, closer: str) -> Step[None]:
+    def _token(self, schema: Schema) -> Step[None]:
         """A number, a literal or a bare word: everything up to what can follow a value."""
         count = 0
         while True:
@@ -224,7 +224,7 @@ class JsonStream:
                 continue
             if (yield from source.starts((quote,))):
                 source.pos += len(quote)
-                if (yield from self._closes(quote, closer, key)):
+                if (yield from self._closes(closer, key)):
                     if mark is not None:
                         source.unmark()
                     self._write("".join(held) + '"')
@@ -263,7 +263,7 @@ class JsonStream:
             source.take(1)
             write("\\\\")
 
-    def _closes(self, quote: str, closer: str, key: bool) -> Step[bool]:
+    def _closes(self, closer: str, key: bool) -> Step[bool]:
         """Whether the quote just consumed ends the string: what comes next must be able to follow one."""
         source = self._source
         offset = yield from source.blank()
