@@ -30,7 +30,7 @@ def test_a_process_that_may_open_few_files_serves() -> None:
     assert (done.stdout, done.returncode) == ("(256, 256)\n", 0), done.stderr
 
 
-@pytest.mark.smoke
+@pytest.mark.live
 def test_the_example_runs_and_prints_nothing_else(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     environment = {

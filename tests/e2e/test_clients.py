@@ -16,6 +16,7 @@ from tests.e2e.counting import NewTokens, is_opening
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario
 from tests.e2e.world import Run, World
+from tests.kinds import RUN
 from tests.oracle import make_tokenizer
 from tests.oracle.oracle import script
 
@@ -114,13 +115,14 @@ class Session:
 
 
 @pytest.mark.parametrize("name", [pytest.param("pi", marks=pytest.mark.smoke), *sorted(CLIENTS.keys() - {"pi"})])
-def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) -> None:
+def test_agent(name: str, world: World, counter: NewTokens, table: list[str], request: pytest.FixtureRequest) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
     if shutil.which(name, path=path) is None:
         pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
     scenario = SCENARIOS[name]
     session = Session(world, scenario, counter)
     repo, data = session.repository, session.data
+    whole = RUN.whole or request.config.getoption("--e2e")  # two turns show the same of every day's run
     beside = world.beside(name, repo, *scenario.beside) if scenario.beside else nullcontext()
     try:
         with beside:
@@ -129,8 +131,10 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) ->
             else:
                 first_turn(session, repo, data)
                 second_turn(session, repo, data)
-                resumed_turn(session, repo, data)
-            fresh_session(session, repo, data)
+                if whole:
+                    resumed_turn(session, repo, data)
+            if whole:
+                fresh_session(session, repo, data)
     finally:
         table.append(session.line())
     later = {turn: figures.going_on for turn, figures in session.figures.items() if turn != "first"}

@@ -102,7 +102,6 @@ CASES = [
     Case("rules", f"# File editing rules:\n{RULES}\nKeep {{}}.\nGo", ("foo.py", "bar.py")),
     Case("clock in the system text", "Which time is it?", ("08:20:01", "09:41:33"), "Help.\nCurrent time: {}"),
 ]
-BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 
 
 def check_own_words(heard: Heard, case: Case, number: int) -> None:
@@ -112,18 +111,27 @@ def check_own_words(heard: Heard, case: Case, number: int) -> None:
     assert found[1 - number][0] == 0, f"the other's {case.values[1 - number]!r}: {found}\n{heard.prompt}"
 
 
+FORMS = {
+    "chat-nobody": ("chat", False),
+    "messages-two-users": ("messages", True),
+    "chat-two-users": ("chat", True),
+    "messages-nobody": ("messages", False),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("dialect", "named"),
+    ("case", "dialect", "named"),
     [
-        ("chat", False),
-        ("messages", True),
-        pytest.param("chat", True, marks=pytest.mark.slow),
-        pytest.param("messages", False, marks=pytest.mark.slow),
+        pytest.param(
+            *(case, *form),
+            id=f"{case.name.replace(' ', '-')}-{name}",
+            marks=pytest.mark.slow if place > 1 else pytest.mark.thorough if (number + place) % 2 else (),
+        )
+        for number, case in enumerate(CASES)
+        for place, (name, form) in enumerate(FORMS.items())
     ],
-    ids=["chat-nobody", "messages-two-users", "chat-two-users", "messages-nobody"],
 )
-@BY_NAME
 def test_a_client_is_not_shown_anothers_words(
     servers: Servers, kind: str, dialect: str, named: bool, case: Case
 ) -> None:

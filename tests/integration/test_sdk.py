@@ -20,6 +20,7 @@ from tests.audio.voice import build_voice
 from tests.embeddings.reference import Reference
 from tests.embeddings.tiny import build_encoder
 from tests.integration.live import TOOLS, WAIT, Live, live
+from tests.kinds import RUN
 from tests.models.lora import build_adapter, build_base
 from tests.oracle import script
 from tests.vendors import anthropic, openai
@@ -42,16 +43,19 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 @pytest.fixture(scope="module")
 def proxied(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     cache = tmp_path_factory.mktemp("proxied")
-    build_adapter(cache / "adapters" / "titles", build_base(cache / "models" / "tiny-base"))
-    settings = {
-        "embedding_model": str(build_encoder(cache / "tiny-encoder")),
-        "transcription_model": str(build_whisper(cache / "tiny-whisper")),
-        "speech_model": str(build_voice(cache / "tiny-voice")),
+    settings: dict[str, Any] = {
         "proxy": "on",
         "proxy_port": 0,
         "proxy_startup_wait_seconds": START_SECONDS,
         "litellm_master_key": "sk-test",
     }
+    if RUN.whole:
+        build_adapter(cache / "adapters" / "titles", build_base(cache / "models" / "tiny-base"))
+        settings |= {
+            "embedding_model": str(build_encoder(cache / "tiny-encoder")),
+            "transcription_model": str(build_whisper(cache / "tiny-whisper")),
+            "speech_model": str(build_voice(cache / "tiny-voice")),
+        }
     with live(oracle_path("plain"), cache, **settings) as server:
         assert server.app.proxy is not None
         assert server.app.proxy.wait_ready(START_SECONDS), server.app.proxy.log_tail()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -79,13 +79,22 @@ WORDS = {"query": "reading pages of the archives", "pattern": "archive_.age"}
 PAGE = tool("mcp__library__archive_page", defer_loading=True, description="Reads a page of an archive.")
 
 
+def in_turn(one: Iterable[Any]) -> list[Any]:
+    """Each of these whole and streamed; the first one streamed and the second one whole have all runs."""
+    quick, thorough = (), pytest.mark.thorough
+    return [
+        pytest.param(each, stream, marks=quick if stream == (number == 0) else thorough)
+        for number, each in enumerate(one)
+        for stream in (False, True)
+    ]
+
+
 def call_of(name: str, **given: Any) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(given)}}}</tool_call>'
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
-@pytest.mark.parametrize("field", SEARCHES)
+@pytest.mark.parametrize(("field", "stream"), in_turn(SEARCHES))
 def test_the_server_searches_within_one_request(
     servers: Callable[..., Live], kind: str, field: str, stream: bool
 ) -> None:
@@ -128,8 +137,7 @@ def test_the_server_searches_within_one_request(
     assert second["new"] < 100, "its schema is told once"
 
 
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stored", "stream"), in_turn((False, True)))
 def test_the_server_searches_for_the_responses_api(servers: Callable[..., Live], stream: bool, stored: bool) -> None:
     server = servers("hybrid")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -18,7 +18,10 @@ TRACES = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / 
 SESSION = ("1-main", "2-continue", "3-continue")
 FRESH = "4-fresh"
 
-pytestmark = pytest.mark.skipif(not (TRACES / f"{FRESH}.jsonl").is_file(), reason="no recorded traces here")
+pytestmark = [
+    pytest.mark.thorough,  # `test_recordings` has the shorter form
+    pytest.mark.skipif(not (TRACES / f"{FRESH}.jsonl").is_file(), reason="no recorded traces here"),
+]
 
 
 def recorded(run: str) -> Iterator[dict[str, Any]]:
@@ -48,7 +51,7 @@ def agreed(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
 def test_claude_code(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -35,8 +35,14 @@ from tests.kvcache import sparse
 from tests.models import architectures
 
 NAMES = (*sparse.CONFIGS, "deepseek_v41")
-EACH = pytest.mark.parametrize("name", [*sparse.CONFIGS, pytest.param("deepseek_v41", marks=pytest.mark.thorough)])
-"""The last one is measured by `tests/models/test_kv_sizes`, too."""
+QUICK = {"hy_v4", "deepseek_v4"}
+EACH = pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
+        for name in (*sparse.CONFIGS, "deepseek_v41")
+    ],
+)
 ENDS = (60, 103, 150, 161, 279)  # not where a group of 4 ends, but for the first
 ANSWER = 6
 
@@ -98,7 +104,7 @@ class Served:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in {"hy_v4", "deepseek_v4"} else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES],
 )
 def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> None:
     served = Served(name, tmp_path)

@@ -33,6 +33,7 @@ def test_the_same_of_rows_in_one_batch() -> None:
     assert counts["steps of several rows"] > 20, counts
 
 
+@pytest.mark.thorough
 def test_a_row_that_stays_with_the_kv_of_another_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     filtered = BatchKVCache.filter
     monkeypatch.setattr(BatchKVCache, "filter", lambda batch, kept: filtered(batch, mx.zeros_like(mx.array(kept))))

@@ -5,7 +5,6 @@ These tests fail when a LiteLLM update changes the way of a dialect; `start_llm/
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +14,7 @@ import pytest
 
 from start_llm.core.modelmap import PROXIED
 from start_llm.core.settings import load_settings
-from start_llm.proxy.config import names_behind, proxy_config
-from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.launcher import LiteLLMProxy
-from start_llm.proxy.nodes import ServerNode
 from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
@@ -327,19 +323,6 @@ def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, 
     assert answer.status_code == 404 and UNKNOWN in answer.json()["error"]["message"]
     chosen = web.post(f"/v1/{path}", json=body | {"model": "small"}, headers={"x-api-key": proxy.master_key})
     assert chosen.status_code == 200
-
-
-def test_a_name_that_the_server_does_not_know_is_made_its_main_models(
-    back: StubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
-    from start_llm.proxy.passthrough import ServerRoutes
-
-    config = proxy_config(load_settings(None, proxy_model_id="mine"), server_url=back.url, model_id="mine",
-                          master_key="k", card=CARD)  # fmt: skip
-    fleet = NodeFleet([ServerNode(back.url)], names_behind(config))
-    listed = json.loads(asyncio.run(ServerRoutes(config, fleet, {}).models(None)).body)  # type: ignore[arg-type]
-    assert [card["id"] for card in listed["data"]] == ["mine", "served"]
 
 
 def test_the_model_is_said_to_be_what_it_is(proxy: LiteLLMProxy) -> None:
