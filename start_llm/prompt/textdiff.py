@@ -24,6 +24,7 @@ _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
 # "- Region: eu-1", "export A=b", "| api | 80 |": a name, and a value behind it
 _NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+(?=[^:=|]*?\w\w)[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
+_HEAD = re.compile(r"\s*+(?:<[\w-]+>\s*+$|#{1,6}\s)")  # of a block: "<git-status>", "# Environment"
 _MOST_WORDS = 50
 _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
@@ -71,8 +72,8 @@ def _plus(lines: Iterable[str]) -> list[str]:
 
 
 def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:
-    """Whether a sentence of `old`, or a value with its name, is gone and nothing came in its place: a model reads it
-    where it stands, whatever a note says. So many lines at once are another mode's instructions.
+    """Whether a sentence of `old`, a value with its name, or a block is gone and nothing came in its place: a model
+    reads it where it stands, whatever a note says. So many lines at once are another mode's instructions.
 
     `is_whole`: the note tells all of `new`, so what came at a place stands for all that is gone there.
     """
@@ -91,7 +92,7 @@ def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:
 
 
 def _says(line: str) -> bool:
-    return bool(_SENTENCE.match(line) or _NAMED.match(line))
+    return bool(_SENTENCE.match(line) or _NAMED.match(line) or _HEAD.match(line))
 
 
 def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:

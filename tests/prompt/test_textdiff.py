@@ -78,7 +78,9 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
         ("Be kind.\n- Region: eu-1\nBye.", "- Region: eu-1\nBe kind.\nBye.", False),  # elsewhere
         ("Be kind.\n" + "\n".join(f"- Key{n}: {n}" for n in range(13)), "Be kind.", False),  # a mode
         ("Be kind.\nOn branch main\n M x.py\n1a2b3c Add a parser", "Be kind.", False),  # no sentences
-        ("Be kind.\n# The rules of it", "Be kind.", False),
+        ("Be kind.\n\n# Git\nOn branch main", "Be kind.", True),  # a section
+        ("Be kind.\n<git>\nOn branch main\n</git>", "Be kind.", True),
+        ("Be kind.\n<git>\nOn branch main\n M x.py\n</git>", "Be kind.\n<git>\nOn branch main\n</git>", False),
         ("Be kind.\n- : x and y", "Be kind.", False),  # no name
         ("Be kind.\n" + "\n".join(f"Rule {n} is to be kept." for n in range(13)), "Be kind.", False),  # a mode
         ("Be kind.\n" + "a. " * 20_000 + "x", "Be kind.", False),  # looked at once, or it would take for ever

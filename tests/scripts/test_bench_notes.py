@@ -11,6 +11,7 @@ from scripts import bench_notes
 from scripts.bench.note_cases import STATE, TOOLS, Case, cases, system_text
 from scripts.bench.role_cases import role_cases
 from scripts.bench.withdrawn_cases import withdrawn_cases
+from start_llm.prompt.textdiff import withdraws
 
 
 def test_there_are_sixty_cases_of_nine_kinds() -> None:
@@ -25,6 +26,7 @@ def test_there_are_forty_other_roles_and_sixty_lines_that_are_gone() -> None:
     gone = list(withdrawn_cases())
     assert len({(case.kind, case.name) for case in gone}) == 60
     assert all(case.role is not None and not re.search(case.forbid, case.role) for case in gone)
+    assert all(withdraws(case.first, case.role or "") for case in gone), "each is shown as sent, not told by a note"
 
 
 @pytest.mark.parametrize("case", [*cases(), *role_cases()], ids=lambda case: f"{case.kind}-{case.name}")
