@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +27,7 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.metrics import Metrics
-from start_llm.dashboard.observer import Activity, Observer
+from start_llm.dashboard.observer import Activity
 from start_llm.dashboard.process_log import json_line
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.request_log import Dumps, RequestLog
@@ -120,7 +120,7 @@ class App:
             self.service,
             metrics=metrics,
             request_log=self._requests,
-            observers=_there([self.activity, lines, self._audit, dumps]),
+            observers=[each for each in (self.activity, lines, self._audit, dumps) if each is not None],
             encoders=self.encoders,
             audio=self.audio,
         )
@@ -309,10 +309,6 @@ class App:
             self._say(f"agents    {hint(f'launch {first}', self.port)}    (or {', '.join(others) or 'no other'})")
         if left := [name for name in CLIENTS if name not in able]:
             self._say(f"          a first prompt of {', '.join(left)} is longer than this model's context")
-
-
-def _there(observers: Iterable[Observer | None]) -> list[Observer]:
-    return [each for each in observers if each is not None]
 
 
 def _leader(hosts: list[RankHost], on_lost: Callable[[str], None]) -> Ranks:

@@ -15,10 +15,6 @@ def _off_is_none(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip().lower() in {"", "off", "none"} else value
 
 
-def _lower(value: Any) -> Any:
-    return value.strip().lower() if isinstance(value, str) else value
-
-
 OffOr = BeforeValidator(_off_is_none)
 _MOST_PORT = 65535
 Port = Annotated[int, Field(ge=0, le=_MOST_PORT)]
@@ -106,6 +102,6 @@ RankHosts = _list_of(
     alone="one host computes alone; give two or more, this machine first, or none",
 )
 EventAddress = AfterValidator(_event_address)
-Lower = BeforeValidator(_lower)
+Lower = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
 Number = BeforeValidator(_number)
 NumberOrOff = BeforeValidator(lambda value: _number(_off_is_none(value)))

@@ -212,7 +212,7 @@ class ModelBuilder:
         ask = partial(checks.greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
         text = loaded.tokenizer.encode(ASKED.content, add_special_tokens=False)
         whole = partial(checks.check_decoding, loaded.model, loaded.make_cache, text)
-        check = whole if self.ranks.alone else checks.unchecked
+        check = whole if self.ranks.alone else None
         asks = settings.model_probe != "off"
         loaded = yield from probe_model(settings, loaded, ask if asks else None, check, self._say)
         drafts, grammars = yield from self._decoding(settings, loaded, made)

@@ -37,12 +37,6 @@ _NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01
 _CHUNK, _MOST_CHUNK = 32, 256  # tokens in one pass: of a question, for which other models wait; of other texts
 
 
-def unchecked() -> Generator[float, None, DecodingCheck | None]:
-    """A check that computes nothing."""
-    return None
-    yield 0.0
-
-
 def greedy(
     model: Any,
     tokens: Sequence[int],

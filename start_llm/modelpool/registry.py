@@ -233,26 +233,16 @@ class ModelRegistry:
             return list(self._entries.values())
 
     def entry(self, known: KnownModel) -> PoolEntry:
-        new = self._new(known)
-        with self.lock:
-            return self._known(known, new)
-
-    def _new(self, known: KnownModel) -> PoolEntry | None:
-        """For a model that has no entry. Without the lock: its files are read, and a disk may be slow."""
-        return None if known.entry_key in self._entries else self._made(known)
-
-    def _made(self, known: KnownModel) -> PoolEntry:
-        weights, pinned = self.names.weights(known), self.names.is_pinned(known)
-        return PoolEntry(known.entry_key, self.names.settings_for(known), known, pinned=pinned, weights=weights)
-
-    def _known(self, known: KnownModel, new: PoolEntry | None) -> PoolEntry:
-        """With the lock held. `new` is missing where the entry was there, and has been forgotten since."""
-        found = self._entries.get(known.entry_key)
-        if found is None:
-            found = self._entries[known.entry_key] = new or self._made(known)
-        else:
-            self._compare(found, known)
-        return found
+        """The model's entry. A new one is made without the lock: its files are read, and a disk may be slow."""
+        while True:
+            with self.lock:
+                if (found := self._entries.get(known.entry_key)) is not None:
+                    self._compare(found, known)
+                    return found
+            weights, pinned = self.names.weights(known), self.names.is_pinned(known)
+            made = PoolEntry(known.entry_key, self.names.settings_for(known), known, pinned=pinned, weights=weights)
+            with self.lock:
+                self._entries.setdefault(known.entry_key, made)
 
     def _compare(self, entry: PoolEntry, known: KnownModel) -> None:
         """Its files may be others now, or its name. A request that runs goes on with what it began with, and so does a
@@ -294,9 +284,9 @@ class ModelRegistry:
         """Raises why the model could not be loaded, if that was a short while ago. QueueFull: who waits for a model
         keeps an HTTP thread, and some of those stay free for the models that are there.
         """
-        new = self._new(known)
+        self.entry(known)  # not with the lock held
         with self.lock:
-            entry = self._known(known, new)
+            entry = self.entry(known)
             entry.check()
             lease = ModelLease(self, entry)
             if entry.state == "ready":

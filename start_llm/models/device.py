@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Literal
 import psutil
 
 from start_llm.core.errors import NotSupported, OutOfMemory
+from start_llm.host.mac import said
 
 Backend = Literal["metal", "cuda", "cpu"]
 
@@ -154,9 +153,7 @@ def free_disk(folder: Path) -> tuple[Path, int]:
 
 
 def _mac_chip() -> str:
-    found, command = "", ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-    with suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    found = said(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).strip()
     return found or platform.processor() or "unknown chip"
 
 

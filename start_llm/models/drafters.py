@@ -13,7 +13,7 @@ from typing import Any, Literal
 from start_llm.core.errors import NotFound
 from start_llm.models.background import Progress
 from start_llm.models.catalog import name_of, snapshot, whole_snapshot
-from start_llm.models.checkpoint import INDEX, UNREADABLE, read_config, read_json, readable_config, safetensors_header
+from start_llm.models.checkpoint import read_config, readable_config, safetensors_header
 from start_llm.models.pull import find_folder
 from start_llm.models.recommended import published_head
 
@@ -112,12 +112,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _bytes_of_tensors(folder: Path, prefix: str) -> int:
-    """Of a checkpoint's tensors whose names begin so, by its index and the headers of its files."""
-    try:
-        places: Mapping[str, str] = read_json(folder / INDEX)["weight_map"]
-        files = {folder / file for name, file in places.items() if name.startswith(prefix)}
-    except UNREADABLE:
-        files = set(folder.glob("*.safetensors"))
-    headers = filter(None, map(safetensors_header, files))
+    """Of a checkpoint's tensors whose names begin so."""
+    headers = filter(None, map(safetensors_header, folder.glob("*.safetensors")))
     found = (tensor for header in headers for name, tensor in header.tensors.items() if name.startswith(prefix))
     return sum(tensor.end - tensor.begin for tensor in found)

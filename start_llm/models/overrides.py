@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 import tomlkit
@@ -25,15 +24,13 @@ from start_llm.prompt.traits import Traits
 FOLDER = Path("models")
 """Of these files; in START_LLM_HOME, where a server runs."""
 KEYS = ("family", "context", "thinking", "pinned", "ttl", "tool_parser", "reasoning_parser", "template", "sampling")
-SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "temperature": (0, 2),
-        "top_p": (0.01, 1),
-        "top_k": (0, 1_000_000),
-        "min_p": (0, 1),
-        "repetition_penalty": (0.01, 2),
-    }
-)
+SAMPLING: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0.01, 1),
+    "top_k": (0, 1_000_000),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 2),
+}
 """Values that a request may leave out: the least and the most of each."""
 LEAST_CONTEXT = 256
 TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in {"starts", "structure", "fingerprint"})

@@ -27,12 +27,12 @@ Check = Callable[[], Generator[float, None, DecodingCheck | None]]
 
 
 def probe_model(
-    settings: Settings, loaded: LoadedModel, generate: Generate | None, check: Check, say: Say
+    settings: Settings, loaded: LoadedModel, generate: Generate | None, check: Check | None, say: Say
 ) -> Generator[float, None, LoadedModel]:
     """The model with all its capabilities. Pauses while others work for it, and after each pass that it computes.
 
-    `generate`: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off). `say` gets a line about a model
-    that was asked for the first time.
+    `generate`: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off). `check`: ``None``: it is not
+    checked. `say` gets a line about a model that was asked for the first time.
     """
     path, key = settings.cache_dir / PROBES, probe_key(loaded.files)
     known = yield from in_background(lambda: read_probe(path, key))
@@ -45,7 +45,7 @@ def probe_model(
         if generate is not None:
             say(f"probe     {result.trial.report(loaded.capabilities.tool_parser)}")
         result = replace(result, decoding=None if known is None else known.decoding)
-    if result.decoding is None:
+    if result.decoding is None and check is not None:
         result = replace(result, decoding=(yield from check()))
     if result != known:
         found = result

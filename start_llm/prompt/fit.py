@@ -60,7 +60,7 @@ class Fitter:
         ]
         functions: Dicts | None = [self._once(tool, self._guard.function) for tool in tools] or None
         if functions is not None and not self.traits.tools:
-            _add_system(dicts, _tools_as_text(functions))
+            _tools_into_system(dicts, functions)
             functions = None
         return self._in_allowed_order(dicts), functions
 
@@ -166,12 +166,9 @@ class Fitter:
         return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def _tools_as_text(functions: Dicts) -> str:
-    """What a system text says of them where the template has no place for tools."""
-    return _TOOLS_INTRO + "\n".join(json.dumps(function, ensure_ascii=False) for function in functions) + _TOOLS_OUTRO
-
-
-def _add_system(dicts: Dicts, text: str) -> None:
+def _tools_into_system(dicts: Dicts, functions: Dicts) -> None:
+    """The system text tells of them where the template has no place for tools."""
+    text = _TOOLS_INTRO + "\n".join(json.dumps(function, ensure_ascii=False) for function in functions) + _TOOLS_OUTRO
     before = [dicts.pop(0)["content"]] if dicts and dicts[0]["role"] == "system" else []
     dicts.insert(0, {"role": "system", "content": "\n\n".join([*before, text])})
 

@@ -42,7 +42,8 @@ class Renderer:
         self.traits = traits
         self._preserve = preserve_thinking
         self._guard = guard
-        self._fit = Fitter(traits, preserve_thinking=preserve_thinking, guard=guard, names=self._shows_names()).fit
+        names = "nora7" in self._tried([{"role": "user", "content": "alpha7", "name": "nora7"}], None, True)
+        self._fit = Fitter(traits, preserve_thinking=preserve_thinking, guard=guard, names=names).fit
         self._joins = images and self._takes_parts()
         self._suffixes: Lru[str, str] = Lru(_KEPT)
         self._heads: Lru[bytes, int] = Lru(_KEPT)
@@ -98,9 +99,6 @@ class Renderer:
         whole = self._tried(*self._fit([*messages, Message("assistant", word)], tools), False, **variables)
         frame, found, _ = whole.rpartition(word)
         return frame[len(text) :] if found and frame.startswith(text) else ""
-
-    def _shows_names(self) -> bool:
-        return "nora7" in self._tried([{"role": "user", "content": "alpha7", "name": "nora7"}], None, True)
 
     def _takes_parts(self) -> bool:
         """Whether the template takes a message's content as a list of text parts."""

@@ -38,8 +38,6 @@ _WORTH_WAITING = 0.2  # chance of a draft's first token, from which on it pays t
 class PassCosts:
     """A row for each octave of context. `wants_narrow`: a narrow pass has to tell what wide ones are compared with."""
 
-    wants_narrow = False
-
     def __init__(self) -> None:
         self._narrow: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))  # seconds, by octave
         self._multiples: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))

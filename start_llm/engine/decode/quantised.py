@@ -18,9 +18,8 @@ from start_llm.engine.decode.layerwise import Layerwise, merged
 from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.kinds import kind_of, leaves
 
-_INDEXED = (
-    "QSAKVCache"  # mlx-vlm's, of Qwen3.8-Flash-Next: keys and values are quantised, the keys of its index are not
-)
+_INDEXED = "QSAKVCache"
+"""mlx-vlm's, of Qwen3.8-Flash-Next: keys and values are quantised, the keys of its index are not."""
 
 
 @dataclass(frozen=True, slots=True)
