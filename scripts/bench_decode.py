@@ -94,11 +94,14 @@ def single(cache: str, tokens: int, rounds: int) -> tuple[float, float]:
     app.start()
     try:
         ours, theirs = [], []
+        runtime = app.pool.main_runtime
+        assert runtime is not None, "it is loaded"
+        loaded = runtime.loaded
         streamed(app.server_url, body(8))
         for _ in range(rounds):
             made, seconds, _ = streamed(app.server_url, body(tokens))
             ours.append((made - 1) / seconds)
-            theirs.append(app.on_model_thread(lambda model, wrapper: direct(model, wrapper, tokens)))
+            theirs.append(app.engine.call(lambda _: direct(loaded.model, loaded.wrapper, tokens), 600.0))
         return statistics.median(ours), statistics.median(theirs)
     finally:
         app.stop()

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
@@ -258,13 +258,6 @@ class App:
             self._say(
                 f"This is the small embedded model. For {device}: `{command()} serve {best.short}` ({best.note})."
             )
-
-    def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
-        """``function(model, mlx-lm's tokenizer)`` of the main model on the model thread; for benchmarks."""
-        runtime = self.pool.main_runtime
-        assert runtime is not None and self._ranks.alone, "it is loaded, and this process has all of it"
-        loaded = runtime.loaded
-        return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
 
     # --- wiring ---------------------------------------------------------------
 

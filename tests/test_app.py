@@ -21,6 +21,7 @@ from start_llm.core.settings import SettingsError, load_settings
 from start_llm.models.device import Device
 from tests.core.test_settings import FIRST_DESIGN
 from tests.kvcache.replay import all_events
+from tests.model_thread import on_model_thread
 from tests.oracle import build_oracle
 
 
@@ -105,7 +106,7 @@ def test_routers_are_told_of_what_a_conversation_left(make: Callable[..., Any]) 
     assert cleared == ["AllBlocksCleared"]
     name, names, parent, tokens, size, *_ = stored
     assert (name, parent, size) == ("BlockStored", None, 64) and len(tokens) == 64 * len(names)
-    text = app.on_model_thread(lambda model, tokenizer: tokenizer.decode(tokens))
+    text = on_model_thread(app, lambda model, tokenizer: tokenizer.decode(tokens))
     assert "word0 word1" in text and "word190" in text
     assert "start_llm_kv_events_stored_total" in httpx.get(f"{app.url}/metrics").text
 

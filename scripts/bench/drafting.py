@@ -143,6 +143,8 @@ class Published(PassCosts):
         costs: seconds by width; between two widths on the straight line.
     """
 
+    wants_narrow = False
+
     def __init__(self, costs: dict[int, float]) -> None:
         self._costs = [cost_at(costs, max(1, width)) for width in range(MOST_WIDE + 1)]
 

@@ -51,7 +51,6 @@ VARIABLES = Limit("variables in `chat_template_kwargs`", 100)
 EMBEDDED = Limit("texts in one request for embeddings", 2_048)
 EMBEDDED_TOKENS = Limit("tokens of all texts in one request for embeddings", 300_000)
 
-
 # Recordings, and the forms that they come in.
 FORM_PARTS = Limit("parts of a form (`multipart/form-data`)", 64)
 FORM_HEADER = Limit("bytes of a part's header in a form", 4_096)

@@ -134,12 +134,9 @@ def responses_code(kind: str, code: str | None) -> str:
 
 def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any], str]:
     """JSON body and its content type; ``problem`` is RFC 7807."""
-    if style == "anthropic":
-        return anthropic_error(error), "application/json"
-    if style == "ollama":
-        return ollama_error(error), "application/json"
-    if style == "openai":
-        return openai_error(error), "application/json"
+    if style != "problem":
+        write = {"openai": openai_error, "anthropic": anthropic_error, "ollama": ollama_error}[style]
+        return write(error), "application/json"
     body: dict[str, Any] = {"type": "about:blank", "title": status_phrase(error.status), "status": error.status}
     body["detail"] = error.message
     if error.param:

@@ -260,7 +260,7 @@ class ModelBuilder:
             alone = library_of(loaded.capabilities.config) == "mlx-vlm"
             return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
         try:
-            return replace(loaded, model=VisionModel(loaded.model))
+            return replace(loaded, model=VisionModel(loaded.model, loaded.vision.pad))
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})

@@ -126,11 +126,11 @@ class Features:
 class VisionModel(LanguageAlone):
     """A model of mlx-vlm that sees. `encoded`: images that went through the vision tower."""
 
-    def __init__(self, vlm: Any, features_bytes: int = FEATURES_BYTES) -> None:
-        """Raises NotSupported for a family whose positions are of a kind unknown here."""
+    def __init__(self, vlm: Any, pad: int, features_bytes: int = FEATURES_BYTES) -> None:
+        """`pad`: the token that stands for a place of an image. Raises NotSupported for a family whose positions are of
+        a kind unknown here."""
         super().__init__(vlm.language_model)
-        self._vlm, config = vlm, vlm.config
-        self._pad = int(_first(config, "image_token_id", "image_token_index"))
+        self._vlm, self._pad, config = vlm, pad, vlm.config
         self._opens = getattr(config, "vision_start_token_id", None)  # the token before an image; None: there is none
         self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
         self._features = Lru[str, Features](features_bytes, lambda _, features: features.nbytes)  # by image
@@ -262,11 +262,3 @@ _OF_MLX_LM: dict[str, Callable[[Any], Any]] = {
     "ArraysCache": lambda layer: StateLayer(len(layer.cache)),
 }
 """An empty layer of mlx-lm for one of mlx-vlm, by the name of its class."""
-
-
-def _first(config: Any, *names: str) -> Any:
-    for name in names:
-        value = getattr(config, name, None)
-        if value is not None:
-            return value
-    raise NotSupported("This vision model's config names no image token.")

@@ -72,7 +72,7 @@ class Pool:
     def press(self, level: Pressure) -> None:
         """The machine is short of memory: where that is critical, models go that nobody has used for a while."""
         if level is Pressure.CRITICAL:
-            self._registry.evict_idle(UNUSED_SECONDS, main_too=False)
+            self._registry.evict_idle(UNUSED_SECONDS)
 
     @property
     def main_runtime(self) -> TextRuntime | None:

@@ -310,13 +310,11 @@ class ModelRegistry:
             entry.move(event)
             self.load_queue.put(entry)
 
-    def evict_idle(self, seconds: float | None = None, *, main_too: bool = True) -> None:
-        """Those that were not used for so long; ``None``: for their own time to live. `main_too`: also the one that the
-        server was started with.
-        """
+    def evict_idle(self, seconds: float | None = None) -> None:
+        """Those that were not used for so long, but for the main one; ``None``: all, for their own time to live."""
         with self.lock:
             for key in outlived(self.residents(), time.monotonic(), seconds):
-                if main_too or self._entries[key] is not self.default:
+                if seconds is None or self._entries[key] is not self.default:
                     self.order(self._entries[key], "evicted")
 
     def reclaim(self, need: int) -> bool:

@@ -36,7 +36,6 @@ NO_TEMPLATE = "the model brings no chat template; plain ChatML is used, which it
 _AUDIO = ("whisper", "parakeet", "kokoro", "bark", "csm", "outetts", "voxtral", "wav2vec", "canary")
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernbert", "nomic-bert", "deberta")
 
-
 _MARKS = {
     "<|python_tag|>": "llama",
     "<|python_start|>": "llama",

@@ -49,7 +49,6 @@ _TENSOR_BITS = {
 }
 _GIVE = "give the folder of an MLX model, or owner/name to download one."
 
-
 Library = Literal["mlx-lm", "mlx-vlm"]
 TEXT_OF_MLX_VLM = {
     *("cohere2_moe", "cohere2moe", "deepseek_v4", "flint", "glm5_next", "hrm_text", "hy_v4", "inkling"),

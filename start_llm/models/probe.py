@@ -21,7 +21,6 @@ from start_llm.prompt.traits import TemplateError, Traits
 
 _ROUND = 1024  # a context is told in whole thousands
 
-
 Check = Callable[[], Generator[float, None, DecodingCheck | None]]
 """Checks how a model decodes; ``None``: that could not be found out."""
 
@@ -52,9 +51,8 @@ def probe_model(
         yield from in_background(lambda: keep_probe(path, key, found))
     probed = replace(loaded, capabilities=loaded.capabilities.with_probe(result))
     for topic, line in probed.capabilities.report():
-        if topic == "thinking":
-            continue  # `models show` tells it: most who start a model ask for no budget
-        say(f"{topic:10}{line}")
+        if topic != "thinking":  # `models show` tells it: most who start a model ask for no budget
+            say(f"{topic:10}{line}")
     return probed
 
 

@@ -49,7 +49,6 @@ REACH_SECONDS = 5.0
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{7,64}")
 _REVISION = re.compile(r"\w[\w./+-]{0,200}")
 
-
 _REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (HFValidationError, "{0!r} is no repository's name (owner/name)."),
     (GatedRepoError, "{0} is for those who have agreed to its terms; do so on its page, then `hf auth login`."),

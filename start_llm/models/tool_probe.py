@@ -58,9 +58,8 @@ Bounded; raises TooSlow, and whatever a model's own code may raise."""
 class ToolCallProbe:
     """The result."""
 
-    outcome: (
-        str  # called: a call was read; silent: there is none; none: no tools in the template; open: to be asked later
-    )
+    # called: a call was read; silent: there is none; none: no tools in the template; open: to be asked later
+    outcome: str
     format: str | None = None  # id of the tool format; ``None`` where it does not show (every parser reads bare JSON)
     reasoning: str | None = None  # id of the reasoning style that goes with `format`, where that is another one
     said: str = ""  # the beginning of the answer

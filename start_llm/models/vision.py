@@ -39,14 +39,14 @@ class VisionProcessor:
 
     Args:
         text: what the chat template writes for an image, e.g. ``<|vision_start|><|image_pad|><|vision_end|>``.
-        pad: the token that the processor repeats for an image.
+        pad: the token that the processor repeats for an image; an attribute, too.
         name: names the processor and its settings.
     """
 
     def __init__(self, processor: Any, *, text: str, pad: int, name: str) -> None:
         self._processor = processor
         self._text = text
-        self._pad = pad
+        self.pad = pad
         self._name = name
         self._sizes: Lru[tuple[int, int], Places] = Lru(_SIZES_KEPT)
         self._lock = threading.Lock()
@@ -83,11 +83,11 @@ class VisionProcessor:
         (ids,) = made["input_ids"].tolist()
         if ids and ids[0] == getattr(getattr(self._processor, "tokenizer", None), "bos_token_id", None):
             ids = ids[1:]  # the beginning of a text, not of an image
-        count = ids.count(self._pad)
+        count = ids.count(self.pad)
         if not count:
             raise NotSupported("The model's processor gives no places for an image.")
-        start = ids.index(self._pad)
-        if ids[start : start + count] != [self._pad] * count:
+        start = ids.index(self.pad)
+        if ids[start : start + count] != [self.pad] * count:
             raise NotSupported("The model's processor divides an image in several parts; such models are not served.")
         return tuple(ids[:start]), count, tuple(ids[start + count :])
 

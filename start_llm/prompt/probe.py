@@ -25,7 +25,6 @@ _PROBE_TOOL = {
     },
 }
 
-
 _ARGUMENTS: dict[str, Any] = {"mapping": {"k7": "v7"}, "string": '{"k7": "v7"}'}
 
 

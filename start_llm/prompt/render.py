@@ -21,7 +21,6 @@ from start_llm.prompt.tree import Rendering
 if TYPE_CHECKING:
     from start_llm.prompt.hf import HFTemplate
 
-
 _KEPT = 256
 
 

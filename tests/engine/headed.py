@@ -63,7 +63,7 @@ def headed(name: str) -> HeadedModel:
 
 @cache
 def headed_vision() -> HeadedModel:
-    model = VisionModel(vision_zoo.make("qwen3_5"))
+    model = VisionModel(vision_zoo.make("qwen3_5"), vision_zoo.PAD)
     text = {**vision_zoo.config_of("qwen3_5")["text_config"], "mtp_num_hidden_layers": 1}
     module = _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), 6)
     return HeadedModel(model, QwenHead(module, language_of(model)), language_of(model).model)

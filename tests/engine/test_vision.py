@@ -92,7 +92,7 @@ class Engine:
     scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = VisionModel(make(self.family))
+        self.model = VisionModel(make(self.family), PAD)
         kit = LayerKit(self.model.make_cache)
         self.kv = KVStore(kit, StoreConfig(budget_bytes=1 << 28, checkpoint_grid=64), disk=self.disk)
         store = GuardedStore(self.kv, self.model.make_cache)
@@ -125,7 +125,7 @@ class Engine:
 def cold(family: str, parts: Sequence[list[int] | Picture], most: int = ANSWER) -> tuple[int, ...]:
     """The greedy answer of the bare model to the whole prompt at once."""
     asked = prompt(family, parts)
-    model = VisionModel(make(family))
+    model = VisionModel(make(family), PAD)
     cache = model.make_cache()
     logits = model.see(asked.tokens, cache, asked.images)
     found: list[int] = []
@@ -240,7 +240,7 @@ def test_a_cancelled_prefill_keeps_whole_images() -> None:
 
 def test_an_image_is_encoded_once_while_there_is_room_for_what_was_made_of_it() -> None:
     asked = prompt("qwen3_vl", [text(1, 10), Picture(1), text(2, 10), Picture(2)])
-    roomy, narrow = VisionModel(make("qwen3_vl")), VisionModel(make("qwen3_vl"), features_bytes=1)
+    roomy, narrow = VisionModel(make("qwen3_vl"), PAD), VisionModel(make("qwen3_vl"), PAD, features_bytes=1)
     found = []
     for encoded in ((2, 2), (2, 4)):
         for model in (roomy, narrow):
@@ -305,7 +305,7 @@ def test_positions_go_on_behind_the_longer_side() -> None:
 
 
 def test_ids_of_places_never_reach_the_embedding() -> None:
-    model = VisionModel(make("qwen3_vl"))
+    model = VisionModel(make("qwen3_vl"), PAD)
     strange, plain = mx.array([[5, FIRST_IMAGE_ID + 7, 6]]), mx.array([[5, PAD, 6]])
     assert mx.array_equal(model(strange, cache=model.make_cache()), model(plain, cache=model.make_cache())).item()
 
@@ -315,4 +315,4 @@ def test_a_model_that_places_images_in_another_way_is_refused(monkeypatch: pytes
     kind = type(vlm.language_model)
     monkeypatch.setattr(kind, "get_rope_index", lambda self, ids, *more: (mx.zeros((3, *ids.shape)), None))
     with pytest.raises(NotSupported, match="places its images in another way"):
-        VisionModel(vlm)
+        VisionModel(vlm, PAD)

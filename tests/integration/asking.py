@@ -13,6 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.integration.live import Live
+from tests.model_thread import on_model_thread
 from tests.oracle import TEMPLATES, expected_truth, make_tokenizer
 
 Json = dict[str, Any]
@@ -96,7 +97,7 @@ class Asker:
         assert response.status_code == 200, data
         message = data["choices"][0]["message"] if self.dialect == "chat" else _as_openai(data["content"])
         tokens = self.server.prompts[data["id"]]
-        text = self.server.app.on_model_thread(lambda _, wrapper: wrapper.decode(list(tokens)))
+        text = on_model_thread(self.server.app, lambda _, wrapper: wrapper.decode(list(tokens)))
         kept = {name: message[name] for name in ("reasoning_content", "tool_calls") if message.get(name)}
         return Heard({"role": "assistant", "content": message.get("content") or "", **kept}, str(text), tokens)
 

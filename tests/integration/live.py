@@ -14,6 +14,7 @@ import httpx
 from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Submit
+from tests.model_thread import on_model_thread
 from tests.vendors import openai
 
 WAIT = 60.0
@@ -67,15 +68,15 @@ class Live:
 
     def work(self) -> int:
         """Prompt tokens that went through the model so far, re-anchoring included."""
-        return int(self.app.on_model_thread(lambda model, _: model.work.computed))
+        return int(on_model_thread(self.app, lambda model, _: model.work.computed))
 
     def passes(self) -> int:
         """How many passes there were so far."""
-        return int(self.app.on_model_thread(lambda model, _: len(model.work.passes)))
+        return int(on_model_thread(self.app, lambda model, _: len(model.work.passes)))
 
     def prompt_work(self, prompt: int, since: int) -> int:
         """What passes behind the first `since` computed of a prompt of so many tokens; no other request ran."""
-        made = self.app.on_model_thread(lambda model, _: list(model.work.passes[since:]))
+        made = on_model_thread(self.app, lambda model, _: list(model.work.passes[since:]))
         places = [(n, offset) for one in made for n, offset in zip(one.tokens, one.offsets, strict=True)]
         return sum(max(0, min(offset + n, prompt) - offset) for n, offset in places)
 

@@ -10,6 +10,7 @@ import pytest
 
 from start_llm.engine import runtime
 from tests.integration.live import Live, live
+from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
 
 pytestmark = pytest.mark.usefixtures("indexed", "cheap_passes")
@@ -45,10 +46,10 @@ def test_answers_at_the_same_time_are_drafted_together(servers: Callable[..., Li
     """In one pass over a block of each; what then lies in the KV is what was said."""
     server = servers("plain")
     first = {"role": "user", "content": FILE + script(ANSWER, "{truth}")}
-    before = server.app.on_model_thread(lambda model, _: len(model.work.passes))
+    before = on_model_thread(server.app, lambda model, _: len(model.work.passes))
     answer = server.chat([first], session_id="together", n=2)
     assert [choice["message"]["content"] for choice in answer["body"]["choices"]] == [ANSWER, ANSWER]
-    passes = server.app.on_model_thread(lambda model, _: model.work.passes[before:])
+    passes = on_model_thread(server.app, lambda model, _: model.work.passes[before:])
     assert sum(len(one.tokens) == 2 and min(one.tokens) > 4 for one in passes) > 3
     second = server.chat([first, answer["message"], {"role": "user", "content": "Go on."}], session_id="together")
     assert second["message"]["content"] == expected_truth(server.prompt_of(second))

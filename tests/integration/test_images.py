@@ -12,6 +12,7 @@ import pytest
 
 from tests.images.pictures import b64, data_url, png
 from tests.integration.live import WAIT, Live, live
+from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
 from tests.unique import unique
 
@@ -63,7 +64,7 @@ def converse(server: Live, image: dict[str, Any] | None) -> tuple[int, int, list
             {"role": "assistant", "content": answer["content"]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": shown}]},
         ]
-    text = server.app.on_model_thread(lambda _, tokenizer: tokenizer.decode(list(prompt)))
+    text = on_model_thread(server.app, lambda _, tokenizer: tokenizer.decode(list(prompt)))
     return computed, new, [line for line in text.split("\n") if line.startswith("[Image")]
 
 
@@ -145,7 +146,7 @@ def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_pat
                     {"role": "user", "content": f"Go on, please: this is step {turn}."},
                 ]
             prompt = server.prompts[data["id"]]
-            text = server.app.on_model_thread(lambda _, tokenizer, ids=prompt: tokenizer.decode(list(ids)))
+            text = on_model_thread(server.app, lambda _, tokenizer, ids=prompt: tokenizer.decode(list(ids)))
             (line,) = re.findall(r"\[Image 1: image_\w+\.png, 64x48 PNG, not shown: this model reads text only\]", text)
     # The first request of the second conversation finds the system text of the first one computed, if it was kept.
     assert computed[True][1:] == computed[False][1:] and max(computed[True][1:]) < 60, computed

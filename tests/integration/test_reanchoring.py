@@ -13,6 +13,7 @@ import pytest
 
 from start_llm.engine.thread import EngineThread
 from tests.integration.live import TOOLS, WAIT, Live, echoed, live
+from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
 from tests.unique import unique
 
@@ -76,10 +77,10 @@ def talk(running: Live, tool: bool) -> tuple[int, int]:
     answer, computed = turn(running, messages, tools=TOOLS)
     prompt = running.prompt_of(answer)
     assert answer["message"]["content"] == f"It is {expected_truth(prompt)}"
-    text = running.app.on_model_thread(lambda _, wrapper: wrapper.decode(list(prompt)))
+    text = on_model_thread(running.app, lambda _, wrapper: wrapper.decode(list(prompt)))
     assert "I weigh point" not in text.split("[[end]]", 1)[1], "this template drops old reasoning"
     place = text.rindex("<|im_start|>user")
-    new = running.app.on_model_thread(lambda _, wrapper: len(wrapper.encode(text[place:], add_special_tokens=False)))
+    new = on_model_thread(running.app, lambda _, wrapper: len(wrapper.encode(text[place:], add_special_tokens=False)))
     return computed, new
 
 
@@ -101,7 +102,7 @@ def test_without_reanchoring_the_answer_is_computed_once_more(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str
 ) -> None:
     with server(oracle_path(kind, "qwen3"), tmp_path, "off") as (running, guesses):
-        answer = running.app.on_model_thread(lambda _, wrapper: len(wrapper.encode(ANSWER, add_special_tokens=False)))
+        answer = on_model_thread(running.app, lambda _, wrapper: len(wrapper.encode(ANSWER, add_special_tokens=False)))
         computed, new = talk(running, False)
         assert computed >= new + answer
         assert guesses == []

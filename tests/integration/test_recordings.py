@@ -19,6 +19,7 @@ from scripts.bench.replay import CallIds, Optimum, raw_reply
 from start_llm.engine.thread import EngineThread
 from tests.integration.live import Live, live
 from tests.integration.test_reanchoring import settled
+from tests.model_thread import on_model_thread
 from tests.oracle.build import CONTEXT
 
 Json = dict[str, Any]
@@ -192,7 +193,7 @@ def replay(
         assert (told.get("miss") or {}).get("reason", "") == reason, (what, told, report)
         if what == "compaction":
             tokens = list(server.prompt_of(answer))
-            shown = server.app.on_model_thread(partial(decoded, tokens))
+            shown = on_model_thread(server.app, partial(decoded, tokens))
             check_what_is_seen(server, shown, body, replies)
         yield Row(
             what, report["prompt"], computed, report["new"], plain, reason, (report.get("miss") or {}).get("detail", "")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.live import TOOLS, Live
+from tests.model_thread import on_model_thread
 from tests.oracle.oracle import script
 from tests.unique import unique
 
@@ -61,7 +62,7 @@ class Talk:
 
     def shown(self, answer: Json) -> str:
         tokens = list(self.server.prompt_of(answer))
-        return str(self.server.app.on_model_thread(lambda _, wrapper: wrapper.decode(tokens)))
+        return str(on_model_thread(self.server.app, lambda _, wrapper: wrapper.decode(tokens)))
 
 
 def user(text: str) -> Json:

@@ -14,6 +14,7 @@ from start_llm.core.settings import load_settings
 from start_llm.images.reader import ImageReader
 from tests.images.pictures import b64, data_url, encoded, noise, png
 from tests.integration.live import TOOLS, Live, live
+from tests.model_thread import on_model_thread
 from tests.oracle import script
 from tests.unique import unique
 from tests.vision.oracle import Names, build_vision_oracle
@@ -33,7 +34,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def computed(server: Live) -> int:
     """Prompt tokens that went through the model so far."""
-    return int(server.app.on_model_thread(lambda model, _: model._language.oracle.work.computed))
+    return int(on_model_thread(server.app, lambda model, _: model._language.oracle.work.computed))
 
 
 def block(seed: int) -> Json:

@@ -15,6 +15,7 @@ from tests.engine.vision_zoo import CONFIGS
 from tests.images.corpus import CASES
 from tests.images.pictures import data_url, encoded, noise, png
 from tests.integration.live import Live, live
+from tests.model_thread import on_model_thread
 from tests.oracle import make_tokenizer
 from tests.unique import unique
 
@@ -39,7 +40,7 @@ def user(*parts: Json) -> Json:
 
 
 def encodings(server: Live) -> int:
-    return int(server.app.on_model_thread(lambda model, _: model.encoded))
+    return int(on_model_thread(server.app, lambda model, _: model.encoded))
 
 
 def ask(server: Live, messages: list[Json], **more: Any) -> httpx.Response:
@@ -187,7 +188,7 @@ def test_a_bad_image_in_the_history_does_not_end_the_conversation(seeing: Seeing
         said = [user(words("Look"), part), {"role": "assistant", "content": "No."}, user(words("Go on"), image(1))]
         answer = server.chat(said, max_tokens=2)
         shown = [token for token in server.prompt_of(answer) if token < FIRST_IMAGE_ID]
-        text = server.app.on_model_thread(partial(_decoded, shown))
+        text = on_model_thread(server.app, partial(_decoded, shown))
         assert "[Image 1: " in text and "not shown]" in text
 
 

@@ -93,7 +93,6 @@ class SingleRow:
         self._landmarks = landmarks if keeps else frozenset()
         self._ends = eos | self._landmarks  # tokens that end a draft
         self._timer = _PassTimer(self._gate)
-        self._clock = time.perf_counter if gate is None else gate.clock
         self.text: SuffixIndex | None = None
         self._next = _NextPass()  # while the state is `fresh`: `Start`
         if not isinstance(state.newest, mx.array):
@@ -190,7 +189,7 @@ class SingleRow:
     def _forward(self, fed: mx.array) -> mx.array:
         self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
         make_room(self.state.cache, fed.size)
-        began = self._clock()
+        began = self._timer.clock()
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
         self._timer.launched(began, fed.size)
         return logits
@@ -257,9 +256,9 @@ class SingleRow:
         chosen = proposals[index]
         draft = chosen.tokens[:length]
         if self._head is not None and length and chosen.match == HEAD_MATCH:
-            began = self._clock()
+            began = self._timer.clock()
             draft = self._head.propose(self.state.cache, [*carried, token], ahead, length, self.state.sampler)
-            self._gate.proposed(length, self._clock() - began)
+            self._gate.proposed(length, self._timer.clock() - began)
         draft = self._cut(token, draft)
         return Proposal(draft, chosen.match) if draft else None
 
@@ -306,25 +305,25 @@ class _PassTimer:
     """
 
     def __init__(self, gate: DraftGate | None) -> None:
-        self._gate, self._clock = gate, time.perf_counter if gate is None else gate.clock
+        self._gate, self.clock = gate, time.perf_counter if gate is None else gate.clock
         self._launched: deque[tuple[float, int, float]] = deque()  # began, width, seconds to launch it
         self._last_result = self._left_at = 0.0
         self._disturbed = False
 
     def enter(self) -> None:
         """Another step begins; if somebody else used the device in between, the next time says nothing."""
-        self._disturbed = self._clock() - self._left_at > PAUSE
+        self._disturbed = self.clock() - self._left_at > PAUSE
 
     def leave(self) -> None:
-        self._left_at = self._clock()
+        self._left_at = self.clock()
 
     def launched(self, began: float, width: int) -> None:
-        self._launched.append((began, width, self._clock() - began))
+        self._launched.append((began, width, self.clock() - began))
 
     def result(self, held: int) -> None:
         if not self._launched:
             return
-        now = self._clock()
+        now = self.clock()
         started, width, least = self._launched.popleft()
         if self._gate is not None and not (self._disturbed and started < self._left_at):
             self._gate.observe(width, held, max(least, now - max(started, self._last_result)))

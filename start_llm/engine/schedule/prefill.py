@@ -151,12 +151,11 @@ class IdlePrefill:
 
     def end(self) -> None:
         """Stops and keeps what there is."""
-        job, self._job = self._job, None
+        job = self._job
         if job is not None and not job.is_new:
             self._prefill.keep(job)
             self._done.append((job.tokens, job.report.reused, job.prefill.position, job.work.owner))
-        if job is not None:
-            self._prefill.take_back(job)
+        self.forget(valid=True)
 
     def give_way(self) -> None:
         """Gives back what it has taken over, and begins again once there is an idle gap. To be called when another

@@ -190,15 +190,15 @@ class Requests:
         self._forget(job)
         job.end(reason)
 
-    def put_back(self, job: Job, place: int = 0, *, valid: bool = True) -> None:
-        """From prefill or decoding back to the queue. It goes on where it was once it is admitted again.
+    def put_back(self, job: Job, *, valid: bool = True) -> None:
+        """From prefill or decoding to the front of the queue. It goes on where it was once it is admitted again.
 
         `valid`: see `KVStore.take_back`.
         """
         if isinstance(job.state, Decoding):
             self._store(job, self._take_out(job))
         self._memory.give(job.work.id)
-        self._to_waiting(job, place, valid=valid)
+        self._to_waiting(job, valid=valid)
 
     def pause(self, job: Job) -> bool:
         """Makes room: the job goes to the front of the queue and its KV to the store. False: not at this step."""
@@ -209,14 +209,14 @@ class Requests:
         if row is not None:
             self._store(job, (row.cache, row.tokens))
         self._keep_prefill(job)
-        self._to_waiting(job, 0, None if row is None else row.newest)
+        self._to_waiting(job, None if row is None else row.newest)
         return True
 
-    def _to_waiting(self, job: Job, place: int, pending: int | None = None, *, valid: bool = True) -> None:
+    def _to_waiting(self, job: Job, pending: int | None = None, *, valid: bool = True) -> None:
         self._prompts.discard(job)
         self._prefill.take_back(job, valid=valid)
         job.pause(self._clock(), pending)
-        self.waiting.insert(place, job)
+        self.waiting.appendleft(job)
 
     def _take_out(self, job: Job) -> tuple[Cache, Sequence[int]] | None:
         """The job's row leaves the runner, with its KV. If that fails, the other rows start again in a fresh one."""

@@ -68,7 +68,6 @@ class DiskFolder:
     def __init__(self, folder: Path, fingerprint: str, max_bytes: int) -> None:
         self.nbytes = 0
         self.evicted = 0
-        self._found: list[StoredPiece] = []
         self._max = max_bytes
         self._model = hashlib.sha256(fingerprint.encode()).digest()
         self._root = folder / self._model.hex()[:32]
@@ -91,7 +90,7 @@ class DiskFolder:
         except BaseException:
             self.close()
             raise
-        self._found = [piece for piece in found if piece.name in self.files]
+        self._found: list[StoredPiece] = [piece for piece in found if piece.name in self.files]
         self._gone.clear()
 
     def read(self, name: str) -> tuple[str, bytes] | None:

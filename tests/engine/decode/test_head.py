@@ -84,7 +84,7 @@ def assert_same(one: Said, model: HeadedModel, tolerance: float = 2e-4) -> None:
 
 @pytest.mark.parametrize("label", [pytest.param("greedy", marks=pytest.mark.thorough), "seeded"])
 def test_a_vision_model_says_the_same_with_copies_and_with_a_head(label: str) -> None:
-    plain = VisionModel(vision_zoo.make("qwen3_5"))
+    plain = VisionModel(vision_zoo.make("qwen3_5"), vision_zoo.PAD)
     expected = reference(plain, SAMPLINGS[label], 24)
     for model in (plain, headed_vision()):
         gate = Anything()
