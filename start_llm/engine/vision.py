@@ -77,13 +77,6 @@ class LanguageAlone:
     def language_model(self) -> Any:
         return self._language
 
-    @property
-    def layers(self) -> Any:
-        return self._language.layers
-
-    def parameters(self) -> Any:
-        return self._language.parameters()
-
     def make_cache(self) -> list[Any]:
         """Empty caches: the language model's, and the positions behind them."""
         layers = make_prompt_cache(self._language)
@@ -137,9 +130,6 @@ class VisionModel(LanguageAlone):
         self.encoded = 0
         if self._places:
             self._check_positions()
-
-    def parameters(self) -> Any:
-        return self._vlm.parameters()
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Ids of images' places count as pad tokens."""

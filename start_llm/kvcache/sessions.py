@@ -184,8 +184,9 @@ class Sessions:
 
     def protected_bytes(self, now: float) -> int:
         """KV that the protected ends stand on, themselves included."""
-        seen = set[int]()
-        return sum(_path_bytes(end, seen) for session in self._live(now) for end in session.ends)
+        ends = [end for session in self._live(now) for end in session.ends]
+        held = {segment for end in ends for segment in (end, *end.ancestors())}
+        return sum(segment.nbytes for segment in held)
 
     def _live(self, now: float) -> list[Session]:
         return [s for _, s in self._known.items() if not self._idle or now - s.used <= self._idle]
@@ -206,17 +207,6 @@ class Sessions:
 def _held(end: Segment) -> Segment | None:
     """The deepest segment of the path to `end` that holds KV: the end itself until it is evicted."""
     return next((segment for segment in (end, *end.ancestors()) if segment.rows is not None), None)
-
-
-def _path_bytes(end: Segment, seen: set[int]) -> int:
-    """KV on the path to `end` that is not in `seen` yet, and enters it there."""
-    total = 0
-    for segment in (end, *end.ancestors()):
-        if id(segment) in seen:
-            break  # and so are all above it
-        seen.add(id(segment))
-        total += segment.nbytes
-    return total
 
 
 def _first(end: Segment) -> Segment:

@@ -189,7 +189,7 @@ class Capabilities:
         """What the template does, as the override file corrects it; its fingerprint is then another one."""
         if self.probe is None:
             return None
-        traits, changed = self.probe.traits, self.overrides.traits()
+        traits, changed = self.probe.traits, self.overrides.table("template")
         if not changed:
             return traits
         text = f"{traits.fingerprint} {json.dumps(changed, sort_keys=True)}"
@@ -241,7 +241,7 @@ def sampling_facts(settings: Settings, overrides: Overrides, makers: GenerationC
     facts = {name: Fact(value, "built-in") for name, value in values.items()}
     facts |= {name: Fact(value, "makers") for name, value in recommended.items()}
     facts |= {name: Fact(values[name], "setting") for name in chosen}
-    return facts | {name: Fact(value, "file") for name, value in overrides.sampling().items()}
+    return facts | {name: Fact(value, "file") for name, value in overrides.table("sampling").items()}
 
 
 def sampling_report(facts: Mapping[str, Fact], makers: GenerationConfig) -> list[str]:

@@ -54,13 +54,7 @@ class Overrides:
     path: Path | None = None  # the file, ``None`` where there is none
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def traits(self) -> dict[str, Any]:
-        return self._table(_TABLE)
-
-    def sampling(self) -> dict[str, float]:
-        return self._table(_SAMPLING)
-
-    def _table(self, name: str) -> dict[str, Any]:
+    def table(self, name: str) -> dict[str, Any]:
         head = f"{name}."
         return {key.removeprefix(head): value for key, value in self.values.items() if key.startswith(head)}
 

@@ -133,10 +133,9 @@ class Pipeline:
         if tokens and (answer.content.strip() or answer.tool_calls):
             path = self._path_of(prepared, answer, tokens)
             self._composer.sent.add_answer(path.node)
-            node, gone = self._tree.add(path.node, path)
+            node = self._tree.add(path.node, path)
             if self._store is not None and node is path.node:
                 self._store.save(node)
-                self._store.forget(gone)
 
     def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
         """What this client will probably send: the prefix of its next request, the answer included, or the head of the

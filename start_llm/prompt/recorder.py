@@ -36,7 +36,6 @@ class Recorder:
         self._pipeline = pipeline
         self._anchor, self._publish = anchor, publish
         self._jobs: Queue[Callable[[], None] | None] = Queue()
-        self.failures = 0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -67,7 +66,6 @@ class Recorder:
         try:
             job()
         except Exception:  # a client has its answer, whether it can be remembered or not
-            self.failures += 1
             log.warning("an answer could not be recorded", exc_info=True)
 
     def _guess(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:

@@ -268,23 +268,24 @@ class ConversationTree:
         by_name = {tool.name: tool for tool in tools}
         return tuple(by_name[name] for name in order)
 
-    def add(self, node: Node, path: Path | None = None) -> tuple[Node, list[int]]:
-        """Keeps a node; returns it and the ids that are gone. `path`: to it, if it is at hand.
+    def add(self, node: Node, path: Path | None = None) -> Node:
+        """Keeps a node and returns it. `path`: to it, if it is at hand.
 
-        The same answer to the same prompt is kept once.
+        The same answer to the same prompt is kept once: then the earlier node is returned.
         """
         with self._lock:
             for index in self._by_key.get(node.key, ()):
                 known = self._nodes[index]
                 if _same(known, node):
                     self._touch(known)
-                    return known, []
+                    return known
             if node.parent is not None and node.parent not in self._nodes:
-                return node, []  # its beginning was evicted meanwhile
+                return node  # its beginning was evicted meanwhile
             self._insert(node)
             if path is not None:
                 self._paths.put(node.id, replace(path, node=node))
-            return node, self._evict()
+            self._evict()
+            return node
 
     def restore(self, nodes: Iterable[Node]) -> None:
         """Takes nodes back from disk, parents before children; those without their parent are left out."""
@@ -335,12 +336,10 @@ class ConversationTree:
             if (node.owner, frozenset(names)) not in self._orders:
                 self._orders.put((node.owner, frozenset(names)), names)
 
-    def _evict(self) -> list[int]:
-        gone = []
+    def _evict(self) -> None:
         while self._used > self._limit and len(self._nodes) > 1:
             # Nothing goes on from the oldest: who goes on from a node uses it too.
             index, node = self._nodes.popitem(last=False)
-            gone.append(index)
             self._used -= node.size
             self._paths.pop(index)
             for call, _ in node.results:
@@ -350,7 +349,6 @@ class ConversationTree:
                 self._by_key[node.key] = left
             else:
                 self._by_key.pop(node.key, None)
-        return gone
 
 
 def _same(one: Node, other: Node) -> bool:

@@ -32,6 +32,10 @@ CREATE TABLE nodes (
 CREATE INDEX nodes_root ON nodes (root)
 """
 _VERSION = 3
+_INSERT = """
+INSERT OR REPLACE INTO nodes (id, root, fingerprint, blob)
+VALUES (?, ifnull((SELECT root FROM nodes WHERE id = ?), ?), ?, ?)
+"""
 _GATHER_SECONDS = 0.2
 _SUM = 32  # bytes of the checksum
 
@@ -45,23 +49,21 @@ class TurnDB:
         self._limit = limit_bytes
         self._load_limit = load_bytes
         self._fingerprint = ""
-        self._roots: dict[int, int] = {}
-        self.failures = 0
         self._writer = BatchWriter("turndb", self._write, _GATHER_SECONDS)
 
     def load(self, fingerprint: str) -> list[Node]:
         """The nodes of `fingerprint`, the newest up to the byte limit, parents first; damaged rows are left out."""
         self._fingerprint = fingerprint
 
-        def read(connection: sqlite3.Connection) -> list[tuple[int, bytes]]:
-            query = "SELECT root, blob FROM nodes WHERE fingerprint = ? ORDER BY number DESC"
-            found: list[tuple[int, bytes]] = []
+        def read(connection: sqlite3.Connection) -> list[bytes]:
+            query = "SELECT blob FROM nodes WHERE fingerprint = ? ORDER BY number DESC"
+            found: list[bytes] = []
             used = 0
-            for root, blob in connection.execute(query, (fingerprint,)):
+            for (blob,) in connection.execute(query, (fingerprint,)):
                 used += len(blob)
                 if used > self._load_limit:
                     break
-                found.append((root, bytes(blob)))
+                found.append(bytes(blob))
             return found[::-1]
 
         try:
@@ -69,27 +71,16 @@ class TurnDB:
         except FileUnavailable:
             return []
         nodes = []
-        for root, blob in rows:
+        for blob in rows:
             try:
-                node = decode(blob)
+                nodes.append(decode(blob))
             except DamagedNode as error:
                 log.warning("conversation tree: a turn on disk is damaged (%s); it is left out", error)
-                continue
-            self._roots[node.id] = root
-            nodes.append(node)
         return nodes
 
     def save(self, node: Node) -> None:
         """Writes a node, and may delete the oldest conversations for it."""
-        if not self._writer.closing:
-            root = self._roots.get(node.parent, node.parent) if node.parent is not None else node.id
-            self._roots[node.id] = root
-            self._writer.put((root, node))
-
-    def forget(self, ids: list[int]) -> None:
-        """These nodes are not in memory any more; their rows stay."""
-        for index in ids:
-            self._roots.pop(index, None)
+        self._writer.put(node)
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread."""
@@ -97,26 +88,19 @@ class TurnDB:
             self._writer.close()
             self._database.close()
 
-    def flush(self) -> None:
-        """Returns when all that was saved before is on disk."""
-        self._writer.flush()
-
     # --- the writer thread --------------------------------------------------
 
-    def _write(self, waiting: list[tuple[int, Node]]) -> None:
+    def _write(self, waiting: list[Node]) -> None:
         def write(connection: sqlite3.Connection) -> None:
-            rows = ((node.id, root, self._fingerprint, encode(node)) for root, node in waiting)
-            connection.executemany(
-                "INSERT OR REPLACE INTO nodes (id, root, fingerprint, blob) VALUES (?, ?, ?, ?)", rows
-            )
+            rows = ((node.id, node.parent, node.id, self._fingerprint, encode(node)) for node in waiting)
+            connection.executemany(_INSERT, rows)
             _trim(connection, self._limit)
 
         try:
             self._database.run(write)
         except FileUnavailable:
-            self.failures += len(waiting)  # said once by the file itself
+            pass  # said once by the file itself
         except Exception as error:  # noqa: BLE001 - a thread's edge: the next batch may do better
-            self.failures += len(waiting)
             log.warning("conversation tree: %d turns could not be written (%s)", len(waiting), error)
 
 

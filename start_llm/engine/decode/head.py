@@ -150,13 +150,6 @@ class HeadedModel:
         self._own = len(own)
         self._transient = all(type(leaf) is KVCache for leaf in leaves(own))
 
-    @property
-    def layers(self) -> Any:
-        return self._model.layers
-
-    def parameters(self) -> Any:
-        return {"model": self._model.parameters(), "drafter": self.drafter.parameters()}
-
     def make_cache(self) -> Cache:
         tail = [HiddenTail(transient=self._transient)] if self.drafter.reads_hidden else []
         return [*make_prompt_cache(self._model), *self.drafter.make_cache(), *tail]
