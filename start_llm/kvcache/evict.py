@@ -52,12 +52,12 @@ class Eviction:
             self._expire(now - config.ttl_seconds)
         if resident.nbytes > self.budget_bytes:
             resident.trim(self.budget_bytes)
-            self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._kit.cuttable)
+            self._evict(now, lambda: resident.nbytes > self.budget_bytes)
         if config.most_arrays and resident.arrays > config.most_arrays * _PACKED_FROM:
             resident.pack(_PACKED_AT_ONCE)
         if config.most_arrays and resident.arrays > config.most_arrays:
             few = int(config.most_arrays * _ARRAYS_LEFT)
-            self._evict(now, lambda: resident.arrays > few, thin=not self._kit.cuttable)
+            self._evict(now, lambda: resident.arrays > few)
         if resident.ghosts > config.ghost_tokens:
             resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
         resident.tidy()
@@ -74,15 +74,23 @@ class Eviction:
             if (above := self._resident.drop(segment)) is not None:
                 todo.append(above)
 
-    def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
-        """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
-        resident = self._resident
+    def _evict(self, now: float, more: Callable[[], bool]) -> None:
+        """Gives up leaves, and checkpoints above them, in the order of their ranks."""
+        resident, cuttable = self._resident, self._kit.cuttable
         ends = self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
-        order = self._order(now, ends, strengths, thin)
-        ranks = {s: order(s) for s in resident.tree if _may_go(s, thin)}
+        nearest = {} if cuttable else nearest_ends(resident.tree, ends)
+        state_tokens = resident.sizes.estimate(0) / max(resident.sizes.token_bytes, 1)
+        window = int(_WINDOW * math.sqrt(state_tokens))
+
+        def order(segment: Segment) -> Rank:
+            if segment.is_leaf:
+                return rank(segment, strengths, cuttable, now)
+            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
+
+        ranks = {s: order(s) for s in resident.tree if _may_go(s)}
         excess = resident.nbytes - self.budget_bytes
-        if thin and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
+        if not cuttable and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
             ranks[place] = 3, strengths[id(place)], math.inf
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
@@ -90,7 +98,7 @@ class Eviction:
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
-            if not _may_go(segment, thin=True):
+            if not _may_go(segment):
                 continue
             here = order(segment)
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
@@ -100,23 +108,10 @@ class Eviction:
             elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (order(above), next(turns), above))
 
-    def _order(self, now: float, ends: Strengths, strengths: Strengths, thin: bool) -> Callable[[Segment], Rank]:
-        """Gives the rank of a leaf, or with `thin` of a checkpoint above one. `strengths`: of `whole_paths`."""
-        nearest = nearest_ends(self._resident.tree, ends) if thin else {}
-        state_tokens = self._resident.sizes.estimate(0) / max(self._resident.sizes.token_bytes, 1)
-        window = int(_WINDOW * math.sqrt(state_tokens))
 
-        def order(segment: Segment) -> Rank:
-            if segment.is_leaf:
-                return rank(segment, strengths, self._kit.cuttable, now)
-            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
-
-        return order
-
-
-def _may_go(segment: Segment, thin: bool) -> bool:
-    """It is a leaf, or with `thin` it has a checkpoint."""
-    return segment.is_leaf or (thin and segment.checkpoint is not None)
+def _may_go(segment: Segment) -> bool:
+    """It is a leaf, or has a checkpoint, as no segment of a model has whose layers can all be cut."""
+    return segment.is_leaf or segment.checkpoint is not None
 
 
 def value(segment: Segment, now: float) -> float:
