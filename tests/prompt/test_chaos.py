@@ -25,7 +25,7 @@ from tests.prompt.models import model
 
 METHODS: dict[type, tuple[str, ...]] = {
     ConversationTree: ("at", "has", "result_of", "arrange", "add", "__len__"),
-    TurnDB: ("save", "forget", "flush"),
+    TurnDB: ("save",),
 }
 Site = tuple[str, str, int]
 """A method, and the file and line that call it."""
