@@ -30,7 +30,7 @@ def load(folder: Path) -> LanguageAlone:
 def test_a_checkpoint_is_read_with_its_language_model_alone(name: str, tmp_path: Path) -> None:
     """Positions in three axes, in one, and none; more tokens than sparse attention keeps, in chunks of other sizes."""
     model = load(save(tmp_path / name, name))
-    assert all(not path.startswith("vision") for path in model.parameters())
+    assert all(not path.startswith("vision") for path in model.language_model.parameters())
     cache, found = model.make_cache(), list[int]()
     for chunk in (LONG[:70], LONG[70:91], LONG[91:]):
         logits = model(mx.array([chunk]), cache=cache)
