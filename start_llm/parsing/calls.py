@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from start_llm.core.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
-from start_llm.core.messages import Tool, ToolCall
+from start_llm.core.messages import Tool, ToolCall, call_ids
 from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
 from start_llm.parsing.output import EventBuffer
 from start_llm.parsing.schema import ANYTHING, Schema, dump, parse_literal
 from start_llm.parsing.source import Source, Step
 
-type NewId = Callable[[], str]
 type Parse = Callable[[Calls], Step[None]]
 """Reads one block of calls. Raises NotACall: what was read since the last finished call is text."""
 
@@ -111,7 +110,6 @@ class Calls:
 
     Args:
         on_call: called before a call's first event, and when one was dropped.
-        new_id: makes ids for calls that bring none.
 
     Attributes:
         schemas: of the arguments, by the tool's name.
@@ -119,16 +117,14 @@ class Calls:
         reading: a block, or the header of one, is being read.
     """
 
-    def __init__(
-        self, source: Source, tools: Sequence[Tool], buffer: EventBuffer, *, on_call: Callable[[], None], new_id: NewId
-    ) -> None:
+    def __init__(self, source: Source, tools: Sequence[Tool], buffer: EventBuffer, on_call: Callable[[], None]) -> None:
         self.source = source
         self.emit = buffer.emit
         self.choice = buffer.choice
         self.finished: list[ToolCall] = []
         self.dropped = 0
         self.reading = False
-        self._on_call, self._new_id = on_call, new_id
+        self._on_call, self._new_id = on_call, call_ids()
         self.schemas = {tool.name: Schema(tool.parameters) for tool in tools}
         self._ids: set[str] = set()
         self._open: CallBuilder | None = None

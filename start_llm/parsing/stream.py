@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from start_llm.core.events import Event
-from start_llm.core.messages import Message, Tool, call_ids
+from start_llm.core.messages import Message, Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.parsing.calls import NAME, Calls, NewId, Opener
+from start_llm.parsing.calls import NAME, Calls, Opener
 from start_llm.parsing.output import CodeTracker, EventBuffer, TextChannel
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.source import LEAKED, STARTS, LiteralScanner, Source, Step, other_turn
@@ -68,7 +68,6 @@ class OutputParser:
         raw: the text stays as it was decoded (`/v1/completions`): only a stop string ends it. For a style without tags.
         whole: nobody reads the events before the end. Text is then held back while it may turn out to be reasoning
             whose block was never opened.
-        new_id: makes ids for calls that bring none (`call_ids`).
 
     Attributes:
         stopped: the stop string that ended the text.
@@ -87,7 +86,6 @@ class OutputParser:
         raw: bool = False,
         whole: bool = False,
         choice: int = 0,
-        new_id: NewId | None = None,
     ) -> None:
         self.stopped: str | None = None
         self.ended = False
@@ -98,7 +96,7 @@ class OutputParser:
         self._buffer = EventBuffer(choice, holding=self._waits_for_end or (whole and not self.in_reasoning))
         self._content = TextChannel(self._buffer.text, gap="" if raw else " \t\r\n")
         self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
-        self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins, new_id=new_id or call_ids())
+        self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins)
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop, raw=raw)
         self._closer = self._literals.reasoning.end
         self._steps = self._read()

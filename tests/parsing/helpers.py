@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import count, pairwise
+from unittest.mock import patch
 
 from start_llm.core.events import (
     Event,
@@ -62,15 +63,15 @@ def run(
 ) -> tuple[list[Event], Message, str | None]:
     """Parse `text` cut at the offsets `cuts` (or every `cuts` characters)."""
     ids = count()
-    parser = OutputParser(
-        form or style(),
-        tools=tools,
-        stop=stop,
-        in_reasoning=in_reasoning,
-        tool_calls=tool_calls,
-        whole=whole,
-        new_id=lambda: f"call_{next(ids)}",
-    )
+    with patch("start_llm.parsing.calls.call_ids", lambda: lambda: f"call_{next(ids)}"):
+        parser = OutputParser(
+            form or style(),
+            tools=tools,
+            stop=stop,
+            in_reasoning=in_reasoning,
+            tool_calls=tool_calls,
+            whole=whole,
+        )
     places = list(range(0, len(text), cuts)) if isinstance(cuts, int) else sorted({0, *cuts})
     events: list[Event] = []
     for start, end in pairwise([*places, len(text)]):
