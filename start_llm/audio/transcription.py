@@ -107,7 +107,8 @@ class Transcriber:
         if language is None and self._model.is_multilingual:
             heard = self._encoded(spectrum, 0, WINDOW)
             yield 0.0
-            language = self._language(heard)
+            _, likely = self._model.detect_language(heard)
+            language = str(max(likely[0], key=likely[0].get))
         tokenizer = self._model.get_tokenizer(language=language or "en", task="transcribe")
         begin = tokenizer.encode(" " + hints.prompt.strip()) if hints.prompt.strip() else []
         story = _Story(list(begin))
@@ -149,10 +150,6 @@ class Transcriber:
         features: mx.array = self._model.embed_audio(mx.array(window).astype(self._model.dtype))
         mx.eval(features)
         return features
-
-    def _language(self, features: mx.array) -> str:
-        _, likely = self._model.detect_language(features)
-        return str(max(likely[0], key=likely[0].get))
 
     def _decoded(self, features: mx.array, tokenizer: Any, story: _Story, hints: Hints, seek: int) -> Steps:
         """A window's tokens, at the first temperature that makes good ones; else those of the last."""
