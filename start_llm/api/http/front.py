@@ -39,18 +39,15 @@ class RequestDispatcher(Protocol):
 
     def admit(self, head: Head, peer: str) -> Request:
         """Raises StartLLMError: the request is refused, its body unread. `peer` is the client's address."""
-        ...
 
     def dispatch(self, connection: Connection) -> None:
         """Takes a connection with its complete request. `Front.take_back` gets the connection back, or it is closed.
 
         Raises StartLLMError: it is not taken, and the request is refused.
         """
-        ...
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
         """The whole answer to a request that is not run."""
-        ...
 
 
 class Front:

