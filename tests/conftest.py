@@ -29,7 +29,7 @@ COLLECTED = pytest.StashKey[frozenset[str]]()
 """The modules that were imported when all tests were collected."""
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
 hypothesis_settings.register_profile("start_llm", deadline=None, derandomize=True)
-hypothesis_settings.register_profile("start_llm-short", deadline=None, derandomize=True, max_examples=33)
+hypothesis_settings.register_profile("start_llm-short", deadline=None, derandomize=True, max_examples=25)
 hypothesis_settings.register_profile("start_llm-slow", deadline=None)
 
 

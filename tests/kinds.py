@@ -42,8 +42,8 @@ RUN = SimpleNamespace(whole=True)
 
 
 def rounds(full: int, short: int = 0) -> int:
-    """How often something drawn is tried: `full` times with ``--all``, else `short` times, by itself a third."""
-    return full if RUN.whole else short or full // 3
+    """How often something drawn is tried: `full` times with ``--all``, else `short` times, by itself a quarter."""
+    return full if RUN.whole else short or full // 4
 
 
 def kind_of(marks: set[str], fixtures: set[str]) -> str:

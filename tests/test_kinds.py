@@ -112,8 +112,8 @@ def test_workers_tell_what_they_left_out(run: pytest.Pytester) -> None:
     run.runpytest("-n", "1").stdout.fnmatch_lines(["not part of this run: 2 live, 1 thorough*"])
 
 
-def test_a_short_run_tries_a_third_of_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_run_tries_a_quarter_of_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RUN, "whole", False)
-    assert (rounds(30), rounds(30, 4)) == (10, 4)
+    assert (rounds(40), rounds(40, 4)) == (10, 4)
     monkeypatch.setattr(RUN, "whole", True)
-    assert (rounds(30), rounds(30, 4)) == (30, 30)
+    assert (rounds(40), rounds(40, 4)) == (40, 40)

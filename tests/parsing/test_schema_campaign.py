@@ -54,7 +54,7 @@ def follow(matcher: LLMatcher, chance: random.Random) -> str:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=pytest.mark.thorough if part > PARTS // 2 else []) for part in range(PARTS)]
+    "part", [pytest.param(part, marks=pytest.mark.thorough if part > PARTS // 4 else []) for part in range(PARTS)]
 )
 def test_each_schema_is_refused_or_can_be_followed(part: int, request: pytest.FixtureRequest) -> None:
     count = (MANY if request.config.getoption("--slow") else FEW) // PARTS

@@ -270,7 +270,9 @@ def test_the_next_turn_goes_on_behind_a_text_with_control_tokens() -> None:
 TRACES = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
 
 
-@pytest.mark.parametrize("client", ["pi", "claude", "opencode", "openclaw"])
+@pytest.mark.parametrize(
+    "client", ["pi", "openclaw", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("claude", "opencode"))]
+)
 def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) -> None:
     if not (TRACES / client).is_dir():
         pytest.skip("no recorded traces here")
