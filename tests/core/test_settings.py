@@ -91,6 +91,13 @@ def test_a_file_that_is_no_text_is_told_in_a_sentence(tmp_path: Path) -> None:
         load_settings(file)
 
 
+def test_words_are_read_in_capitals_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEEP_AWAKE", " OFF")
+    monkeypatch.setenv("LOG_LEVEL", "Info")
+    settings = load_settings(None)
+    assert (settings.keep_awake, settings.log_level) == ("off", "info")
+
+
 @pytest.mark.parametrize("line", ["MLX_PORT 8099", 'MLX_PORT="8099', "MLX_PORT: 8099", "MLX_PORT", "MLX_PORT='80'99"])
 def test_a_line_that_says_nothing_is_no_setting_that_is_passed_over(line: str, tmp_path: Path) -> None:
     (file := tmp_path / ".env").write_text(f"# a port\n\n{line}\nHTTP_THREADS=3\n")

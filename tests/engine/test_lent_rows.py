@@ -264,6 +264,26 @@ def held_bytes() -> int:
     return mx.get_active_memory()
 
 
+def test_idle_work_that_ends_keeps_what_it_took_over_and_what_it_computed() -> None:
+    server = Server("plain")
+    first = server.ask([SYSTEM], "one", 3)
+    server.finish()
+    said = server.oracle.tokenizer.decode([token for token in first.sink.tokens if token != END])
+    history = [*first.messages, {"role": "assistant", "content": said}]
+    tokens = tuple(server.oracle.prompt([*history, {"role": "user", "content": "three " * 40}]))
+    idle = server.scheduler.idle_prefill
+    idle.begin(Submit("idle", Prompt(tokens, generation=len(tokens)), GREEDY, 1, Collected()))
+    while idle._job is None or idle._job.is_new:
+        server.step()
+    reached = idle._job.prefill.position
+    assert len(first.tokens) < reached < len(tokens) and idle._job.lent is not None
+    second = server.ask(history, "three " * 40, 3)
+    server.finish()
+    server.check_answers()
+    assert second.sink.done.report.reused >= reached
+    server.close()
+
+
 @pytest.mark.thorough
 def test_requests_in_any_order_are_answered_by_what_they_said_and_lose_no_byte() -> None:
     for seed in range(6):

@@ -195,6 +195,19 @@ def states_kept(width: int) -> list[int]:
     return [s.end for s in store.resident.tree if s.checkpoint is not None]
 
 
+def test_the_last_states_of_a_conversation_go_after_kv_of_nobody_in_progress() -> None:
+    store = long_conversation(4, 1 << 40, most=1024)
+    cache: list[Any] = [KVCache(), ArraysCache(1)]
+    rows = mx.zeros((1, 1, 200, 1), mx.float16)
+    cache[0].update_and_fetch(rows, rows)
+    cache[1][0] = mx.zeros((1, 8), mx.float16)
+    store.put(range(5000, 5200), cache)
+    inside = sum(s.checkpoint_bytes for s in store.resident.tree if not s.is_leaf)
+    store.set_budget(store.resident.nbytes - inside)
+    assert {s.end for s in store.resident.tree if s.checkpoint is not None} == {512, 896, 960, 1024}
+    assert not store.lookup(range(5000, 5200)).length
+
+
 @settings(max_examples=rounds(15), deadline=None)
 @given(st.integers(4, 900), st.integers(2000, 8000))
 def test_kv_goes_down_to_the_deepest_state_that_there_is_room_for(width: int, budget_tokens: int) -> None:

@@ -58,6 +58,7 @@ def test_macos_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(total=64 * GIB))
     monkeypatch.setattr(subprocess, "run", lambda command, **_: Mock(stdout="Apple M4 Max\n"))
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
     mac = device.inspect_device(lambda: Accelerator("metal", memory=48 * GIB))
     assert (mac.system, mac.chip, mac.memory, mac.usable) == ("macOS", "Apple M4 Max", 64 * GIB, 48 * GIB)
     assert mac.apple_silicon

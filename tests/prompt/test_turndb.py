@@ -71,6 +71,17 @@ def test_a_key_stays_while_one_of_its_answers_is_evicted():
     assert tree.has(node.key) and not gone
 
 
+def test_the_same_answer_to_the_same_prompt_is_kept_and_written_once(tmp_path):
+    path = tmp_path / "turns.sqlite"
+    pipe = stored_pipeline(path)
+    for _ in range(2):
+        client = Client("chatml", pipe)
+        client.ask(system_text("You help."), Message("user", "Go"))
+        client.answer(say("Yes."))
+    pipe.close()
+    assert len(pipe._tree) == rows(path) == 1
+
+
 @pytest.mark.parametrize("where", [0, 40, -1])
 def test_a_damaged_node_is_refused(where):
     blob = bytearray(encode(nodes_of(talk(pipeline("chatml")).pipe)[0]))
@@ -173,6 +184,9 @@ def test_the_file_is_bounded_and_loses_whole_conversations(tmp_path):
         store.save(replace(child, id=number * 2 + 2, parent=number * 2 + 1))
     store._writer.flush()
     assert [node.id for node in store.load("f")] == [15, 16, 17, 18, 19, 20]
+    store.save(replace(child, id=21, parent=16))  # the oldest conversation is gone on with, and so is kept as a whole
+    store._writer.flush()
+    assert [node.id for node in store.load("f")] == [15, 16, 19, 20, 21]
     store.close()
 
 

@@ -90,10 +90,11 @@ def test_the_youngest_row_waits_and_goes_on_where_it_was() -> None:
 def test_a_row_that_was_paused_goes_before_those_that_never_ran() -> None:
     scheduler, _, _ = short_of_memory(2 * 1300, runner=FakeRunner(answer=1400))
     first = add(scheduler, 2)
+    late, late_sink = submit("late", range(90_001, 91_101), max_tokens=FAR)
+    scheduler.add(late)
     while not paused(scheduler):
         scheduler.step()
-    late, late_sink = submit("late", range(90_001, 90_101), max_tokens=FAR)
-    scheduler.add(late)
+    assert [job.work.id for job in scheduler.requests.waiting] == ["r1", "late"]
     drain(scheduler, 6000)
     everything = [sink.done for sink in (*first, late_sink)]
     assert [done.reason for done in everything] == ["stop"] * 3
