@@ -11,7 +11,9 @@ What counts as reasoning, as a call and as the end is told in docs/api.md, "How 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from start_llm.core.events import Event
 from start_llm.core.messages import Message, Tool
@@ -96,10 +98,12 @@ class OutputParser:
         self._buffer = EventBuffer(choice, holding=self._waits_for_end or (whole and not self.in_reasoning))
         self._content = TextChannel(self._buffer.text, gap="" if raw else " \t\r\n")
         self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
-        self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins)
+        me = weakref.proxy(self)  # its parts do not hold it: its memory is free with the request, not at a collection
+        begins = partial(OutputParser._call_begins, me)
+        self._calls = Calls(self._source, tools, self._buffer, on_call=begins)
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop, raw=raw)
         self._closer = self._literals.reasoning.end
-        self._steps = self._read()
+        self._steps = OutputParser._read(me)
         self._done = next(self._steps, True) is True
 
     def feed(self, text: str) -> list[Event]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -324,3 +327,18 @@ def test_harmony(text: str, content: str, reasoning: str | None, expected: list[
     for cuts in ((), 1, 5):
         parsed = run(text, cuts, form=HARMONY)[1]
         assert (parsed.content, parsed.reasoning, calls(parsed)) == (content, reasoning, expected)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["finished", "left"])
+def test_a_parser_is_freed_with_its_request_and_not_at_the_next_collection(ends: bool):
+    parser = OutputParser(style(), tools=TOOLS)
+    freed = weakref.ref(parser)
+    gc.disable()
+    try:
+        parser.feed('Yes. <tool_call>{"name": "read", "arguments": {"path": "a"}}</tool_call> <tool')
+        if ends:
+            parser.finish()
+        del parser
+        assert freed() is None
+    finally:
+        gc.enable()
