@@ -190,6 +190,17 @@ def test_what_is_not_on_the_disk_is_forgotten_and_other_files_are_measured_anew(
     assert registry.entry(known("gone")) is not gone
 
 
+def test_the_main_model_goes_by_its_own_time_to_live_alone(tmp_path: Path) -> None:
+    registry = make_registry(tmp_path, model_ttl_seconds=3600)
+    main, other = registry.default, registry.entry(known("other"))
+    for entry in (main, other):
+        entry.state, entry.used = "ready", time.monotonic() - 4000
+    registry.evict_idle(600)  # as under pressure
+    assert (main.state, other.state) == ("ready", "unloading")
+    registry.evict_idle()
+    assert main.state == "unloading"
+
+
 def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Path) -> None:
     registry = make_registry(tmp_path)
     before = registry.entry(known("mine", key="/nowhere/a"))
