@@ -452,3 +452,10 @@ def test_what_a_given_up_node_still_says_is_in_no_answer(monkeypatch: pytest.Mon
 
     asyncio.run(test())
     assert len(set(asked)) == 2 and [message["body"] for message in sent[1:]] == [b"good"]
+
+
+def test_every_node_has_a_main_model_whatever_it_lists() -> None:
+    fleet = NodeFleet([ServerNode("http://one:1"), ServerNode("http://two:1")], {})
+    one, two = fleet.members.values()
+    one.models, two.models = None, frozenset({"big"})  # the first one's are not known yet
+    assert fleet._serving("default") == [one, two] and fleet._serving("small") == [one]
