@@ -278,8 +278,9 @@ class App:
         self.proxy = proxy
         self._server.metrics.watch_figures(self._keeper.figures)
         key = proxy.master_key if self._shows_key else f"{KEY_NAME} in {home() / '.env'} or the environment"
-        self._say(f"proxy     {proxy.url}  (key {key})")
-        self._keeper.start(announced=proxy.wait_ready(self.settings.proxy_startup_wait_seconds))
+        is_ready = proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
+        self._say(f"proxy     {proxy.url}  ({'' if is_ready else 'starting; '}key {key})")
+        self._keeper.start(announced=is_ready)
 
     def _welcome(self, card: ModelCard) -> None:
         """What somebody needs to know in the first minute."""

@@ -28,6 +28,7 @@ KV_AT_PEAK = 1.3  # times what a turn's KV takes, docs/memory.md
 def deep(settings: Settings) -> Iterator[Finding]:
     """Loads the model three times: with drafts as set, without them, and once more after that."""
     try:
+        yield Finding("deep", "ok", "first three prompts are computed cold; on a slow machine that takes minutes")
         with tempfile.TemporaryDirectory(prefix="start-llm-doctor-") as folder:
             yield from _compare(settings, Path(folder))
     except (StartLLMError, ChatError) as error:

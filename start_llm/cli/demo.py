@@ -49,8 +49,7 @@ class DemoTurn(NamedTuple):
 def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """0 if both later turns reused what they resent; else 1, with the reason on standard error."""
     # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
-    changes = {"mlx_port": 0, "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS, "kv_disk_dir": "off"}
-    settings = settings.model_copy(update=changes)
+    settings = settings.model_copy(update={"mlx_port": 0, "proxy_port": 0, "kv_disk_dir": "off"})
     log_as_lines(settings.log_level)
     console = Console(highlight=False)
     app = App(settings, console=make_console(stderr=settings.log_json))
@@ -59,6 +58,7 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
         if (proxy := app.proxy) is not None and not proxy.wait_ready(PROXY_SECONDS):
             print(f"The proxy did not get ready in {PROXY_SECONDS:.0f} s; see logs/proxy.log.", file=sys.stderr)
             return 1
+        console.print(f"demo: {len(TURNS)} turns of a conversation ...")
         url, key = (app.url, settings.api_key or "none") if proxy is None else (proxy.url, proxy.master_key)
         card = app.service.models.cards()[0]
         turns = converse(Endpoint(url=url, key=key, model=card.id, context=card.context, answer=MAX_TOKENS))

@@ -176,7 +176,7 @@ def _difference(left: mx.array, right: mx.array) -> float:
 
 
 def _difference_in_batch(model: Any, rows: list[_Row]) -> Generator[float, None, float]:
-    """The largest difference of the rows when they are decoded together."""
+    """The largest difference (see `_difference`) of what the rows predict when they are decoded together."""
     runner = BatchRunner(model, eos=(), max_rows=len(rows))
     try:
         decoding = {}

@@ -168,7 +168,8 @@ def make_store(
     disk: Any = None,
     listener: KVListener | None = None,
 ) -> Generator[float, None, GuardedStore]:
-    """The tree of what is on disk is built in the background: it holds no arrays yet."""
+    """The model's KV store, behind its guard. The tree of what is on disk is built in the background: it holds no
+    arrays yet."""
     kit = LayerKit(loaded.make_cache)
     if names := undescribed(loaded.make_cache()):
         log.warning("cache layers that nobody described are stored whole at each checkpoint: %s", ", ".join(names))
@@ -179,7 +180,7 @@ def make_store(
         session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
         sessions_keep=settings.prompt_cache_max_entries_per_session,
     )
-    reuse = not loaded.capabilities.decoding.reuse
+    reuse = not loaded.capabilities.decoding.reuse  # that tells why not
     make = partial(KVStore, kit, config, disk=disk, listener=listener, clock=ranks.clock)
     store = make() if disk is None else (yield from in_background(make, KVStore.close))
     return GuardedStore(store, loaded.make_cache, reuse=ranks.agree(reuse), passing=ranks.passing)

@@ -63,8 +63,10 @@ class LanguageAlone:
 
     def __init__(self, language: Any) -> None:
         self._language = language
-        self._places = hasattr(language, "get_rope_index")  # positions are given to it, and have a cache layer
-        self._axes = 3 if not self._places else language.get_rope_index(mx.array([[0]]), None, None, None)[0].ndim
+        self._takes_positions = hasattr(language, "get_rope_index")  # positions are given to it, and have a cache layer
+        self._axes = (
+            3 if not self._takes_positions else language.get_rope_index(mx.array([[0]]), None, None, None)[0].ndim
+        )
         self._compute: Callable[..., mx.array] = lambda ids, **more: cast(mx.array, language(ids, **more).logits)
 
     def computed_by(self, compute: Callable[..., mx.array]) -> Self:
@@ -82,12 +84,12 @@ class LanguageAlone:
         layers = make_prompt_cache(self._language)
         if all(type(layer).__name__ in _OF_MLX_LM for layer in layers):
             layers = [_OF_MLX_LM[type(layer).__name__](layer) for layer in layers]
-        return [*layers, KVCache()] if self._places else layers
+        return [*layers, KVCache()] if self._takes_positions else layers
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Logits [rows, tokens, vocabulary] of text."""
         cache = self.make_cache() if cache is None else cache
-        if not self._places:
+        if not self._takes_positions:
             return self._compute(inputs, cache=cache)
         rows, length = inputs.shape
         positions = _next_position(cache[-1], rows)[:, None] + mx.arange(length)
@@ -128,7 +130,7 @@ class VisionModel(LanguageAlone):
         self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)  # patches to a token, each way
         self._features = Lru[str, Features](features_bytes, lambda _, features: features.nbytes)  # by image
         self.encoded = 0
-        if self._places:
+        if self._takes_positions:
             self._check_positions()
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
@@ -153,7 +155,7 @@ class VisionModel(LanguageAlone):
             more["visual_pos_masks"] = mx.array(shown)
             layers = zip(*(seen.deep for seen in features), strict=True)
             more["deepstack_visual_embeds"] = [mx.concatenate(list(layer), axis=0) for layer in layers]
-        if not self._places:
+        if not self._takes_positions:
             return self._compute(ids, cache=cache, **more)
         begins = int(cast(int, _next_position(cache[-1], 1).item()))
         grids = [(image.start, seen.grid) for image, seen in zip(images, features, strict=True)]
@@ -184,7 +186,7 @@ class VisionModel(LanguageAlone):
         layers = () if deep is None else tuple(deep[i] for i in range(len(deep)))
         rows = made.inputs_embeds[0, len(before) :]
         mx.eval(rows, *layers)
-        return Features(rows, layers, grid if self._places else None)
+        return Features(rows, layers, grid if self._takes_positions else None)
 
     def _check_positions(self) -> None:
         """The positions computed here are those of the model's own code, or the model is refused."""

@@ -1,4 +1,6 @@
-"""The ids of tool-call formats and reasoning styles, and how a model's pair is put together."""
+"""The ids of tool-call formats and reasoning styles, and how a model's pair is put together. Which pair a model has is
+decided in `models.capabilities`.
+"""
 
 from __future__ import annotations
 

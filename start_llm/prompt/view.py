@@ -3,6 +3,7 @@
 The idea. Up to the base's answer stands what this conversation was shown then, byte for byte, so that its stored KV
 fits. Behind it stands what the request says. Where the request says something else in the first part now, a note at the
 end of the second part tells it. So nothing that was sent is hidden, and the newest value of a place is said last.
+What no note can tell (`note.note_of`) ends the match: an earlier base is taken, or all is shown as sent.
 """
 
 from __future__ import annotations

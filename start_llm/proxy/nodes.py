@@ -251,6 +251,7 @@ async def _look_at_all(nodes: Sequence[ServerNode]) -> Sequence[NodeStatus]:
 
 
 async def _look_at(client: httpx.AsyncClient, node: ServerNode) -> NodeStatus:
+    """How one node is now, for people (`fleet` asks by itself). Nothing that a node does raises."""
     try:
         state, health = state_of(await ask(client, f"{node.url}/health"))
     except httpx.HTTPError as error:

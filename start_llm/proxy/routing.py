@@ -113,8 +113,8 @@ class NodePicker:
         return min(near, key=order)
 
     def remember(self, key: RouteKey, node: str, offered: Iterable[str]) -> None:
-        """`node` got the request. The client's name of a conversation keeps its node as long as that is `offered`:
-        sub-agents with the same name may go elsewhere."""
+        """`node` got the request. The surest name goes with it. A second one, the client's own, keeps its node as long
+        as that is one of `offered` (those in doubt included): sub-agents with the same name may go elsewhere."""
         for place, name in enumerate(key.conversation):
             if place == 0 or self._homes.get(name) not in set(offered):
                 self._homes.put(name, node)

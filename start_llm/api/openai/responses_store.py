@@ -86,7 +86,7 @@ class ResponsesStore:
 
 @dataclass(frozen=True, slots=True)
 class OwnResponses:
-    """The store as one client sees it: what `owner` has stored, ``None``: nothing. Who that is the caller decides."""
+    """The store as one client sees it: what `owner` has stored, ``None``: nothing. Whose it is: `api.http.access`."""
 
     store: ResponsesStore
     owner: str | None

@@ -229,6 +229,7 @@ class ModelRunner:
         return _InBatch(batch, batch.insert(state), length)
 
     def _decode_batches(self) -> list[DecodeRow]:
+        """One pass of each batch; with drafts where they pay, and never for rows whose KV is to be quantised."""
         results = []
         for batch in self._batches:
             places = [(row, row.place) for row in self._rows.values() if isinstance(row.place, _InBatch)]

@@ -251,9 +251,9 @@ class LogprobTap(Remembering):
 
 
 def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:
-    """The logprob of `token` and its `n` likeliest alternatives, best first.
+    """The logprob of `token`, and the `n` likeliest tokens, best first: it may be one of them, impossible ones are not.
 
-    `logprobs`: ``[vocab]``, from `LogprobTap.take` for the model's own distribution, or a response's own row.
+    `logprobs`: ``[vocab]``, from `LogprobTap.take`.
     """
     row = logprobs.reshape(-1).astype(mx.float32)
     n = min(n, row.size)

@@ -46,7 +46,8 @@ def versions() -> dict[str, str]:
 
 
 def host_command(host: RankHost, *arguments: str) -> list[str]:
-    """Runs this package on a host: on another one as `mlx.launch` does it, by ssh, in the same folder and Python."""
+    """The command that runs this package on a host: on another one, as `mlx.launch` has it, by ssh, in the same folder
+    and Python."""
     command = module_command(*arguments)
     if host.is_local:
         return command

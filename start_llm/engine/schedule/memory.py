@@ -79,7 +79,8 @@ class SharedMemory:
         return sum(other.held_bytes for other in self.guards if other is not guard)
 
     def apply(self) -> None:
-        """Gives each store its bytes. To be called whenever something has changed."""
+        """Gives each store its bytes: an equal part, or what the others do not hold now, if that is more. To be called
+        whenever something has changed."""
         self.running = sum(guard.held_bytes for guard in self.guards)
         total = self.total
         if not total or not self.guards:

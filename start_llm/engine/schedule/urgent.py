@@ -1,4 +1,5 @@
-"""Small questions are computed in front of long prompts. Arithmetic only; model thread.
+"""Small questions are computed in front of long prompts. Arithmetic only: `Prompts.next` and `Scheduler._admit` choose
+by it. Model thread.
 
 An agent asks small things beside its conversation: may this tool run, what is a title, how does this line go on. It
 waits for the answer, and gives up when that comes late. So a question goes first, unless questions have had more than
