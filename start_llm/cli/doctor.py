@@ -259,7 +259,7 @@ def check_port(subject: str, variable: str, host: str, number: int, runs: str | 
 
 def check_arrays(host: str, number: int, key: str | None) -> Iterator[Finding]:
     """How many arrays a running server's stored KV is in; nothing where it does not tell."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {b"Authorization": f"Bearer {key}".encode()} if key else {}
     with suppress(httpx.HTTPError), httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
         text = client.get(f"{address(host, number)}/metrics", headers=headers).text
         for count in re.findall(r"^start_llm_kv_arrays (\d+)", text, re.MULTILINE):

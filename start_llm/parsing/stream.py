@@ -123,6 +123,7 @@ class OutputParser:
         if not self._done and cut and self._calls.reading:
             self._done = True
             self._calls.cut()
+            self._steps.close()
         elif not self._done:
             held = self._source.peek(self._source.left)
             markup = (*self._literals.openers, *self._literals.closers, *self._literals.tags)

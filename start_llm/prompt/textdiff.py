@@ -22,8 +22,12 @@ MOVED = "now only elsewhere"  # of lines that the new text has in another place:
 _NAMES = 24  # characters that stand around what is left out of a line
 _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
-# "- Region: eu-1", "export A=b", "| api | 80 |": a name, and a value behind it
-_NAMED = re.compile(r"\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+(?=[^:=|]*?\w\w)[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)")
+# "- Region: eu-1", "export A=b", "| api | 80 |": a name, and a value behind it; "4b825dc fix: a" is a commit
+_NAMED = re.compile(
+    r"(?!\s*+[0-9a-f]{7,40}\s)\s*+(?:(?:[-*+>|#]+|\d+[.)]|export)\s++)*+"
+    r"(?:(?<=export\s)|(?=[^:=|]*?\w\w))[^:=|]{1,60}(?::(?=\s)|[=|])(?=.*\w)"
+)
+_UNGIVEN = "(not given any more)"
 _HEAD = re.compile(r"\s*+(?:<[\w-]+>\s*+$|#{1,6}\s)")  # of a block: "<git-status>", "# Environment"
 _MOST_WORDS = 50
 _MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number
@@ -49,7 +53,8 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     places, still = _places(after), _still(after)
-    ordered = cache(lambda: sorted(before))  # most changes do not need it
+    ordered = cache(lambda: sorted(before))  # most changes need neither
+    names = cache(lambda: {named[0] for line in after if (named := _NAMED.match(line))})
     for at, gone, came in hunks:
         place = places[at]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
@@ -60,11 +65,23 @@ def diff(old: str, new: str) -> list[str] | None:
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
             why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"  # what is new stands below
+            if not (is_moved or came or _is_file(place)):
+                run = [_without_value(line, names()) for line in run]
             lines += [f"{place}{why}:", *_minus(run, ordered())]
         if came and (not runs or runs[-1][0]):  # else both are told under the last heading
             lines.append(f"{place}:")
         lines += _plus(came)
     return lines
+
+
+def _is_file(place: str) -> bool:
+    return not place.startswith("line ")
+
+
+def _without_value(line: str, names: Set[str]) -> str:
+    """A line that is gone, without its value if no line has its name now: a model repeats what it read last."""
+    named = _NAMED.match(line)
+    return f"{named[0].rstrip()} {_UNGIVEN}" if named and named[0] not in names else line
 
 
 def _plus(lines: Iterable[str]) -> list[str]:
@@ -81,18 +98,20 @@ def withdraws(old: str, new: str, *, is_whole: bool = False) -> bool:
     still, hunks = _still(after), _hunks(before, after) or []
     if sum(max(len(gone), len(came)) for _, gone, came in hunks) >= _ELIDE:
         return False
-    for _, gone, came in hunks:
+    places = _places(after)
+    for at, gone, came in hunks:
         instead = sum(re.search(r"\w", line) is not None for line in came)
         if instead and is_whole:
             continue
         runs = _by_whether_moved(gone, still, as_block=not instead)
-        if sum(map(_says, (line for is_moved, run in runs if not is_moved for line in run))) > instead:
+        lines = (line for is_moved, run in runs if not is_moved for line in run)
+        if sum(_says(line, is_code=_is_file(places[at])) for line in lines) > instead:
             return True
     return False
 
 
-def _says(line: str) -> bool:
-    return bool(_SENTENCE.match(line) or _NAMED.match(line) or _HEAD.match(line))
+def _says(line: str, *, is_code: bool) -> bool:
+    return bool(_SENTENCE.match(line) or (not is_code and (_NAMED.match(line) or _HEAD.match(line))))
 
 
 def _hunks(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, Sequence[str], Sequence[str]]] | None:

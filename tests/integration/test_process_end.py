@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,17 @@ def test_a_model_thread_that_dies_ends_the_process(
     assert "exit code 70" in said(tmp_path)
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as a terminal has it, for children too: tests that run under nohup ignore it, and so would a server."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.thorough
+@pytest.mark.usefixtures("hangup")
 def test_a_signal_while_loading_ends_the_process(
     oracle_path: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -72,6 +72,9 @@ def test_a_line_that_stands_elsewhere_is_not_told_as_invalid():
         ("Be kind.\nThe wiki is at a.test.\nBye.", "The wiki is at a.test.\nBe kind.\nBye.", False),  # elsewhere
         ("Be kind.\n- Region: eu-1", "Be kind.", True),  # a value with its name
         ("Be kind.\nexport CONFIG=/run/atlas.toml", "Be kind.", True),
+        ("Be kind.\nexport A=b", "Be kind.", True),
+        ("Be kind.\n4b825dc fix: a parser", "Be kind.", False),  # a commit that is not among the last ones any more
+        ("a.py\n```\nkey = 7\nx\n```\n", "a.py\n```\nx\n```\n", False),  # code
         ("Be kind.\n| worker | 7452 |", "Be kind.", True),
         ("Be kind.\nPort: 80\nName: a\nPort: 90", "Be kind.\nPort: 80\nName: a", True),
         ("Be kind.\n- Region: eu-1", "Be kind.\n- Region: eu-2", False),  # another one
@@ -102,6 +105,20 @@ def test_a_line_that_others_replace_here_and_that_stands_elsewhere_is_not_told_a
     assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "+Ask first."]
     told = diff("Never push.\nBe kind.\nNever push.\nBe brief.", "Never push.\nBe kind.\nAsk first.")
     assert told == ["line 3, now only elsewhere:", "-Never push.", "line 3:", "-Be brief.", "+Ask first."]
+
+
+def test_where_a_note_tells_that_a_named_line_is_gone_its_value_is_left_out():
+    """Many lines of a system text at once, and lines of a message."""
+    told = diff("\n".join(["Be kind.", *(f"- Key{n}: {n}" for n in range(14))]), "Be kind.")
+    ends = [f"-- Key{n}: {UNGIVEN}" for n in (0, 13)]
+    assert told == ["line 2, no longer valid:", ends[0], "(-12 more lines, down to)", ends[1]]
+    assert diff("Be kind.\nPort: 80\n M a.py", "Be kind.") == [
+        "line 2, no longer valid:",
+        f"-Port: {UNGIVEN}",
+        "- M a.py",
+    ]
+    ports = "Port: 80\nName: a\nPort: 90"
+    assert diff(ports, "Port: 80\nName: a") == ["line 3, no longer valid:", "-Port: 90"]  # not the other one
 
 
 def test_what_has_no_name_and_is_no_sentence_is_told_as_gone():
@@ -140,12 +157,16 @@ def applied(old: list[str], new: list[str], told: list[str]) -> list[str]:
         result += [*rest[:until], *came]
         gone = rest[until : until + len(came)] if place[2] == ", now" else gone
         for was, line in zip(rest[until:], gone, strict=False):
-            assert line == was
+            name = line.removesuffix(f" {UNGIVEN}")
+            assert line == was or (
+                name != line and was.startswith(name) and not any(map(re.compile(re.escape(name)).match, new))
+            )
         assert len(rest) >= until + len(gone)
         rest = rest[until + len(gone) :]
     return result + rest
 
 
+UNGIVEN = "(not given any more)"
 RULE = (
     "Before anything is deleted, moved, renamed, copied or shown to people who do not belong to this house, ask {} "
     "first, and say in the end what was done, who had asked for it, when that was, and why it was done."
