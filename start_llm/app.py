@@ -124,11 +124,7 @@ class App:
             encoders=self.encoders,
             audio=self.audio,
         )
-        self._server.metrics.watch_figures(lambda: self.engine.status().figures)
-        for figures in (self.pool.figures, self.encoders.figures, self.audio.figures):
-            self._server.metrics.watch_figures(figures)
-        if self._events is not None:
-            self._server.metrics.watch_figures(self._events.figures)
+        self._watch_figures(metrics)
         self._memory_watch = MemoryWatch(self._press)
         self.proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
@@ -260,6 +256,12 @@ class App:
             )
 
     # --- wiring ---------------------------------------------------------------
+
+    def _watch_figures(self, metrics: Metrics) -> None:
+        metrics.watch_figures(lambda: self.engine.status().figures)
+        for part in (self.pool, self.encoders, self.audio, self._events):
+            if part is not None:
+                metrics.watch_figures(part.figures)
 
     def _start_proxy(self, main: ModelCard, settings: Settings) -> None:
         """The server does its work without the proxy, so what goes wrong here is said and no more."""

@@ -54,7 +54,7 @@ def diff(old: str, new: str) -> list[str] | None:
     lines: list[str] = []
     places, still = _places(after), _still(after)
     ordered = cache(lambda: sorted(before))  # most changes need neither
-    names = cache(lambda: {named[0] for line in after if (named := _NAMED.match(line))})
+    names = cache(lambda: _names(after))
     for at, gone, came in hunks:
         place = places[at]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
@@ -64,10 +64,14 @@ def diff(old: str, new: str) -> list[str] | None:
             continue
         runs = list(_by_whether_moved(gone, still, as_block=not came))
         for is_moved, run in runs:
-            why = f", {MOVED}" if is_moved else "" if came else f", {GONE}"  # what is new stands below
-            if not (is_moved or came or _is_file(place)):
-                run = [_without_value(line, names()) for line in run]
-            lines += [f"{place}{why}:", *_minus(run, ordered())]
+            if is_moved:
+                lines.append(f"{place}, {MOVED}:")
+            elif came:  # what is new stands below
+                lines.append(f"{place}:")
+            else:
+                lines.append(f"{place}, {GONE}:")
+                run = run if _is_file(place) else _without_values(run, names())
+            lines += _minus(run, ordered())
         if came and (not runs or runs[-1][0]):  # else both are told under the last heading
             lines.append(f"{place}:")
         lines += _plus(came)
@@ -78,10 +82,14 @@ def _is_file(place: str) -> bool:
     return not place.startswith("line ")
 
 
-def _without_value(line: str, names: Set[str]) -> str:
-    """A line that is gone, without its value if no line has its name now: a model repeats what it read last."""
-    named = _NAMED.match(line)
-    return f"{named[0].rstrip()} {_UNGIVEN}" if named and named[0] not in names else line
+def _names(lines: Iterable[str]) -> set[str]:
+    return {named[0] for line in lines if (named := _NAMED.match(line))}
+
+
+def _without_values(gone: Iterable[str], names: Set[str]) -> list[str]:
+    """Lines that are gone, without a value whose name no line has now: a model repeats what it read last."""
+    found = [(line, _NAMED.match(line)) for line in gone]
+    return [f"{name[0].rstrip()} {_UNGIVEN}" if name and name[0] not in names else line for line, name in found]
 
 
 def _plus(lines: Iterable[str]) -> list[str]:

@@ -57,17 +57,22 @@ def for_provider(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in body.items() if name not in OWN_FIELDS}
     if dialect != "messages":
         kept.pop("top_k", None)
-    items, messages = kept.get("input"), kept.get("messages")
-    if dialect == "responses" and isinstance(items, list):
-        kept["input"] = [item for item in items if not _is_own_item(item)]
-    elif dialect == "chat/completions" and isinstance(messages, list):
-        kept["messages"] = [_thoughtless(message) for message in messages]
-    elif dialect == "messages" and isinstance(messages, list):
-        kept["messages"] = [_unsigned(message) for message in messages]
-        if kept["messages"] != messages:
-            # A vendor that thinks wants its own thinking in front of the calls that it goes on from.
-            kept = {name: value for name, value in kept.items() if name not in ("thinking", "context_management")}
+    field = "input" if dialect == "responses" else "messages"
+    history = kept.get(field)
+    if not isinstance(history, list):
+        return kept
+    kept[field] = _others_history(dialect, history)
+    if dialect == "messages" and kept[field] != history:
+        # A vendor that thinks wants its own thinking in front of the calls that it goes on from.
+        return {name: value for name, value in kept.items() if name not in ("thinking", "context_management")}
     return kept
+
+
+def _others_history(dialect: str, history: list[Any]) -> list[Any]:
+    """Without what only this server reads, or signed."""
+    if dialect == "responses":
+        return [item for item in history if not _is_own_item(item)]
+    return [(_unsigned if dialect == "messages" else _thoughtless)(message) for message in history]
 
 
 def _thoughtless(message: Any) -> Any:

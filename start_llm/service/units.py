@@ -41,8 +41,7 @@ class ServiceUnit:
 
 def main(settings: Settings, options: argparse.Namespace) -> int:
     """Shows the unit, asks, writes it and has the system start it; 1 where that fails."""
-    settable = (name for name in setting_names() if name not in _KEPT and name.lower() not in options.overrides)
-    of_shell = {name: os.environ[name] for name in settable if os.environ.get(name)}
+    of_shell = _set_by_shell(options.overrides)
     flags = ({name.lower(): value for name, value in of_shell.items()} if options.from_env else {}) | options.overrides
     unit = unit_for(sys.platform, settings, flags, os.environ)
     if options.what == "uninstall":
@@ -64,6 +63,12 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     unit.path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(unit.path.resolve(), unit.text)  # a link into one's dotfiles stays a link
     return _tell(unit.load, f"installed; `{hint('status', settings.mlx_port)}` tells how it does")
+
+
+def _set_by_shell(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Settings of this shell's environment that no flag overrides."""
+    settable = (name for name in setting_names() if name not in _KEPT and name.lower() not in overrides)
+    return {name: os.environ[name] for name in settable if os.environ.get(name)}
 
 
 def _uninstall(unit: ServiceUnit) -> int:

@@ -203,10 +203,7 @@ def messages_of(messages: list[OllamaMessage]) -> tuple[Message, ...]:
             text, thoughts = message.content or "", message.thinking or None
             result.append(Message("assistant", text, reasoning=thoughts, tool_calls=calls, attachments=images))
         elif message.role == "tool":
-            call = _answered(message, waiting)
-            ident = message.tool_call_id or (call.id if call else None)
-            name = message.tool_name or (call.name if call else None)
-            result.append(Message("tool", message.content or "", tool_call_id=ident, name=name, attachments=images))
+            result.append(_tool_result(message, images, waiting))
         else:
             raise fields.bad(f"{path}.role", ROLES, message.role)
     return tuple(result)
@@ -218,6 +215,13 @@ def _call(item: Any, path: str, default_id: str) -> ToolCall:
     name = fields.string_in(function, "name", f"{path}.function")
     arguments = fields.optional_in(function, "arguments", dict, f"{path}.function") or {}
     return ToolCall(ident or default_id, name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _tool_result(message: OllamaMessage, images: tuple[Attachment, ...], waiting: list[ToolCall]) -> Message:
+    call = _answered(message, waiting)
+    ident = message.tool_call_id or (call.id if call else None)
+    name = message.tool_name or (call.name if call else None)
+    return Message("tool", message.content or "", tool_call_id=ident, name=name, attachments=images)
 
 
 def _answered(message: OllamaMessage, waiting: list[ToolCall]) -> ToolCall | None:
