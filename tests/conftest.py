@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture import providers
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.host.blas import known
 from tests.kinds import OPTIONS, RUN, Kinds
+from tests.lazy import shared
 from tests.waiting import PATIENCE_SECONDS
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
@@ -69,6 +72,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if named != [Path(__file__).resolve().parent]:
         return 0
     return min(MOST_WORKERS, cores() + 1)  # a fifth of the time a test waits for a process or a clock
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """By file, as `--dist` says; without ``--all`` files that import the same slow packages come to one worker."""
+    return None if RUN.whole or config.getoption("dist") != "loadfile" else Together(config, log)
+
+
+class Together(LoadFileScheduling):
+    """Gives all files of a kind in `lazy.SHARED` to one worker: what they import takes seconds of each worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path: str = super()._split_scope(nodeid)
+        return shared(path) or path
 
 
 def cores() -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +44,24 @@ RUN = SimpleNamespace(whole=True)
 def rounds(full: int, short: int = 0) -> int:
     """How often something drawn is tried: `full` times with ``--all``, else `short` times, by itself a quarter."""
     return full if RUN.whole else short or full // 4
+
+
+def some(values: Iterable[Any], quick: int = 1) -> list[Any]:
+    """The values of a parameter: as many as said, spread over all of them, for every run; the others are `thorough`.
+
+    A tuple has the values of several parameters.
+    """
+    param = type(pytest.param())
+    given = [each if isinstance(each, param) else _param(each) for each in values]
+    kept = {number * len(given) // quick for number in range(quick)}
+    return [
+        each if place in kept else pytest.param(*each.values, id=each.id, marks=[*each.marks, pytest.mark.thorough])
+        for place, each in enumerate(given)
+    ]
+
+
+def _param(value: Any) -> Any:
+    return pytest.param(*value) if isinstance(value, tuple) else pytest.param(value)
 
 
 def kind_of(marks: set[str], fixtures: set[str]) -> str:

@@ -6,10 +6,26 @@ these while it is collected.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 SLOW_TO_IMPORT = ("anthropic", "matplotlib", "openai", "scipy", "selenium")
+
+ROOT = Path(__file__).parents[1]
+SHARED = {
+    "vendors": ("tests.vendors", "server.openai.", 'Package("'),
+    "litellm": ('import_module("start_llm.proxy', 'import_module(f"start_llm.proxy'),
+}
+"""What stands in the files that import the same packages, by their kind."""
+
+
+@cache
+def shared(path: str) -> str:
+    """The kind of a test file; ``""``: it imports nothing that is slow."""
+    text = (ROOT / path).read_text("utf-8")
+    return next((kind for kind, words in SHARED.items() if any(word in text for word in words)), "")
 
 
 class Package:

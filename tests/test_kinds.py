@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kinds import RUN, kind_of, kinds_asked_for, rounds
+from tests.kinds import RUN, kind_of, kinds_asked_for, rounds, some
 
 pytest_plugins = "pytester"
 
@@ -117,3 +117,10 @@ def test_a_short_run_tries_a_quarter_of_what_is_drawn(monkeypatch: pytest.Monkey
     assert (rounds(40), rounds(40, 4)) == (10, 4)
     monkeypatch.setattr(RUN, "whole", True)
     assert (rounds(40), rounds(40, 4)) == (40, 40)
+
+
+def test_some_values_of_a_parameter_are_for_every_run_and_the_others_for_all() -> None:
+    made = some([*range(8), (8, "b"), pytest.param(9, id="nine", marks=pytest.mark.slow)], 3)
+    assert [place for place, param in enumerate(made) if not param.marks] == [0, 3, 6]
+    assert [param.values for param in made[-2:]] == [(8, "b"), (9,)] and made[-1].id == "nine"
+    assert [{mark.name for mark in param.marks} for param in made[-2:]] == [{"thorough"}, {"slow", "thorough"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 from tests.conftest import COLLECTED, MOST_WORKERS, cores, pytest_xdist_auto_num_workers
-from tests.lazy import SLOW_TO_IMPORT
+from tests.lazy import SHARED, SLOW_TO_IMPORT, shared
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,3 +61,8 @@ def test_no_example_is_drawn_from_what_happens_to_be_imported(request: pytest.Fi
     if request.config.getoption("--slow"):
         pytest.skip("new examples are looked for")
     assert not any(providers.HypothesisProvider(None)._local_constants.__dict__.values())
+
+
+def test_files_that_import_the_same_slow_packages_come_to_one_worker() -> None:
+    kinds = Counter(shared(str(path.relative_to(ROOT))) for path in (ROOT / "tests").rglob("test_*.py"))
+    assert set(kinds) == {"", *SHARED} and all(kinds[kind] > 1 for kind in SHARED)

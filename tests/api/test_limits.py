@@ -29,7 +29,11 @@ def post(server: ApiServer, path: str, body: bytes) -> tuple[int, str]:
         connection.close()
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(each, marks=pytest.mark.thorough if len(each.body) > 10_000_000 else []) for each in ATTACKS],
+    ids=lambda attack: attack.name,
+)
 def test_a_request_over_a_limit_is_refused_by_name(attack: Attack, server: ApiServer, service: FakeService) -> None:
     status, body = post(server, attack.path, attack.body)
     assert (status, service.requests) == (attack.status, [])
@@ -42,7 +46,7 @@ def test_health_answers_while_large_bodies_are_refused(server: ApiServer) -> Non
     """The first of these bodies alone once took 50 s. `tests/stress/test_sieges.py` holds the limit of 0.2 s."""
     bodies = [(attack.path, attack.body) for attack in ATTACKS if len(attack.body) > 500_000]
     assert len(bodies) > 8
-    bodies = bodies[:: 1 if RUN.whole else 6]
+    bodies = bodies[:: 1 if RUN.whole else 12]
     threads = [threading.Thread(target=post, args=(server, path, body)) for path, body in bodies]
     worst = 0.0
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,24 @@ def test_damage_at_open(tmp_path: Path, damage: Callable[[Path], None], caplog: 
     base.close()
     put(base, "newest")
     assert "newest" in words(base)
+
+
+def test_a_file_is_read_through_when_it_is_opened_but_not_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Heard(sqlite3.Connection):
+        def execute(self, statement: str, *more: Any) -> sqlite3.Cursor:
+            done.append(statement)
+            return super().execute(statement, *more)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Heard))
+    for times in (0, 1):
+        base = database(tmp_path)
+        put(base, "a")
+        base.close()
+        assert sum("quick_check" in statement for statement in done) == times
 
 
 def test_another_version_is_set_aside(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.patience import Patience
 from start_llm.modelpool import handles
 from tests.fuzz.world import World, world
+from tests.kinds import some
 from tests.oracle import build_oracle
 
 CHAT = "/v1/chat/completions"
@@ -84,9 +85,7 @@ def watched(served: World, act: Callable[[], httpx.Response]) -> tuple[httpx.Res
     return answers[0], worst
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if "40 MB" in name else []) for name in ATTACKS]
-)
+@pytest.mark.parametrize("name", some(sorted(ATTACKS, key=lambda name: "40 MB" in name), 4))
 def test_it_is_refused_and_health_answers(name: str, served: World) -> None:
     make, says = ATTACKS[name]
     body = make()

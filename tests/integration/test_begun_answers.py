@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.live import Live
+from tests.kinds import some
 from tests.oracle import script
 
 ASKED = "Say what stands in this file: " + "def f(): return 1 " * 60
@@ -58,7 +59,7 @@ def said(dialect: str, text: str, stream: bool) -> tuple[str, dict[str, Any]]:
     return words, report
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("stream", some([True, False]), ids=["streamed", "whole"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_the_answer_goes_on_and_so_does_the_next_turn(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.live import TOOLS, Live, echoed
+from tests.kinds import some
 from tests.oracle import expected_truth, make_tokenizer, script
 from tests.unique import unique
 
@@ -77,15 +78,18 @@ WAYS = {
     "tool-loop": ("keep", True, True),
     "tool-loop-retyped": ("retyped", True, True),
 }
-THREE = {"reasoning-stripped", "tool-loop-retyped"}
+EVERYWHERE = {"append", "reasoning-stripped", "tool-loop-retyped"}
 """Each way is tried with a state that cannot be cut, and these with every kind, too."""
+QUICK = {("windowed", "append"), ("hybrid", "reasoning-stripped"), ("hybrid", "tool-loop-retyped")}
 THOROUGH, SLOW = [pytest.mark.thorough], [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        pytest.param(kind, way, marks=[] if kind == "hybrid" or way == "append" else THOROUGH if way in THREE else SLOW)
+        pytest.param(
+            kind, way, marks=[] if (kind, way) in QUICK else THOROUGH if kind == "hybrid" or way in EVERYWHERE else SLOW
+        )
         for kind in KINDS
         for way in WAYS
     ],
@@ -131,7 +135,7 @@ def test_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kin
     assert len(together) == count
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(reversed(KINDS)))
 def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], kind: str) -> None:
     server = servers(kind)
     messages = [{"role": "user", "content": f"{unique()} {long_text('again', 400)} [[truth]]"}]
@@ -142,7 +146,7 @@ def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], k
     assert server.work() - before <= 8
 
 
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=THOROUGH), "hybrid", "windowed"])
+@pytest.mark.parametrize("kind", some(["hybrid", "windowed", "plain"]))
 def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callable[..., Live], kind: str) -> None:
     """An agent that goes from planning to doing and back; the model sees which of them it is now."""
     server = servers(kind)

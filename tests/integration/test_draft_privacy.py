@@ -13,6 +13,7 @@ import pytest
 from start_llm.engine.decode import drafting
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
 from tests.integration.live import Live
+from tests.kinds import some
 from tests.oracle import make_tokenizer
 
 OPENING = "The door opens with these words, in this order: "
@@ -95,16 +96,19 @@ def test_what_a_client_has_sent_is_proposed_to_it(
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        ({}, {}),
-        ({"session_id": "door-1"}, {"session_id": "door-2"}),
-        ({"session_id": "door-3"}, {}),
-        ({"session_id": "door-4", "key": "first"}, {"session_id": "door-4", "key": "second"}),
-        ({"session_id": "door-5", "user": "anna"}, {"session_id": "door-5", "user": "bert"}),
-        ({"prompt_cache_key": "door-6", "key": "first"}, {"prompt_cache_key": "door-6"}),
-        ({"key": "first"}, {"key": "second"}),
-        ({"user": "anna"}, {"user": "bert"}),
-    ],
+    some(
+        [
+            ({}, {}),
+            ({"session_id": "door-1"}, {"session_id": "door-2"}),
+            ({"session_id": "door-3"}, {}),
+            ({"session_id": "door-4", "key": "first"}, {"session_id": "door-4", "key": "second"}),
+            ({"session_id": "door-5", "user": "anna"}, {"session_id": "door-5", "user": "bert"}),
+            ({"prompt_cache_key": "door-6", "key": "first"}, {"prompt_cache_key": "door-6"}),
+            ({"key": "first"}, {"key": "second"}),
+            ({"user": "anna"}, {"user": "bert"}),
+        ],
+        4,
+    ),
 )
 def test_the_same_question_brings_no_client_the_words_of_another_one(
     servers: Callable[..., Live], seen: Seen, says: Callable[[str], object], one: dict[str, Any], other: dict[str, Any]

@@ -10,6 +10,7 @@ import pytest
 
 from start_llm.engine import runtime
 from tests.integration.live import Live, live
+from tests.kinds import some
 from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
 
@@ -26,7 +27,7 @@ NAMED = {
 ANSWER = f"I change this part:\n{LINES}\nand nothing else."
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid", "windowed"])
+@pytest.mark.parametrize("kind", some(["hybrid", "plain", "windowed"]))
 def test_what_is_copied_takes_few_passes_and_the_kv_is_that_of_what_was_said(
     servers: Callable[..., Live], kind: str
 ) -> None:

@@ -28,7 +28,7 @@ from start_llm.engine.schedule.requests import Requests
 from start_llm.prompt.recorder import Recorder
 from tests.integration.live import ENDLESS, WAIT, Live
 from tests.integration.pooled import admin
-from tests.kinds import RUN
+from tests.kinds import RUN, rounds, some
 from tests.waiting import until
 
 LATE_SECONDS = 0.05
@@ -256,7 +256,7 @@ PLACES: dict[str, tuple[Any, str, Callable[[Function, threading.Event], Function
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", some(PLACES, 3))
 def test_what_takes_longer_is_waited_for_and_what_comes_later_is_found(server: Live, place: str) -> None:
     owner, name, postponed, check = PLACES[place]
     function, go_on = getattr(owner, name), threading.Event()
@@ -279,7 +279,7 @@ def test_an_answer_that_failed_is_told_so_behind_all_the_rest(server: Live) -> N
     messages = [{"role": "user", "content": "[[long 100000]]"}]
     body = {"model": "default", "stream": True, "messages": messages, **ENDLESS}
     with clients(same=False) as (client, other):
-        for _ in range(5):
+        for _ in range(rounds(5, 2)):
             with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
                 name = answer.headers["x-request-id"]
                 lines = answer.iter_lines()

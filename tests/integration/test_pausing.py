@@ -42,6 +42,7 @@ def stream(server: Live, number: int, out: dict[int, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
+@pytest.mark.thorough
 def test_four_answers_where_two_fit(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

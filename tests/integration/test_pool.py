@@ -304,39 +304,36 @@ def weights_of(server: Live, name: str) -> weakref.ref[Any]:
     return weakref.ref(entry.runtime.loaded.model)
 
 
-def test_a_model_that_was_there_while_the_main_one_went_leaves_its_memory_too(serve: Any) -> None:
-    with serve() as server:
-        assert admin(server, "load", model="oracle-hybrid").status_code == 200
-        hybrid = weights_of(server, "oracle-hybrid")
-        for name in ("oracle-plain", "oracle-hybrid"):
-            assert admin(server, "unload", model=name).status_code == 200
-        assert hybrid() is None
+def test_a_model_that_was_there_while_the_main_one_went_leaves_its_memory_too(plain: Live) -> None:
+    assert admin(plain, "load", model="oracle-hybrid").status_code == 200
+    hybrid = weights_of(plain, "oracle-hybrid")
+    for name in ("oracle-plain", "oracle-hybrid"):
+        assert admin(plain, "unload", model=name).status_code == 200
+    assert hybrid() is None
 
 
 def test_weights_that_something_holds_a_moment_longer_are_waited_for(
-    serve: Any, caplog: pytest.LogCaptureFixture
+    plain: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serve() as server:
-        assert admin(server, "load", model="oracle-hybrid").status_code == 200
-        hybrid = weights_of(server, "oracle-hybrid")
-        holder = [hybrid()]
-        later = threading.Timer(0.3, holder.clear)
-        later.start()
-        assert admin(server, "unload", model="oracle-hybrid").status_code == 200
-        assert hybrid() is None and "still holds" not in caplog.text
-        later.join(WAIT)
+    assert admin(plain, "load", model="oracle-hybrid").status_code == 200
+    hybrid = weights_of(plain, "oracle-hybrid")
+    holder = [hybrid()]
+    later = threading.Timer(0.3, holder.clear)
+    later.start()
+    assert admin(plain, "unload", model="oracle-hybrid").status_code == 200
+    assert hybrid() is None and "still holds" not in caplog.text
+    later.join(WAIT)
 
 
 def test_weights_that_something_holds_for_ever_are_told_of(
-    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    plain: Live, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poolloader, "LINGER_SECONDS", 0.05)
-    with serve() as server:
-        assert admin(server, "load", model="oracle-hybrid").status_code == 200
-        holder = weights_of(server, "oracle-hybrid")()
-        assert admin(server, "unload", model="oracle-hybrid").status_code == 200
-        assert "oracle-hybrid was unloaded, but something still holds its weights" in caplog.text
-        assert holder is not None
+    assert admin(plain, "load", model="oracle-hybrid").status_code == 200
+    holder = weights_of(plain, "oracle-hybrid")()
+    assert admin(plain, "unload", model="oracle-hybrid").status_code == 200
+    assert "oracle-hybrid was unloaded, but something still holds its weights" in caplog.text
+    assert holder is not None
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def test_without_reanchoring_the_answer_is_computed_once_more(
         assert guesses == []
 
 
+@pytest.mark.thorough
 def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
     oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
         assert made == [1, 2, 2, 2, 2, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_answers_and_guesses_of_two_owners_with_one_session_name_stay_two_conversations(
     oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from start_llm.parsing.repetition import WORDS_REPEAT
 from tests.integration.live import Live
+from tests.kinds import some
 from tests.oracle import script
 
 LOOP = "the door opens again and " * 400  # some 2,800 tokens
@@ -26,7 +27,7 @@ def ask(server: Live, text: str, **more: Any) -> tuple[dict[str, Any], dict[str,
     ("where", "drafts"),
     [
         ("text", False),
-        ("arguments", True),
+        pytest.param("arguments", True, marks=pytest.mark.thorough),
         pytest.param("text", True, marks=pytest.mark.thorough),
         pytest.param("arguments", False, marks=pytest.mark.thorough),
     ],
@@ -50,7 +51,7 @@ def test_reasoning_is_closed_once_and_the_answer_begins(servers: Callable[..., L
     assert after["message"]["content"] == "Fine."
 
 
-@pytest.mark.parametrize("how", ["field", "sound"])
+@pytest.mark.parametrize("how", some(["field", "sound"]))
 def test_it_goes_on_where_the_client_says_so_or_nothing_is_wrong(servers: Callable[..., Live], how: str) -> None:
     text = LOOP[: len(LOOP) // 2] if how == "field" else "".join(f"Line {n} of the file is new. " for n in range(150))
     choice, report = ask(servers("plain"), text, repetition_guard=how != "field")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.live import Live
+from tests.kinds import some
 from tests.oracle import script
 from tests.vendors import anthropic, openai
 
@@ -80,13 +81,8 @@ PAGE = tool("mcp__library__archive_page", defer_loading=True, description="Reads
 
 
 def in_turn(one: Iterable[Any]) -> list[Any]:
-    """Each of these whole and streamed; the first one streamed and the second one whole have all runs."""
-    quick, thorough = (), pytest.mark.thorough
-    return [
-        pytest.param(each, stream, marks=quick if stream == (number == 0) else thorough)
-        for number, each in enumerate(one)
-        for stream in (False, True)
-    ]
+    """Each of these streamed and whole."""
+    return some((each, stream) for each in one for stream in (True, False))
 
 
 def call_of(name: str, **given: Any) -> str:

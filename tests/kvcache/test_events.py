@@ -98,7 +98,7 @@ class Listener:
             self.published.update(new.names)
 
 
-@pytest.mark.parametrize("seed", range(rounds(6, 3)))
+@pytest.mark.parametrize("seed", range(rounds(6, 2)))
 def test_what_is_published_is_what_the_store_would_restore(seed: int) -> None:
     """Random conversations with shared beginnings and forks in a store that holds a few of them."""
     chance, listener = random.Random(seed), Listener()

@@ -31,6 +31,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd, Unstorable
 from start_llm.models.vision import mend_mlx_vlm
+from tests.kinds import some
 from tests.kvcache import sparse
 from tests.models import architectures
 
@@ -38,10 +39,7 @@ NAMES = (*sparse.CONFIGS, "deepseek_v41")
 QUICK = {"hy_v4", "deepseek_v4"}
 EACH = pytest.mark.parametrize(
     "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
-        for name in (*sparse.CONFIGS, "deepseek_v41")
-    ],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES],
 )
 ENDS = (60, 103, 150, 161, 279)  # not where a group of 4 ends, but for the first
 ANSWER = 6
@@ -104,7 +102,7 @@ class Served:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES],
+    some(sorted(NAMES, key=lambda name: name != "hy_v4")),
 )
 def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> None:
     served = Served(name, tmp_path)

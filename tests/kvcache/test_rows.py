@@ -545,7 +545,7 @@ def interleave(seeds: range, steps: int, faults: bool) -> None:
 
 @pytest.mark.parametrize("faults", [False, True])
 def test_no_order_of_requests_reads_wrong_kv_or_loses_bytes(faults: bool) -> None:
-    interleave(range(rounds(12, 6)), 25, faults)
+    interleave(range(rounds(12, 3)), 25, faults)
 
 
 @pytest.mark.thorough

@@ -211,6 +211,14 @@ def test_a_disk_that_does_not_tell_case_has_one_adapter_of_a_name(
     assert adapters.find("Titles") is None and adapters.find("titles") is not None
 
 
+def test_a_link_to_a_folder_whose_name_is_none_names_it(tmp_path: Path) -> None:
+    write_adapter(tmp_path, ".titles")
+    for link in ("first", "second"):
+        os.symlink(".titles", tmp_path / "adapters" / link)
+    found = AdapterFolder(tmp_path / "adapters").all()
+    assert [(each.name, each.links) for each in found] == [("first", ("second",))]
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_link_to_an_adapter_is_another_name_of_it(tmp_path: Path, inside: bool) -> None:
     """Two entries would load it twice, and the second would find its folder on disk taken."""

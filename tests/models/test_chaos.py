@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import BatchKVCache
 
-from tests.kinds import rounds
 from tests.models.chaos import TOGETHER, TYPES, play
 
 HAPPENS = ("forks", "reused", "faults", "restarts", "cancels", "squeezes", "evicted segments", "files read", "drafts")
@@ -21,15 +20,15 @@ def check(counts: Counter[str], orders: int) -> None:
     assert counts["reused"] > 100 * orders and counts["answered"] > counts["requests"] / 3
 
 
+@pytest.mark.thorough
 def test_forks_faults_and_restarts_change_no_answer() -> None:
-    orders = rounds(2, 1)
-    check(play(TYPES[0], range(orders)), orders)
+    check(play(TYPES[0], range(2)), 2)
 
 
+@pytest.mark.thorough
 def test_the_same_of_rows_in_one_batch() -> None:
-    orders = rounds(2, 1)
-    counts = play(TOGETHER, range(orders))
-    check(counts, orders)
+    counts = play(TOGETHER, range(2))
+    check(counts, 2)
     assert counts["steps of several rows"] > 20, counts
 
 

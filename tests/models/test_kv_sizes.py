@@ -19,12 +19,7 @@ def test_a_checkpoint_takes_as_much_wherever_it_stands_and_a_token_what_its_colu
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name, marks=[] if name == QUICK[1] else pytest.mark.thorough if name in QUICK else pytest.mark.slow
-        )
-        for name in NEW_TYPES
-    ],
+    [pytest.param(name, marks=pytest.mark.thorough if name in QUICK else pytest.mark.slow) for name in NEW_TYPES],
 )
 def test_a_conversation_with_forks_computes_what_is_new(name: str) -> None:
     found = conversation(name)

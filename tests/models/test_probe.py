@@ -16,12 +16,13 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.checks import greedy
 from start_llm.models import loader, probe_table
 from start_llm.models.background import at_once
-from start_llm.models.capabilities import Fact
+from start_llm.models.capabilities import DecodingCheck, Fact
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import LoadedModel, load_model
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.probe_table import PROBES, decode, encode, probe_key, read_probe
 from start_llm.models.tool_probe import SECONDS, TOKENS, TooSlow
+from tests.kinds import some
 from tests.models.callers import CALLERS, Caller, build_caller
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
@@ -31,6 +32,9 @@ def unchecked() -> Generator[float, None, None]:
     yield from ()
 
 
+WRONG = DecodingCheck(batches="the words differ")
+
+
 class World:
     """One cache folder; counts what is said and how often a model was asked."""
 
@@ -38,6 +42,7 @@ class World:
         self.folder = folder
         self.said: list[str] = []
         self.asked = 0
+        self.checked = 0
         self._reply = folder / "reply"
         monkeypatch.setenv("ORACLE_REPLIES", str(self._reply))
         monkeypatch.setattr(loader, "FOLDER", folder / "models")
@@ -55,7 +60,12 @@ class World:
             self.asked += 1
             return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
 
-        return at_once(probe_model(settings, loaded, answer, unchecked, self.said.append))
+        return at_once(probe_model(settings, loaded, answer, self.check, self.said.append))
+
+    def check(self) -> Generator[float, None, DecodingCheck]:
+        self.checked += 1
+        yield from ()
+        return WRONG
 
     def own_file(self, name: str, text: str) -> None:
         folder = self.folder / "models"
@@ -68,7 +78,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: f"{caller.name}-{caller.call}")
+@pytest.mark.parametrize("caller", some(CALLERS, 7), ids=lambda caller: f"{caller.name}-{caller.call}")
 def test_the_format_that_a_model_writes_is_the_one_that_is_used(caller: Caller, world: World) -> None:
     able = world.load(build_caller(world.folder, caller.name, caller.call), caller.reply()).capabilities
     assert able.facts["family"].value == caller.family
@@ -170,6 +180,14 @@ def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
     able = at_once(probe_model(settings, loaded, None, unchecked, world.said.append)).capabilities
     assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
     assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
+
+
+def test_how_it_decodes_is_checked_once_and_told_at_each_load(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "hermes")
+    for _ in range(2):
+        world.said.clear()
+        assert world.load(path, CALLERS[2].reply()).capabilities.decoding == WRONG and world.checked == 1
+        assert any(line.endswith("not in batches: the words differ") for line in world.said)
 
 
 def test_a_slow_machine_gives_up_early_and_tries_again(world: World) -> None:

@@ -13,6 +13,7 @@ from start_llm.models import tokenizer
 from start_llm.models.fingerprint import tokenizer_key
 from start_llm.models.tokenizer import read_tokenizer
 from start_llm.prompt.hf import HFTemplate
+from tests.kinds import some
 from tests.models.large import make_large
 from tests.oracle import build_oracle
 
@@ -72,7 +73,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, smol_path: Path) -> P
     return made
 
 
-@pytest.mark.parametrize("eos", [None, 2, [2, 5]])
+@pytest.mark.parametrize("eos", some([[2, 5], None, 2]))
 def test_it_is_mlx_lms_own(folder: Path, eos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "end_tokens", lambda _: eos)
     ours, theirs = read_tokenizer(folder), load_tokenizer(folder, eos_token_ids=eos)

@@ -10,13 +10,14 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import trim_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
+from tests.kinds import some
 from tests.oracle import LAYERS, MISMATCH, TEMPLATES, Oracle, build_oracle, expected_truth, mark, script, work_done
 
 THOUGHT = "<think>\nhm\n</think>\n\nSee.\n<tool_call>\n"
 CALL = THOUGHT + '{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
 
 
-@pytest.fixture(scope="module", params=sorted(LAYERS))
+@pytest.fixture(scope="module", params=some(sorted(LAYERS)))
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return Oracle.load(build_oracle(tmp_path_factory.mktemp(request.param), request.param))
 

@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.core.events import TextDelta, ToolCallDelta, ToolCallFinished
 from start_llm.parsing.stream import OutputParser
-from tests.kinds import RUN
+from tests.kinds import RUN, some
 from tests.parsing.formats import RENDER
 from tests.parsing.helpers import TOOLS
 from tests.parsing.test_formats import style_of
@@ -17,7 +17,7 @@ CALLS = [("write", {"path": "a.txt", "content": "rm -rf /home/me"}), ("bash", {"
 SAID = "Now.\n"
 
 
-@pytest.mark.parametrize("ident", sorted(RENDER))
+@pytest.mark.parametrize("ident", some(sorted(RENDER), 9))
 def test_what_was_cut_is_never_completed(ident: str) -> None:
     before = "" if ident in {"harmony", "kimi_k3", "llama"} else SAID
     text = before + RENDER[ident](CALLS)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.events import TextDelta, ToolCallFinished
 from start_llm.parsing.stream import OutputParser
-from tests.kinds import rounds
+from tests.kinds import rounds, some
 from tests.parsing.formats import RENDER
 from tests.parsing.helpers import TOOLS, calls, run
 from tests.parsing.test_formats import style_of
@@ -97,7 +97,7 @@ def some_calls(pieces: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, dic
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 COUNTS = pytest.mark.parametrize("count", [rounds(5, 3), pytest.param(300, marks=SLOW)])
-FORMATS = pytest.mark.parametrize("ident", sorted(RENDER))
+FORMATS = pytest.mark.parametrize("ident", some(sorted(RENDER), 9))
 
 
 def examples(count: int, check: Callable[[st.DataObject], None]) -> None:

@@ -19,6 +19,7 @@ from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat
 from start_llm.engine.decode.constraint import Grammars
 from tests.engine.tiny import make_tokenizer
+from tests.kinds import some
 from tests.parsing.schemas import schema
 from tests.parsing.vocabulary import BYTES, constraint
 
@@ -53,9 +54,7 @@ def follow(matcher: LLMatcher, chance: random.Random) -> str:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=pytest.mark.thorough if part > PARTS // 4 else []) for part in range(PARTS)]
-)
+@pytest.mark.parametrize("part", some(range(PARTS)))
 def test_each_schema_is_refused_or_can_be_followed(part: int, request: pytest.FixtureRequest) -> None:
     count = (MANY if request.config.getoption("--slow") else FEW) // PARTS
     outcomes: Counter[str] = Counter()

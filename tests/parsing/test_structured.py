@@ -16,6 +16,7 @@ from start_llm.core.messages import Tool
 from start_llm.core.request import Dialect, ResponseFormat, ToolChoice
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.structured import MOST_CALLS, special_tokens
+from tests.kinds import some
 from tests.parsing.helpers import run
 from tests.parsing.vocabulary import (
     BOTH,
@@ -30,6 +31,8 @@ from tests.parsing.vocabulary import (
     constraint,
 )
 
+FORMATS = pytest.mark.parametrize("tool_format", some(GOOD, 5))
+
 # --- response formats ---
 
 
@@ -39,7 +42,7 @@ def test_free_answers_have_no_constraint() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", [*GOOD, "harmony"])
+@pytest.mark.parametrize("tool_format", some(["harmony", *GOOD], 5))
 @pytest.mark.parametrize("tools", [(), (WEATHER,), (STRICT,)])
 def test_no_call_can_begin_where_none_is_allowed(words: Vocabulary, tool_format: str, tools: tuple[Tool, ...]) -> None:
     """Also where the request has no tools: its prompt may show those of the turns before."""
@@ -138,7 +141,7 @@ def test_keywords_inside_data_are_not_keywords() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", GOOD)
+@FORMATS
 def test_required_accepts_calls_and_only_valid_ones(words: Vocabulary, tool_format: str) -> None:
     wanted = constraint(words, tool_format, tools=(WEATHER, PING), tool_choice=ToolChoice("required"))
     good = GOOD[tool_format]
@@ -161,7 +164,7 @@ def test_mistral_calls_have_a_header_or_are_a_list() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", GOOD)
+@FORMATS
 def test_without_parallel_calls_there_is_exactly_one(words: Vocabulary, tool_format: str) -> None:
     choice = ToolChoice("required")
     wanted = constraint(words, tool_format, tools=(WEATHER,), tool_choice=choice, parallel_tool_calls=False)
@@ -171,7 +174,7 @@ def test_without_parallel_calls_there_is_exactly_one(words: Vocabulary, tool_for
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", GOOD)
+@FORMATS
 def test_forced_calls_come_to_an_end(words: Vocabulary, tool_format: str) -> None:
     wanted = constraint(words, tool_format, tools=(WEATHER,), tool_choice=ToolChoice("required"))
     most = "\n".join([GOOD[tool_format]] * MOST_CALLS)
@@ -211,7 +214,7 @@ def xml_tool(schema: dict[str, Any], **more: Any) -> Tool:
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", ["qwen3_coder", "glm47"])
+@pytest.mark.parametrize("tool_format", some(["qwen3_coder", "glm47"]))
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
@@ -324,7 +327,7 @@ def test_a_strict_tool_with_a_bad_schema_is_refused_in_auto_too() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", GOOD)
+@FORMATS
 def test_auto_with_a_strict_tool_is_free_until_a_call_opens(words: Vocabulary, tool_format: str) -> None:
     wanted = constraint(words, tool_format, tools=(STRICT, PING))
     good = GOOD[tool_format]
@@ -349,7 +352,7 @@ def test_auto_holds_other_tools_to_their_name_only() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("tool_format", [name for name in GOOD if name != "hermes_json"])
+@pytest.mark.parametrize("tool_format", some((name for name in GOOD if name != "hermes_json"), 5))
 def test_a_tool_that_is_not_strict_keeps_its_arguments(words: Vocabulary, tool_format: str) -> None:
     """Beside one that is strict, and where its own schema cannot be enforced."""
     good = GOOD[tool_format]

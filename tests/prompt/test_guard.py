@@ -29,7 +29,7 @@ from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.traits import Traits
 from tests.api.test_traces import recorded, translate
-from tests.kinds import rounds
+from tests.kinds import rounds, some
 from tests.prompt.client import Client, pipeline, request, settings, system_text
 from tests.prompt.models import MORE_TEMPLATES, TEMPLATES, fast_tokenizer, model
 
@@ -84,7 +84,7 @@ def control(family: str, pipe: Pipeline, **said: Any) -> tuple[Counter[int], str
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("family", [*TEMPLATES, *MORE_TEMPLATES])
+@pytest.mark.parametrize("family", some([*TEMPLATES, *MORE_TEMPLATES], 2))
 def test_no_place_brings_a_control_token_and_every_letter_is_shown(family: str, place: str) -> None:
     pipe = pipeline(family)
     plain, as_plain = control(family, pipe, **PLACES[place]("a file PWNED"))
@@ -94,7 +94,7 @@ def test_no_place_brings_a_control_token_and_every_letter_is_shown(family: str, 
     assert text.count("PWNED") == shown * len(NAMES) and all(text.count(name) >= shown for name in NAMES[:2])
 
 
-@pytest.mark.parametrize("family", [*TEMPLATES, *MORE_TEMPLATES])
+@pytest.mark.parametrize("family", some([*TEMPLATES, *MORE_TEMPLATES], 3))
 def test_a_note_a_file_and_a_search_result_bring_none(family: str) -> None:
     tokenizer = model(family)[1]
     ids = set(tokenizer.special_tokens.values())
@@ -270,9 +270,7 @@ def test_the_next_turn_goes_on_behind_a_text_with_control_tokens() -> None:
 TRACES = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
 
 
-@pytest.mark.parametrize(
-    "client", ["pi", "openclaw", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("claude", "opencode"))]
-)
+@pytest.mark.parametrize("client", some(["pi", "openclaw", "claude", "opencode"]))
 def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) -> None:
     if not (TRACES / client).is_dir():
         pytest.skip("no recorded traces here")

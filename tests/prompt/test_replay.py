@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kinds import rounds, some
 from tests.prompt.client import pipeline, raw_answer
 from tests.prompt.models import EOS, model
 from tests.prompt.traces import folder, requests
@@ -20,7 +21,8 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize(("client", "family", "most"), [
-    ("pi", "qwen35", 6_600), ("pi", "chatml", 6_300), ("openclaw", "qwen35", 103_000), ("opencode", "qwen35", 31_500),
+    *some([("pi", "qwen35", 6_600), ("pi", "chatml", 6_300)]),
+    *some([("openclaw", "qwen35", 103_000), ("opencode", "qwen35", 31_500)]),
 ])  # fmt: skip
 def test_computed_over_new(client, family, most):
     """The records are fixed, so is what may be computed of them. `new` is what no earlier request had sent: OpenClaw's
@@ -67,7 +69,7 @@ def test_guesses_spare_openclaw_its_transient_messages():
 
 
 def test_every_word_of_every_request_reaches_the_prompt():
-    for client in ("pi", "opencode", "openclaw"):
+    for client in ("pi", "openclaw", "opencode")[: rounds(3, 2)]:
         pipe = pipeline("qwen35")
         tokenizer = model("qwen35")[1]
         for _, request, answer in requests(client):

@@ -275,7 +275,7 @@ def test_of_a_short_system_text_only_a_time_is_told_by_its_lines(before: str, af
 def test_notes_stay_under_a_tenth_however_many_there_are():
     client = Client("chatml", pipeline("chatml"))
     client.ask(Message("system", f"You help.\nTurn: 0\n{RULES[:2500]}"), Message("user", "Go"))
-    for turn in range(1, rounds(40, 25)):
+    for turn in range(1, rounds(40, 15)):
         client.answer(say("x", None, bash={"command": "ls"}))
         client.messages[0] = Message("system", f"You help.\nTurn: {turn}\n{RULES[:2500]}")
         prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))

@@ -28,6 +28,7 @@ from start_llm.proxy import nodes as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, json_of, look_at, node_client, status_of
 from start_llm.proxy.routing import route_key
+from tests.kinds import some
 from tests.proxy.node_stub import NodeStub, _json, nodes
 from tests.proxy.test_fleet import WAIT, body, pick, until, watched
 from tests.proxy.test_nodes import make_certificate
@@ -51,7 +52,7 @@ GARBAGE = {
 }
 SOME = pytest.mark.parametrize(
     "garbage",
-    [name if n % 3 == 0 else pytest.param(name, marks=pytest.mark.thorough) for n, name in enumerate(GARBAGE)],
+    some(GARBAGE, 5),
 )
 
 
@@ -96,7 +97,7 @@ def run(test: Callable[[list[NodeStub]], Awaitable[None]], count: int = 3) -> No
         asyncio.run(test(stubs))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
+@SOME
 def test_garbage_harms_nobody(garbage: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test(stubs: list[NodeStub]) -> None:
         stubs[0].instead = says(GARBAGE[garbage])
@@ -186,7 +187,7 @@ def with_tls(stub: NodeStub, folder: Path) -> tuple[ServerNode, Path]:
     return ServerNode(f"https://{stub.name}", "key"), certificate
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", some(HEADS, 3))
 def test_a_head_that_nobody_understands_is_an_answer_that_failed(head: str) -> None:
     """httpx parses a `Location` though it does not go there, and lets out what is wrong with it."""
 

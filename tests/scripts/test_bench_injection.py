@@ -6,11 +6,12 @@ import pytest
 
 from scripts.bench import injections
 from scripts.bench_injection import CASES
+from tests.kinds import some
 
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=pytest.mark.thorough if n % 2 else []) for n, name in enumerate(injections.FAMILIES)],
+    some(injections.FAMILIES, 2),
 )
 def test_a_file_in_a_family_s_own_form_brings_no_control_token_and_shows_every_letter(family: str) -> None:
     names = [

@@ -30,6 +30,7 @@ def test_the_plot_in_the_repository_is_that_of_the_tables(name: str, theme: str)
     assert SHOWN[name] <= set(texts(kept))
 
 
+@pytest.mark.thorough
 def test_another_figure_in_the_table_is_another_plot() -> None:
     text = plots.TABLES.read_text(encoding="utf-8")
     rows = plots.table(text, "scenario")

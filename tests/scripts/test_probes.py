@@ -41,7 +41,8 @@ def test_probe_session_sees_that_nothing_is_reused(server: Server, capsys: pytes
     assert capsys.readouterr().out.count("below") == 6
 
 
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.thorough
 def test_probe_session_passes_on_a_sound_server_and_diff_turns_tells_what_is_unproved(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,6 +11,7 @@ import pytest
 from scripts.bench.drafting import Published, cost_at
 from start_llm.engine.decode.draft import HEAD_MATCH, LEAST_MATCH
 from start_llm.engine.decode.gate import MOST_WIDE, WIDTHS, DraftGate, DraftOption, PassCosts
+from tests.kinds import some
 
 FLAT = {1: 1.0, 32: 1.0}
 STEEP = {1: 1.0, 32: 32.0}
@@ -134,9 +135,9 @@ def dear(width: int, context: int) -> float:
     return 0.01 * width
 
 
-@pytest.mark.parametrize("measured", [0.001, pytest.param(0.1, marks=pytest.mark.thorough), 1.0, 20.0])
-@pytest.mark.parametrize("steep", [1.0, 32.0])
-@pytest.mark.parametrize("context", [500, pytest.param(31_611, marks=pytest.mark.thorough), 200_000])
+@pytest.mark.parametrize("measured", some([0.001, 0.1, 20.0, 1.0], 2))
+@pytest.mark.parametrize("steep", some([32.0, 1.0]))
+@pytest.mark.parametrize("context", some([200_000, 31_611, 500]))
 def test_a_gate_recovers_from_any_start(measured: float, steep: float, context: int) -> None:
     """Whatever was measured: as much too quick or slow, and as much in favour of narrow passes."""
     costs = PassCosts()

@@ -23,6 +23,7 @@ from tests.engine.decode.test_verify import (
 )
 from tests.engine.fakes import new_row
 from tests.engine.zoo import make
+from tests.kinds import some
 
 SAID = 14
 SINGLE = make_sampler(SAMPLINGS["greedy"]), make_processors(SAMPLINGS["greedy"], PROMPT)
@@ -109,8 +110,8 @@ def test_the_kv_of_a_row_that_changed_over_twice_is_that_of_a_row_that_did_not(n
                     return
 
 
-@pytest.mark.parametrize(("name", "drafted"), [("llama", True), ("qwen3_5", False), ("gemma3_text", False)])
-@pytest.mark.parametrize("labels", [("greedy", "penalties"), ("greedy", "greedy", "penalties", "seeded")])
+@pytest.mark.parametrize(("name", "drafted"), some([("llama", True), ("qwen3_5", False), ("gemma3_text", False)], 2))
+@pytest.mark.parametrize("labels", some([(("greedy", "greedy", "penalties", "seeded"),), (("greedy", "penalties"),)]))
 def test_rows_beside_each_other_verify_drafts_of_whatever_length(
     name: str, drafted: bool, labels: tuple[str, ...]
 ) -> None:

@@ -24,6 +24,7 @@ from start_llm.engine.decode.sampling import (
     top_logprobs,
 )
 from tests.engine.tiny import Job, collect, make_model, run
+from tests.kinds import some
 
 VOCAB = 300
 PLAIN = Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
@@ -82,7 +83,7 @@ def test_candidates_are_those_of_mlx_lms_chain(top_k: int, top_p: float, min_p: 
         assert kept == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("seed", [None, 11])
+@pytest.mark.parametrize("seed", some([11, None]))
 def test_draws_follow_the_distribution(seed: int | None) -> None:
     mx.random.seed(4)
     sampler = make_sampler(Sampling(temperature=0.5, top_p=1.0, top_k=3, min_p=0.0, seed=seed))

@@ -141,7 +141,7 @@ def test_a_follower_does_the_same(
     ranks = FollowerGroup(1, ends[1], ["", ""], 600)
     ranks._thread = threading.get_ident()
     leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
-    play(leader, rounds(30))
+    play(leader, rounds(30, 6))
     log.write("stop")
     passes = _passes(oracle)
     for module in (evict, resident, sessions):  # objects lie elsewhere in another process, in another order
@@ -167,7 +167,7 @@ def test_a_follower_that_goes_another_way_ends(
     monkeypatch.setattr(follower.os, "_exit", leave)
     log, ranks = Log(ends[0]), FollowerGroup(1, ends[1], ["", ""], 600)
     ranks._thread = threading.get_ident()
-    play(make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET), 12)
+    play(make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET), 7)
     log.write("stop")
     with pytest.raises(OutOfStep, match="75"):
         follow(make(oracle, Scheduler, ranks, BUDGET // 2), ranks)

@@ -285,7 +285,7 @@ SMALL = (("TYPICAL_ANSWER", 4), ("LEAST_ANSWER", 4), ("GROWTH", 4))
     ("name", "way", "drafted"),
     [
         pytest.param("llama", "seeded", False, marks=pytest.mark.thorough),
-        ("llama", "greedy", True),
+        pytest.param("llama", "greedy", True, marks=pytest.mark.thorough),
         ("qwen3_next", "seeded", True),
     ],
 )

@@ -70,7 +70,7 @@ def survives(whole: Path, folder: Path, chance: random.Random, hybrid: bool) -> 
 
 @pytest.mark.parametrize("hybrid", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize(
-    "count", [rounds(8, 3), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    "count", [rounds(8, 2), pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_random_damages(tmp_path: Path, hybrid: bool, count: int) -> None:
     prepared(tmp_path / "whole", hybrid)
