@@ -14,8 +14,9 @@ from start_llm.kvcache.sessions import UNPROTECTED, Sessions, Strength
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
 
-_PACKED_FROM = 0.8  # of the limit of arrays: from there on those of checkpoints are packed,
-_PACKED_AT_ONCE = 8  # of so many at a time: more than a request stores
+_PACKED_FROM = 0.8  # of the limit of arrays: from there on they are packed, some at a time
+_SEARCHED_EACH = 0.01  # of the limit: looking for arrays to pack walks the tree
+_STILL_PACKED = 1.25  # of the limit: up to there nothing goes while there is something to pack
 _ARRAYS_LEFT = 0.95  # of the limit: evicting ranks the whole tree
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
 _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
@@ -47,16 +48,16 @@ class Eviction:
     def enforce(self, now: float) -> None:
         """Evicts as much as all limits together ask for, and hands the freed memory back to the system."""
         resident, config = self._resident, self._config
-        before = resident.nbytes
+        before, most, packing = resident.nbytes, config.most_arrays, False
         if config.ttl_seconds:
             self._expire(now - config.ttl_seconds)
         if resident.nbytes > self.budget_bytes:
             resident.trim(self.budget_bytes)
             self._evict(now, lambda: resident.nbytes > self.budget_bytes)
-        if config.most_arrays and resident.arrays > config.most_arrays * _PACKED_FROM:
-            resident.pack(_PACKED_AT_ONCE)
-        if config.most_arrays and resident.arrays > config.most_arrays:
-            few = int(config.most_arrays * _ARRAYS_LEFT)
+        if most and resident.arrays > most * _PACKED_FROM:
+            packing = resident.pack(int(most * _SEARCHED_EACH) if resident.arrays <= most else 0)
+        if most and resident.arrays > most * (_STILL_PACKED if packing else 1):
+            few = int(most * _ARRAYS_LEFT)
             self._evict(now, lambda: resident.arrays > few)
         if resident.ghosts > config.ghost_tokens:
             resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
 from start_llm.kvcache.kinds import NO_ROWS, PLAIN, Kind, kind_of, leaves, with_leaves
+from start_llm.kvcache.packing import packed, packed_rows
 from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows, Unstorable, Window, WindowPiece
 
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
@@ -42,6 +42,8 @@ class LayerKit:
         free_buffers: gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise.
         cuttable: every layer can be cut at any token.
     """
+
+    packed, packed_rows = staticmethod(packed), staticmethod(packed_rows)
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
         self.new, self.free_buffers = make_cache, mx.clear_cache
@@ -76,20 +78,6 @@ class LayerKit:
         earlier, own = before.states if before is not None else (None,) * len(kept), list[Any]()
         states = tuple([_kept(leaf, old, own) for leaf, old in zip(kept, earlier, strict=True)])
         return _checkpoint(states, own)
-
-    def packed(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same with its own arrays of one type as parts of one: each array is a buffer of the device, and of small
-        states there are so many that the device's number of buffers is reached long before its memory is full."""
-        own, parts = _arrays(checkpoint.states), dict[int, Any]()
-        types = {a.dtype for a in own}
-        for dtype in types:
-            alike = [a for a in own if a.dtype == dtype]
-            ends = list(accumulate(a.size for a in alike))
-            cut = mx.split(mx.concatenate([a.reshape(-1) for a in alike]), ends[:-1])
-            parts |= {id(a): part.reshape(a.shape) for a, part in zip(alike, cut, strict=True)}
-        mx.eval(list(parts.values()))
-        states = tree_map(lambda leaf: parts.get(id(leaf), leaf), checkpoint.states)
-        return Checkpoint(states, checkpoint.own_bytes, len(types))
 
     # --- stored pieces ------------------------------------------------------
 
@@ -318,7 +306,7 @@ def _join(
         *outer, _, width = parts[0].shape
         if not exact:
             parts.append(mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype))
-        joined.append(mx.concatenate(parts, axis=-2))
+        joined.append(mx.concatenate(parts, axis=-2) if len(parts) > 1 else mx.contiguous(parts[0]))
         del parts
         _eval_later(joined[-1:], waiting)
         copied += joined[-1].nbytes // (joined[-1].shape[-2] or 1) * count

@@ -6,7 +6,6 @@ import heapq
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import islice
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
@@ -18,6 +17,8 @@ from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
 _SPARE_SHARE = 24  # a row at rest may have room for this part of its tokens that no segment fills
+_PACKED_AT_ONCE = 4, 64 << 20  # segments and bytes of a step, which takes some milliseconds
+_LARGE = 2 << 20  # bytes of an array: of larger ones there are so few that they are not packed
 _TRIMMED_SHARE = 128  # of its tokens; where memory is short, a row with more room than this is copied to be rid of it
 
 
@@ -65,7 +66,8 @@ class ResidentKV:
         self.tree = SegmentTree(self._divide)
         # rows at rest with more room than their segments need; counted as if `tidy` had cut them already
         self._oversized: set[RowKV] = set()
-        self._loose: dict[Segment, None] = {}  # the arrays of their checkpoints are not packed; the first one first
+        self._loose: list[Segment] = []  # their arrays were not packed, the last ones are the first to be
+        self._packed = 0  # so many arrays there were when all were packed
         self.nbytes = self.arrays = 0
         self.ghosts = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -82,7 +84,6 @@ class ResidentKV:
         segment.checkpoint = checkpoint
         self._add(*checkpoint.count(1))
         self.sizes.learn_state(checkpoint)
-        self._loose[segment] = None
 
     def drop(self, segment: Segment) -> Segment | None:
         """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
@@ -97,20 +98,41 @@ class ResidentKV:
         if segment.checkpoint is not None:
             self._add(*segment.checkpoint.count(-1))
             segment.checkpoint = None
-            self._loose.pop(segment, None)
 
-    def pack(self, most: int) -> None:
-        """Packs the arrays of so many checkpoints, those first that have waited for it longest."""
-        for segment in list(islice(self._loose, most)):
-            del self._loose[segment]
-            if (loose := segment.checkpoint) is not None:
-                segment.checkpoint = self._kit.packed(loose)
-                self._add(0, segment.checkpoint.own_arrays - loose.own_arrays)
+    def pack(self, wait: int) -> bool:
+        """Packs arrays of segments, those first that were not used for longest, in a short step. The tree stays as it
+        is. True: more may be left. `wait`: so many arrays have to come before the tree is searched anew."""
+        while self._loose and not _is_loose(self._loose[-1]):
+            self._loose.pop()
+        if searched := not self._loose:
+            self._packed = min(self._packed, self.arrays)
+            if self.arrays < self._packed + wait:
+                return False
+            self._loose = sorted(filter(_is_loose, self.tree), key=lambda segment: -segment.used)
+        most, most_bytes = _PACKED_AT_ONCE
+        step: list[Segment] = []
+        while self._loose and len(step) < most and sum(segment.nbytes for segment in step) < most_bytes:
+            step.append(self._loose.pop())
+            self._pack(step[-1])
+        if not self._loose:
+            self._packed = self.arrays
+        if step:
+            self._kit.free_buffers()
+        return bool(self._loose) or not searched
+
+    def _pack(self, segment: Segment) -> None:
+        if isinstance(rows := segment.rows, Slices) and _are_loose(rows):
+            self.hold(segment, self._kit.packed_rows(rows))
+        if (loose := segment.checkpoint) is not None and not loose.packed:
+            before = loose.all_arrays
+            segment.checkpoint = self._kit.packed(loose)
+            self._add(0, segment.checkpoint.all_arrays - before)
 
     def drop_all(self) -> None:
         """All segments become ghosts; the listener is told once."""
         for segment in self.tree:
             self._empty(segment)
+        self._loose.clear()
         if self._listener is not None:
             self._listener.cleared()
 
@@ -182,7 +204,7 @@ class ResidentKV:
         more."""
         if not isinstance(rows, Run):
             copied = self._kit.part(rows, start, stop)
-            self._add(0, copied.count if start else 0)
+            self._add(0, copied.count - (rows.count if isinstance(rows, Slices) and not start else 0))
             return copied
         if start:
             rows.row.runs += 1
@@ -231,6 +253,16 @@ def use(path: Sequence[Segment], now: float) -> None:
     for segment in path:
         segment.used = now
         segment.uses += 1
+
+
+def _is_loose(segment: Segment) -> bool:
+    """It has small arrays that can be packed."""
+    rows, checkpoint = segment.rows, segment.checkpoint  # a row at rest is long
+    return (isinstance(rows, Slices) and _are_loose(rows)) or (checkpoint is not None and not checkpoint.packed)
+
+
+def _are_loose(rows: Slices) -> bool:
+    return not rows.packed and rows.nbytes < rows.count * _LARGE
 
 
 def _spare_bytes(row: RowKV) -> float:

@@ -57,7 +57,8 @@ class Slices:
     start: int
     length: int
     nbytes: int
-    count: int = 0  # of the arrays
+    count: int = 0  # of buffers: of the arrays, or fewer if these are parts of larger ones
+    packed: bool = False  # they are: see `packing`
 
     def layer(self, index: int) -> tuple[Any, ...]:
         return self.arrays[index]
@@ -75,6 +76,7 @@ class WindowPiece:
     arrays: tuple[Any, Any]  # keys and values, each [1, heads, stop - start, dim]
     nbytes: int
     holders: int = 0  # checkpoints in the store that need it
+    count: int = 2  # of buffers; 0: those of another piece, which comes and goes with this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class Checkpoint:
 
     states: tuple[Any, ...]  # a `Window` each, or nested tuples and lists of arrays and plain values
     own_bytes: int  # of the arrays that no other checkpoint shares
-    own_arrays: int = 0  # how many these are
+    own_arrays: int = 0  # how many buffers these are
+    packed: bool = False  # its arrays are parts of larger ones: see `packing`
 
     def pieces(self) -> Iterator[WindowPiece]:
         for state in self.states:
@@ -105,13 +108,18 @@ class Checkpoint:
         """Its own bytes and its share of the pieces."""
         return self.own_bytes + sum(piece.nbytes // max(piece.holders, 1) for piece in self.pieces())
 
+    @property
+    def all_arrays(self) -> int:
+        """Its own and those that it shares."""
+        return self.own_arrays + sum(piece.count for piece in self.pieces())
+
     def count(self, sign: int) -> tuple[int, int]:
         """Counts it in (1) or out (-1). Returns the bytes and arrays by which that changes what is held."""
         nbytes, arrays = self.own_bytes, self.own_arrays
         for piece in self.pieces():
             piece.holders += sign
             if piece.holders == max(sign, 0):
-                nbytes, arrays = nbytes + piece.nbytes, arrays + len(piece.arrays)
+                nbytes, arrays = nbytes + piece.nbytes, arrays + piece.count
         return sign * nbytes, sign * arrays
 
 

@@ -256,24 +256,3 @@ def test_a_fault_while_rows_grow_leaves_each_layer_what_it_held(fails_at: int, m
     with pytest.raises(RuntimeError, match="no room"):
         grow_for([(layer, 3) for layer in cache], 1000)
     assert all(tiny.read_known([layer]) == [1, 2, 3] for layer in cache)
-
-
-def test_a_packed_checkpoint_of_many_layers_is_one_array_for_each_type() -> None:
-    """Each array is a buffer of the device, which has room for so many."""
-    kit = LayerKit(lambda: [KVCache(), *(ArraysCache(2) for _ in range(24))])
-    cache = kit.new()
-    cache[0].update_and_fetch(mx.zeros((1, 1, 4, 8)), mx.zeros((1, 1, 4, 8)))
-    for number, layer in enumerate(cache[1:]):
-        layer[0], layer[1] = mx.full((1, 64, 64), number), mx.full((1, 3, 8), number, mx.float16)
-    mx.eval([layer.state for layer in cache])
-    before = mx.get_active_memory()
-    loose = kit.checkpoint(cache)
-    assert loose.own_arrays == 48
-    assert mx.get_active_memory() - before < 1000, "what the model gave is kept, not copied"
-    made = kit.packed(loose)
-    assert made.own_arrays == 2 and made.own_bytes == loose.own_bytes == 24 * (64 * 64 * 4 + 3 * 8 * 2)
-    del loose
-    assert mx.get_active_memory() - before < 1.1 * made.own_bytes, "it holds no second copy"
-    restored, _ = kit.build([kit.slice(cache, 0, 4)], made, 4, 0)
-    for number, layer in enumerate(restored[1:]):
-        assert (layer[0] == number).all() and (layer[1] == number).all() and layer[1].dtype == mx.float16

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
 from start_llm.kvcache.kinds import held_tokens
@@ -75,8 +76,8 @@ def append(cache: list[Any], new: list[int], width: int = 1) -> None:
     mx.eval([layer.state for layer in cache])
 
 
-def make_store(hybrid: bool = False, budget_bytes: int = MANY) -> KVStore:
-    config = StoreConfig(budget_bytes, checkpoint_grid=8, checkpoints_recent=2)
+def make_store(hybrid: bool = False, budget_bytes: int = MANY, most_arrays: int = 0) -> KVStore:
+    config = StoreConfig(budget_bytes, checkpoint_grid=8, checkpoints_recent=2, most_arrays=most_arrays)
     return KVStore(LayerKit(lambda: caches([], hybrid)), config)
 
 
@@ -97,6 +98,13 @@ def known_rows(segment: Segment) -> tuple[list[int], list[int]]:
     """The keys and values of a segment in `known_cache`."""
     tokens = segment.tokens.tolist()
     return tokens, [-token for token in tokens]
+
+
+def buffers(arrays: Sequence[Any]) -> int:
+    """How many buffers of the device these are in: parts of one stand side by side."""
+    places = [np.array(a, copy=False).__array_interface__["data"][0] for a in arrays]
+    begun = {place: place + a.nbytes for place, a in zip(places, arrays, strict=True)}
+    return len(begun.keys() - set(begun.values()))
 
 
 def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] = known_rows) -> None:
@@ -123,12 +131,16 @@ def check(store: KVStore, running: int = 0, expected: Callable[[Segment], Any] =
     for row in [*at_rest.values(), *lent_rows]:
         assert row.tokens == tokens.get(id(row), 0)
     checkpoints = [segment.checkpoint for segment in resident.tree if segment.checkpoint is not None]
-    pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
-    states = sum(checkpoint.own_bytes for checkpoint in checkpoints) + sum(pieces.values())
+    pieces = {id(piece): piece for checkpoint in checkpoints for piece in checkpoint.pieces()}
+    states = sum(checkpoint.own_bytes for checkpoint in checkpoints) + sum(p.nbytes for p in pieces.values())
     assert resident.nbytes == own + states + sum(row.nbytes for row in at_rest.values())
-    arrays = sum(len(layer) for s in resident.tree if isinstance(s.rows, Slices) for layer in s.rows.arrays)
+    arrays = 0
+    for layers in (segment.rows.arrays for segment in resident.tree if isinstance(segment.rows, Slices)):
+        arrays += buffers([a for layer in layers for a in layer])
     arrays += sum(len(layer) for row in at_rest.values() for layer in row._layers)
-    arrays += sum(checkpoint.own_arrays for checkpoint in checkpoints) + 2 * len(pieces)
+    for checkpoint in checkpoints:
+        arrays += buffers([leaf for _, leaf in tree_flatten(checkpoint.states) if isinstance(leaf, mx.array)])
+    arrays += buffers([a for piece in pieces.values() for a in piece.arrays])
     assert resident.arrays == arrays
     assert resident.ghosts == sum(segment.length for segment in resident.tree if segment.rows is None)
 
@@ -139,45 +151,80 @@ def numbers(start: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_many_small_arrays_are_given_up_before_the_device_has_no_room_for_them(hybrid: bool) -> None:
-    config = StoreConfig(MANY, checkpoint_grid=8, checkpoints_recent=2, most_arrays=100)
-    store = KVStore(LayerKit(lambda: caches([], hybrid)), config)
-    for number in range(60):
+    store = make_store(hybrid, most_arrays=100)
+    for number in range(100):
         tokens = numbers(1000 * number, 20)
         store.put(tokens, caches(tokens, hybrid))
         check(store)
+        assert store.stats()["arrays"] <= 125, "while there is something to pack, a little more is held"
+        store.idle()
         assert store.stats()["arrays"] <= 100
-    assert store.stats()["tokens"] > 100 and store.lookup(tokens).length == 20
+    assert store.stats()["evicted"] and store.lookup(tokens).length == 20
+    assert all(s.rows.packed for s in store.resident.tree if s.used < 50 and isinstance(s.rows, Slices))
 
 
-def test_checkpoints_are_packed_in_small_steps_before_anything_goes() -> None:
+def many_states(tokens: list[int]) -> list[Any]:
+    states = ArraysCache(12)
+    for place in range(12 if tokens else 0):
+        states[place] = mx.array([[tokens[0] + place]])
+    return [*caches(tokens), states]
+
+
+def test_arrays_are_packed_in_small_steps_before_anything_goes() -> None:
     """What is stored is handed over as it is; of many arrays few are made where the device's room for them ends."""
-
-    def with_states(tokens: list[int]) -> list[Any]:
-        states = ArraysCache(12)
-        for place in range(12 if tokens else 0):
-            states[place] = mx.array([[tokens[0] + place]])
-        return [*caches(tokens), states]
-
     most, packed = 600, Counter[int]()
-    store = KVStore(LayerKit(lambda: with_states([])), StoreConfig(MANY, most_arrays=most))
+    store = KVStore(LayerKit(lambda: many_states([])), StoreConfig(MANY, most_arrays=most))
 
     def pack(checkpoint: Checkpoint) -> Checkpoint:
         packed[number] += 1
         return made(checkpoint)
 
-    made, store._kit.packed = store._kit.packed, pack  # type: ignore[method-assign]
-    for number in range(200):
+    made, store._kit.packed = store._kit.packed, pack  # type: ignore[method-assign, assignment]
+    for number in range(300):
         tokens = numbers(1000 * number, 20)
-        store.put(tokens, with_states(tokens))
+        store.put(tokens, many_states(tokens))
         check(store)
-        assert packed[number] <= 8 and store.resident.arrays <= most
+        assert packed[number] <= 4 and store.resident.arrays <= most + 20
         if store.stats()["evicted"]:
             break
         assert not packed or number > 20
-    loose = [s for s in store.resident.tree if s.checkpoint is not None and s.checkpoint.own_arrays > 1]
-    assert packed.total() > 50 and not loose, "all that stay were packed before the first one went"
+    held = [s for s in store.resident.tree if isinstance(s.rows, Slices) and s.checkpoint is not None]
+    assert len(held) > 100 and not [s for s in held if not (s.checkpoint.packed and s.rows.packed)], (
+        "all that stay were packed before the first one went"
+    )
+    first = store.lookup(numbers(1000 * (number - 50), 21))
+    cache = store.restore(numbers(1000 * (number - 50), 21), first).cache
+    states = [state.item() for state in cache[-1].cache]
+    assert first.length == 20 and states == numbers(1000 * (number - 50), 12)
+    store.take_back(cache)
     store.clear()
     assert not store.resident._loose and not store.resident.arrays
+
+
+def test_what_was_not_used_for_longest_is_packed_first() -> None:
+    now = [0.0]
+    config = StoreConfig(MANY, most_arrays=220)
+    store = KVStore(LayerKit(lambda: caches([])), config, clock=lambda: now[0])
+    for number in range(50):
+        now[0] += 1
+        turn(store, numbers(1000 * number, 20))
+        check(store)
+        assert store.resident.arrays <= 220
+    now[0] += 1
+    turn(store, [*numbers(0, 20), 7])
+    held = sorted(store.resident.tree, key=lambda segment: segment.used)
+    loose = [isinstance(segment.rows, Slices) and not segment.rows.packed for segment in held]
+    assert len(held) == 51 and loose == sorted(loose) and 0 < sum(loose) < 50
+    check(store)
+
+
+def test_far_from_the_limit_nothing_is_looked_for() -> None:
+    store = make_store(hybrid=True, most_arrays=1000)
+    store.resident.pack = None  # type: ignore[method-assign, assignment]
+    for number in range(80):
+        tokens = numbers(1000 * number, 20)
+        store.put(tokens, caches(tokens, True))
+    assert 700 < store.resident.arrays <= 800
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -421,14 +468,18 @@ class Interleaving:
     In every third one rows that have grown long enough are quantised, in all layers or in some.
     """
 
-    METHODS = ("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers")
+    METHODS = (
+        *("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers"),
+        *("packed", "packed_rows"),
+    )
 
     def __init__(self, seed: int, faults: bool) -> None:
         self.random, self.faults = random.Random(seed), faults
         self.hybrid, self.quantises = seed % 3 == 0, seed % 3 == 1
         self.width = GROUP if self.quantises else 1
         self.token_bytes = TOKEN_BYTES * self.width
-        self.store = make_store(self.hybrid, self.random.choice([MANY, 60 * self.token_bytes, 200 * self.token_bytes]))
+        budget = self.random.choice([MANY, 60 * self.token_bytes, 200 * self.token_bytes])
+        self.store = make_store(self.hybrid, budget, most_arrays=(0, 20, 60, 0)[seed % 4])
         self.store.resident.tree._longest = self.random.choice([8, 64, 2048])
         self.rows: list[tuple[list[int], list[Any]]] = []
         self.raise_in = -1  # calls until one raises
