@@ -233,20 +233,23 @@ class Score:
 class TinyModel:
     """Its KV takes a few bytes a token. What is in it does not matter."""
 
-    def __init__(self, state_tokens: int, arrays: int = 1) -> None:
-        """`state_tokens`: a state, of so many `arrays`, takes as much as the KV of so many tokens; 0: there is none."""
-        self._state, self._arrays = state_tokens * TOKEN_BYTES // 2 // arrays, arrays
+    def __init__(self, state_tokens: int, arrays: int = 1, layers: int = 1) -> None:
+        """`state_tokens`: a state, of so many `arrays`, takes as much as the KV of so many tokens; 0: there is none.
+        `layers`: with KV."""
+        self._state, self._arrays = state_tokens * TOKEN_BYTES * layers // 2 // arrays, arrays
+        self._layers = layers
         self.kit = LayerKit(self._empty)
 
     def _empty(self) -> list[Any]:
-        return [KVCache(), *([ArraysCache(self._arrays)] if self._state else [])]
+        return [*(KVCache() for _ in range(self._layers)), *([ArraysCache(self._arrays)] if self._state else [])]
 
     def prefill(self, cache: list[Any], length: int) -> None:
         """Continues caches up to so many tokens."""
         keys = mx.zeros((1, 1, length - cache[0].offset, 1), mx.float16)
-        cache[0].update_and_fetch(keys, keys)
+        for layer in cache[: self._layers]:
+            layer.update_and_fetch(keys, keys)
         for number in range(self._arrays if self._state else 0):
-            cache[1][number] = mx.zeros((1, self._state), mx.float16)
+            cache[-1][number] = mx.zeros((1, self._state), mx.float16)
 
 
 class CountingTier(DiskTier):
@@ -268,15 +271,16 @@ def replay_ours(
     folder: Path | None,
     restart: bool = False,
     arrays: tuple[int, int] = (1, 0),
+    layers: int = 1,
 ) -> list[Score]:
     """The real store, as the engine calls it: look up, lend, pause for checkpoints, store at the end, take back.
 
     With `restart` the store is closed half-way and opened anew; the second score is that of the turns that each
-    conversation of before continues with. `arrays`: of a state, and the most in memory.
+    conversation of before continues with. `arrays`: of a state, and the most in memory. `layers`: with KV.
     """
     score, resumed = Score("start_llm" + " + disk" * (folder is not None)), Score("next turns after a restart")
-    model, now, written = TinyModel(state_tokens, arrays[0]), 0.0, 0
-    config = StoreConfig((budget or 1 << 40) * TOKEN_BYTES, most_arrays=arrays[1])
+    model, now, written = TinyModel(state_tokens, arrays[0], layers), 0.0, 0
+    config = StoreConfig((budget or 1 << 40) * TOKEN_BYTES * layers, most_arrays=arrays[1])
 
     def opened() -> tuple[KVStore, CountingTier | None]:
         disk = CountingTier(folder, "bench", 1 << 50) if folder is not None else None
@@ -285,8 +289,9 @@ def replay_ours(
     store, disk = opened()
     waiting = set[str]()
     for number, request in enumerate(requests):
-        now = request.time
-        store.idle()
+        idle, now = min(int(request.time - now), 60), request.time
+        for _ in range(idle if arrays[1] else 1):  # once a second, to pack arrays; for the rest once is enough
+            store.idle()
         if restart and number == len(requests) // 2:
             waiting = {before.conversation for before in requests[:number]}
             store.close()

@@ -56,7 +56,8 @@ class Eviction:
             self._evict(now, lambda: resident.nbytes > self.budget_bytes)
         if most and resident.arrays > most * _PACKED_FROM:
             packing = resident.pack(int(most * _SEARCHED_EACH) if resident.arrays <= most else 0)
-        if most and resident.arrays > most * (_STILL_PACKED if packing else 1):
+        most = int(most * _STILL_PACKED) if packing else most
+        if most and resident.arrays > most:
             few = int(most * _ARRAYS_LEFT)
             self._evict(now, lambda: resident.arrays > few)
         if resident.ghosts > config.ghost_tokens:

@@ -81,15 +81,20 @@ class Server:
     Args:
         stored, running: the most bytes of KV.
         drafts: rows verify drafts.
+        arrays: the most of stored KV; 0: no limit.
     """
 
-    METHODS = ("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers")
+    METHODS = (
+        *("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers"),
+        *("packed", "packed_rows"),
+    )
 
-    def __init__(self, kind: Any, stored: int = MANY, running: int = 0, drafts: bool = False) -> None:
+    def __init__(self, kind: Any, stored: int = MANY, running: int = 0, drafts: bool = False, arrays: int = 0) -> None:
         self.oracle = oracle(kind)
         make_cache = self.oracle.model.make_cache
         self.kit = LayerKit(make_cache)
-        self.store = KVStore(self.kit, StoreConfig(stored, checkpoint_grid=32, checkpoints_recent=2, ghost_tokens=400))
+        config = StoreConfig(stored, checkpoint_grid=32, checkpoints_recent=2, ghost_tokens=400, most_arrays=arrays)
+        self.store = KVStore(self.kit, config)
         guarded = GuardedStore(self.store, make_cache)
         self.drafts = Drafts(DraftGate(Published(WIDE_IS_CHEAP))) if drafts else None
         self.scheduler = Scheduler(
@@ -194,7 +199,8 @@ class Interleaving:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         stored, running = (self.random.choice([MANY, n * TOKEN_BYTES]) for n in (150, 500))
-        self.server = Server(KINDS[seed % 3], stored, 0 if running == MANY else running, drafts=seed % 2 == 0)
+        running, arrays = 0 if running == MANY else running, (0, 12, 30, 20)[seed % 4]
+        self.server = Server(KINDS[seed % 3], stored, running, drafts=seed % 2 == 0, arrays=arrays)
         self.faults = seed % 5 > 1
 
     def history(self) -> list[Message]:

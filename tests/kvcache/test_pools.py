@@ -26,7 +26,19 @@ from tests.kinds import rounds
 RATES = (4, 6)
 WINDOW = 5
 MANY = 1 << 30
-CALLS = ("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "unpack")
+CALLS = (
+    "slice",
+    "checkpoint",
+    "part",
+    "parts",
+    "build",
+    "adopt",
+    "take_buffers",
+    "make_room",
+    "unpack",
+    "packed",
+    "packed_rows",
+)
 
 
 class Fault(Exception):
@@ -80,6 +92,7 @@ class Orders:
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.random, self.folder = random.Random(seed), folder
+        self.most_arrays = (0, 24, 60)[seed % 3]
         self.rows: list[tuple[list[int], list[Any]]] = []
         self.said: list[list[int]] = []  # what was stored once
         self.raise_in = -1
@@ -90,7 +103,7 @@ class Orders:
         kit = LayerKit(fresh)
         for name in CALLS:
             setattr(kit, name, self.failing(name, getattr(kit, name)))
-        config = StoreConfig(MANY, checkpoint_grid=8, checkpoints_recent=2)
+        config = StoreConfig(MANY, checkpoint_grid=8, checkpoints_recent=2, most_arrays=self.most_arrays)
         self.store = KVStore(kit, config, disk=DiskTier(self.folder, "pools", MANY))
         self.store.resident.tree._longest = self.random.choice([7, 64])
 
