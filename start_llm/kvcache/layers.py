@@ -1,9 +1,9 @@
 """How the KV of a model's cache layers is cut, copied and rebuilt.
 
-The only file of this room that computes with MLX. What each class of layers holds stands in `kinds`: columns, of which
-any run of tokens can be stored and joined again, and a small state, of which checkpoints hold copies. A layer whose
-`transient` is true is not stored: it is empty after a restore. `CacheList` is looked through. Uses of upstream's
-internals: `RotatingKVCache._idx` and `_temporal_order`.
+Beside `packing` the only file of this room that computes with MLX. What each class of layers holds stands in `kinds`:
+columns, of which any run of tokens can be stored and joined again, and a small state, of which checkpoints hold copies.
+A layer whose `transient` is true is not stored: it is empty after a restore. `CacheList` is looked through. Uses of
+upstream's internals: `RotatingKVCache._idx` and `_temporal_order`.
 """
 
 from __future__ import annotations

@@ -200,11 +200,12 @@ class ResidentKV:
                 self.drop(segment)
 
     def _divide(self, rows: StoredRows, start: int, stop: int) -> StoredRows:
-        """The rows [start, stop) of a segment's: a run of the same row, or a copy. The second part counts as one
-        more."""
+        """The rows [start, stop) of a segment's: a run of the same row, or a copy, which is not packed. With the second
+        part both are counted."""
         if not isinstance(rows, Run):
             copied = self._kit.part(rows, start, stop)
-            self._add(0, copied.count - (rows.count if isinstance(rows, Slices) and not start else 0))
+            if start and isinstance(rows, Slices):  # both parts were copied
+                self._add(0, 2 * copied.count - rows.count)
             return copied
         if start:
             rows.row.runs += 1

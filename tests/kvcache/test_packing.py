@@ -121,6 +121,33 @@ def test_rows_of_windows_are_packed_once_for_all_that_share_them() -> None:
     assert resident.arrays == resident.nbytes == 0
 
 
+def test_a_division_of_packed_rows_counts_both_parts_or_none() -> None:
+    kit = LayerKit(lambda: [KVCache() for _ in range(12)])
+    store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
+    for layer in cache:
+        layer.update_and_fetch(rows(0, 20), rows(0, 20))
+    store.put(list(range(20)), cache)
+    store.resident.pack(0)
+    (segment,), part, fails = list(store.resident.tree), kit.part, [False, True]
+    assert store.resident.arrays == 4
+
+    def failing(*given: Any) -> Slices:
+        if fails and fails.pop(0):
+            raise RuntimeError("no room")
+        return part(*given)
+
+    kit.part = failing  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no room"):
+        store.resident.tree.split(segment, 8)
+    assert store.resident.arrays == 4 and segment.length == 20
+    store.resident.tree.split(segment, 8)
+    assert store.resident.arrays == 48
+    store.resident.pack(0)
+    assert store.resident.arrays == 8
+    store.clear()
+    assert store.resident.arrays == 0
+
+
 def content(kit: LayerKit, cache: list[Any], length: int) -> list[Any]:
     """Every number of rows and states, by its bits."""
     pieces = kit.slice(cache, 0, length), kit.checkpoint(cache)
