@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -203,19 +204,35 @@ def test_arrays_are_packed_in_small_steps_before_anything_goes() -> None:
 
 def test_what_was_not_used_for_longest_is_packed_first() -> None:
     now = [0.0]
-    config = StoreConfig(MANY, most_arrays=220)
-    store = KVStore(LayerKit(lambda: caches([])), config, clock=lambda: now[0])
-    for number in range(50):
+    store = KVStore(LayerKit(lambda: caches([])), StoreConfig(MANY), clock=lambda: now[0])
+    for number in (*range(20), 0, 2):
         now[0] += 1
-        turn(store, numbers(1000 * number, 20))
+        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
+    store._eviction._config = replace(store._eviction._config, most_arrays=130)
+    for packed in ([1, 3, 4, 5], [1, 3, 4, 5, 6, 7, 8, 9]):
+        store.idle()
+        held = [s for s in store.resident.tree if isinstance(s.rows, Slices) and s.rows.packed]
+        assert sorted(segment.first // 1000 for segment in held) == packed
         check(store)
-        assert store.resident.arrays <= 220
-    now[0] += 1
-    turn(store, [*numbers(0, 20), 7])
-    held = sorted(store.resident.tree, key=lambda segment: segment.used)
-    loose = [isinstance(segment.rows, Slices) and not segment.rows.packed for segment in held]
-    assert len(held) == 51 and loose == sorted(loose) and 0 < sum(loose) < 50
-    check(store)
+    store.idle()
+    assert store.resident.arrays == 120 - 8 * 3, "far enough from the limit"
+
+
+@pytest.mark.parametrize(("most", "gone"), [(200, False), (120, True)])
+def test_many_arrays_at_once_are_packed_before_anything_goes(most: int, gone: bool) -> None:
+    """But the device may not be left without room meanwhile."""
+    store = make_store()
+    for number in range(40):
+        tokens = numbers(1000 * number, 20)
+        store.put(tokens, caches(tokens))
+    assert store.resident.arrays == 40 * 6
+    store._eviction._config = replace(store._eviction._config, most_arrays=most)
+    for _ in range(12):
+        store.idle()
+        check(store)
+        assert store.resident.arrays <= 1.25 * most
+    assert (store.stats()["evicted"] > 0) == gone
+    assert store.resident.arrays <= most
 
 
 def test_far_from_the_limit_nothing_is_looked_for() -> None:
