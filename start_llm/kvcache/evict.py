@@ -12,7 +12,7 @@ from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.rows import is_lent
 from start_llm.kvcache.sessions import UNPROTECTED, Sessions, Strength
 from start_llm.kvcache.tree import Segment
-from start_llm.kvcache.types import StoreConfig
+from start_llm.kvcache.types import Checkpoint, StoreConfig
 
 _PACKED_FROM = 0.8  # of the limit of arrays: from there on they are packed, some at a time
 _SEARCHED_EACH = 0.01  # of the limit: looking for arrays to pack walks the tree
@@ -68,16 +68,16 @@ class Eviction:
 
     def _expire(self, before: float) -> None:
         """Evicts what was not used since `before`."""
-        todo = [s for s in self._resident.tree if s.is_leaf]
-        while todo:
-            segment = todo.pop()
-            if segment.used >= before or is_lent(segment.rows):
-                continue
-            if (above := self._resident.drop(segment)) is not None:
-                todo.append(above)
+        for segment in reversed(list(self._resident.tree)):  # children before their parents
+            if segment.is_leaf and segment.used < before and not is_lent(segment.rows):
+                self._resident.drop(segment)
 
     def _evict(self, now: float, more: Callable[[], bool]) -> None:
-        """Gives up leaves, and checkpoints above them, in the order of their ranks."""
+        """Gives up leaves, and checkpoints above them, in the order of their ranks.
+
+        Checkpoints inside conversations go before KV does. One comes back where KV goes down to its place: else all KV
+        down to the next one that is left would be of no use.
+        """
         resident, cuttable = self._resident, self._kit.cuttable
         ends = self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
@@ -90,30 +90,25 @@ class Eviction:
                 return rank(segment, strengths, cuttable, now)
             return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
 
-        ranks = {s: order(s) for s in resident.tree if _may_go(s)}
-        excess = resident.nbytes - self.budget_bytes
-        if not cuttable and (place := place_to_cut(ranks, strengths, excess, now)) is not None:
-            ranks[place] = 3, strengths[id(place)], math.inf
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
-        queue = [(its, next(turns), segment) for segment, its in ranks.items()]
+        queue = [(order(s), next(turns), s) for s in resident.tree if s.is_leaf or s.checkpoint is not None]
         heapq.heapify(queue)
+        given_up: dict[Segment, Checkpoint] = {}
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
-            if not _may_go(segment):
+            if not segment.is_leaf and segment.checkpoint is None:
                 continue
             here = order(segment)
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
                 heapq.heappush(queue, (here, next(turns), segment))
-            elif not segment.is_leaf:
+            elif segment.checkpoint is not None and not segment.is_leaf:
+                given_up[segment] = segment.checkpoint
                 resident.drop_checkpoint(segment)
             elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
+                if (state := given_up.pop(above, None)) is not None:
+                    resident.attach(above, state)
                 heapq.heappush(queue, (order(above), next(turns), above))
-
-
-def _may_go(segment: Segment) -> bool:
-    """It is a leaf, or has a checkpoint, as no segment of a model has whose layers can all be cut."""
-    return segment.is_leaf or segment.checkpoint is not None
 
 
 def value(segment: Segment, now: float) -> float:
@@ -179,53 +174,6 @@ def checkpoint_rank(segment: Segment, strengths: Strengths, nearest: tuple[int, 
     return 3 if below < _TAIL else 1, UNPROTECTED, worth
 
 
-def place_to_cut(ranks: dict[Segment, Rank], strengths: Strengths, excess: int, now: float) -> Segment | None:
-    """Where the weakest conversation ends, once `excess` bytes have gone: a checkpoint that is to be kept for that.
-
-    Checkpoints inside conversations go before KV does. If that is not enough, one of them is needed in front of the KV
-    that goes. Without it, KV would go down to the next checkpoint that stays anyway.
-
-    Args:
-        ranks: of all leaves and checkpoints.
-
-    Returns:
-        ``None``: no KV of a conversation has to go, or all of it.
-    """
-    inside = (s for s, its in ranks.items() if its[1] == UNPROTECTED and id(s) in strengths)
-    before = {segment: segment.checkpoint_bytes for segment in inside}
-    gone = set[Segment]()
-    ends = _restorable_ends(ranks, strengths, gone)
-    excess -= sum(before.values()) + sum(segment.nbytes for segment in gone)
-    for end in sorted(ends, key=lambda segment: rank(segment, strengths, False, now)) if excess > 0 else ():
-        place: Segment | None = end
-        while place is not None:
-            excess -= place.nbytes - before.get(place, 0)
-            place = _leaf_without(place, gone)
-            if place is not None and place.checkpoint is not None and excess + before.get(place, 0) <= 0:
-                return place
-    return None
-
-
-def _restorable_ends(segments: Iterable[Segment], strengths: Strengths, gone: set[Segment]) -> list[Segment]:
-    """Ends of conversations in progress with a checkpoint. Adds to `gone` what goes before any of them."""
-    ends: list[Segment] = []
-    for segment in segments:
-        end: Segment | None = segment if segment.is_leaf and not is_lent(segment.rows) else None
-        while end is not None and (id(end) not in strengths or not end.has_state):
-            end = _leaf_without(end, gone)
-        ends += [end] if end is not None else []
-    return ends
-
-
-def _leaf_without(segment: Segment, gone: set[Segment]) -> Segment | None:
-    """What is a leaf once this one has gone, too; adds it to those that have."""
-    gone.add(segment)
-    parent = segment.parent
-    if parent is None or parent.parent is None:
-        return None
-    return None if any(c.rows is not None and c not in gone for c in parent.children.values()) else parent
-
-
 def nearest_ends(segments: Iterable[Segment], strengths: Strengths) -> dict[int, tuple[int, int]]:
     """For each segment that a protected end stands on (by `id`): how many checkpoints and tokens lie from it to the
     nearest one, its own not counted."""
@@ -252,7 +200,7 @@ def thin_after(end: Segment, config: StoreConfig) -> list[Segment]:
     drop: list[Segment] = []
     marks = [end]
     for above in end.ancestors():
-        if _branches(above):
+        if sum(child.rows is not None for child in above.children.values()) > 1:
             break
         if above.checkpoint is not None:
             marks.append(above)
@@ -278,7 +226,3 @@ def near_end(segment: Segment) -> bool:
         below = [child for child in here.children.values() if child.rows is not None]
         ways += [(c, passed + (c.checkpoint is not None)) for c in below if passed + (c.checkpoint is not None) < _TAIL]
     return False
-
-
-def _branches(segment: Segment) -> bool:
-    return sum(child.rows is not None for child in segment.children.values()) > 1

@@ -25,6 +25,7 @@ _ROUND = 64  # the capacity of a restored cache is a multiple of this many token
 _ROOM_SHARE = 32  # a row that grows gets room for this part of its length
 _LEAST_ROOM = 128  # and for at least so many tokens
 _FEW_BYTES = 1 << 20  # of arrays that are made and evaluated together: each time is a wait for the device
+_LARGE = 2 << 20  # bytes of an array: of larger ones there are so few that they need not be packed
 _AT_ONCE = 16  # while rows grow, at most this part of them is there twice, or one array
 
 Buffers = tuple[tuple[Any, ...], RowForm]
@@ -280,7 +281,9 @@ def _cut(found: Sequence[Buffers], base: int, start: int, stop: int) -> Slices:
 def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[RowForm], start: int, stop: int) -> Slices:
     flat = [a for layer in arrays for a in layer]
     mx.eval(flat)
-    return Slices(list(arrays), tuple(forms), start, stop - start, sum([a.nbytes for a in flat]), len(flat))
+    nbytes = sum([a.nbytes for a in flat])
+    few = nbytes >= _LARGE * len(flat)
+    return Slices(list(arrays), tuple(forms), start, stop - start, nbytes, len(flat), packed=few)
 
 
 def _join(

@@ -25,14 +25,14 @@ def packed(checkpoint: Checkpoint) -> Checkpoint:
     alike: dict[tuple[int, int, int], list[WindowPiece]] = {}
     for window in checkpoint.states:
         for piece in window.pieces if isinstance(window, Window) else ():
-            if piece.count > 1:
+            if not piece.packed:
                 alike.setdefault((window.size, piece.start, piece.stop), []).append(piece)
     own = [leaf for _, leaf in tree_flatten(checkpoint.states) if isinstance(leaf, mx.array)]
     parts, (own_arrays, *counts) = _as_one([own, *([a for p in pieces for a in p.arrays] for pieces in alike.values())])
     for pieces, count in zip(alike.values(), counts, strict=True):
         for number, piece in enumerate(pieces):
             piece.arrays = parts[id(piece.arrays[0])], parts[id(piece.arrays[1])]
-            piece.count = 0 if number else count
+            piece.count, piece.packed = 0 if number else count, True
     states = tree_map(lambda leaf: parts.get(id(leaf), leaf), checkpoint.states)
     return replace(checkpoint, states=states, own_arrays=own_arrays, packed=True)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -17,8 +15,7 @@ from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
 """Events since the start. ``evicted`` counts segments."""
 _SPARE_SHARE = 24  # a row at rest may have room for this part of its tokens that no segment fills
-_PACKED_AT_ONCE = 4, 64 << 20  # segments and bytes of a step, which takes some milliseconds
-_LARGE = 2 << 20  # bytes of an array: of larger ones there are so few that they are not packed
+_PACKED_AT_ONCE, _PACKED_BYTES = 4, 64 << 20  # segments and bytes of a step, which takes some milliseconds
 _TRIMMED_SHARE = 128  # of its tokens; where memory is short, a row with more room than this is copied to be rid of it
 
 
@@ -102,26 +99,23 @@ class ResidentKV:
     def pack(self, wait: int) -> bool:
         """Packs arrays of segments, those first that were not used for longest, in a short step. The tree stays as it
         is. True: more may be left. `wait`: so many arrays have to come before the tree is searched anew."""
-        while self._loose and not _is_loose(self._loose[-1]):
-            self._loose.pop()
         if searched := not self._loose:
             self._packed = min(self._packed, self.arrays)
             if self.arrays < self._packed + wait:
                 return False
             self._loose = sorted(filter(_is_loose, self.tree), key=lambda segment: -segment.used)
-        most, most_bytes = _PACKED_AT_ONCE
-        step: list[Segment] = []
-        while self._loose and len(step) < most and sum(segment.nbytes for segment in step) < most_bytes:
-            step.append(self._loose.pop())
-            self._pack(step[-1])
-        if not self._loose:
-            self._packed = self.arrays
-        if step:
+        left = _PACKED_BYTES
+        while self._loose and left > 0:
+            segment = self._loose.pop()
+            left -= max(segment.nbytes, _PACKED_BYTES // _PACKED_AT_ONCE)
+            self._pack(segment)
+        self._packed = self.arrays
+        if left < _PACKED_BYTES:
             self._kit.free_buffers()
         return bool(self._loose) or not searched
 
     def _pack(self, segment: Segment) -> None:
-        if isinstance(rows := segment.rows, Slices) and _are_loose(rows):
+        if isinstance(rows := segment.rows, Slices) and not rows.packed:
             self.hold(segment, self._kit.packed_rows(rows))
         if (loose := segment.checkpoint) is not None and not loose.packed:
             before = loose.all_arrays
@@ -143,16 +137,12 @@ class ResidentKV:
 
     def forget_ghosts(self, down_to: int) -> None:
         """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""
-        turns = itertools.count()  # of those used at the same time the first goes
-        queue = [(s.used, next(turns), s) for s in self.tree if forgettable(s)]
-        heapq.heapify(queue)
-        while queue and self.ghosts > down_to:
-            _, _, segment = heapq.heappop(queue)
-            above = segment.parent
-            self.ghosts -= segment.length
-            self.tree.remove(segment)
-            if above is not None and above.parent is not None and forgettable(above):
-                heapq.heappush(queue, (above.used, next(turns), above))
+        for segment in sorted(self.tree, key=lambda ghost: (ghost.used, -ghost.start)):  # children before their parents
+            if self.ghosts <= down_to:
+                break
+            if forgettable(segment):
+                self.ghosts -= segment.length
+                self.tree.remove(segment)
 
     # --- segments whose KV lies in a row ---------------------------------------
 
@@ -199,18 +189,16 @@ class ResidentKV:
             if segment.rows is not None:
                 self.drop(segment)
 
-    def _divide(self, rows: StoredRows, start: int, stop: int) -> StoredRows:
-        """The rows [start, stop) of a segment's: a run of the same row, or a copy, which is not packed. With the second
-        part both are counted."""
-        if not isinstance(rows, Run):
-            copied = self._kit.part(rows, start, stop)
-            if start and isinstance(rows, Slices):  # both parts were copied
-                self._add(0, 2 * copied.count - rows.count)
-            return copied
-        if start:
+    def _divide(self, rows: StoredRows, at: int) -> tuple[StoredRows, StoredRows]:
+        """The first `at` rows of a segment's, and the others: runs of the same row, or copies, which are not packed."""
+        if isinstance(rows, Run):
             rows.row.runs += 1
             self._count(rows.row)
-        return Run(rows.row, rows.start + start, stop - start)
+            return Run(rows.row, rows.start, at), Run(rows.row, rows.start + at, rows.length - at)
+        parts = self._kit.part(rows, 0, at), self._kit.part(rows, at, rows.length)
+        if isinstance(rows, Slices):
+            self._add(0, sum(part.count for part in parts) - rows.count)
+        return parts
 
     def hold(self, segment: Segment, rows: StoredRows | None) -> None:
         """Replaces the rows of a segment (``None``: by nothing) and counts the bytes of both."""
@@ -257,13 +245,8 @@ def use(path: Sequence[Segment], now: float) -> None:
 
 
 def _is_loose(segment: Segment) -> bool:
-    """It has small arrays that can be packed."""
-    rows, checkpoint = segment.rows, segment.checkpoint  # a row at rest is long
-    return (isinstance(rows, Slices) and _are_loose(rows)) or (checkpoint is not None and not checkpoint.packed)
-
-
-def _are_loose(rows: Slices) -> bool:
-    return not rows.packed and rows.nbytes < rows.count * _LARGE
+    """It has small arrays that can be packed. (A row at rest is long.)"""
+    return any(isinstance(part, Slices | Checkpoint) and not part.packed for part in (segment.rows, segment.checkpoint))
 
 
 def _spare_bytes(row: RowKV) -> float:

@@ -40,13 +40,10 @@ from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
 from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, StoredEnd, Unstorable
 
-__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
-
 log = logging.getLogger(__name__)
 
 _ANSWER_ROOM = 128  # tokens; where an answer begins, rows are not copied at once
 _LEAST_GRID = 128  # tokens; a denser one would make chunks of prefill that are too short to be quick
-_SWEEP_SECONDS = 10.0  # between two looks for KV that has outlived its time
 _UNKNOWN_END = StoredEnd()
 
 
@@ -80,7 +77,6 @@ class KVStore:
         self.disk = Paging(kit, disk or DiskTier(None), self.resident)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self.resident, self._sessions, config)
-        self._swept = clock()
         self._digested = -1  # the tree, after so many changes,
         self._tree_digest = 0  # has this digest
 
@@ -237,12 +233,8 @@ class KVStore:
         Hands to the disk thread what its queue had no room for, and evicts what has outlived its time.
         """
         self.disk.find()
-        self.disk.write()
-        self.disk.write_large()
-        now = self._clock()
-        if now - self._swept >= min(_SWEEP_SECONDS, self._config.ttl_seconds):
-            self._swept = now
-            self._eviction.enforce(now)
+        self.disk.write(resting=True)
+        self._eviction.enforce(self._clock())
 
     def has_room(self, tokens: int) -> bool:
         """Whether `tokens` more fit without pushing out a protected conversation. For work that nobody asked for."""

@@ -113,14 +113,14 @@ class SegmentTree:
     """Segments by token path. Not thread-safe: changed and read by one thread; others may only `read_consistently`.
 
     Args:
-        part: the rows [start, stop) of a segment's rows.
+        divide: a segment's rows, the first ones and the others.
         longest: a new run is divided into segments of at most this many tokens, so that eviction,
             division and files stay small.
     """
 
-    def __init__(self, part: Callable[[StoredRows, int, int], StoredRows], longest: int = 2048) -> None:
+    def __init__(self, divide: Callable[[StoredRows, int], tuple[StoredRows, StoredRows]], longest: int = 2048) -> None:
         self.root = Segment(b"", 0, None, {})
-        self._part = part
+        self._divide = divide
         self._longest = longest
         self._begun = self._ended = 0  # changes; they differ while there is one
 
@@ -224,8 +224,7 @@ class SegmentTree:
         with self._changing():
             upper = Segment(segment.raw[: at * _TOKEN], segment.start, above, {})
             if segment.rows is not None:
-                rows = segment.rows
-                upper.rows, segment.rows = self._part(rows, 0, at), self._part(rows, at, rows.length)
+                upper.rows, segment.rows = self._divide(segment.rows, at)
             upper.seconds_per_token, upper.uses = segment.seconds_per_token, segment.uses
             upper.used, upper.one_shot = segment.used, segment.one_shot
             if segment.file is not None:

@@ -58,7 +58,7 @@ class Slices:
     length: int
     nbytes: int
     count: int = 0  # of buffers: of the arrays, or fewer if these are parts of larger ones
-    packed: bool = False  # they are: see `packing`
+    packed: bool = False  # they are (see `packing`), or large enough as they are
 
     def layer(self, index: int) -> tuple[Any, ...]:
         return self.arrays[index]
@@ -77,6 +77,7 @@ class WindowPiece:
     nbytes: int
     holders: int = 0  # checkpoints in the store that need it
     count: int = 2  # of buffers; 0: those of another piece, which comes and goes with this one
+    packed: bool = False  # its arrays are parts of larger ones: see `packing`
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ def fake_rows(length: int) -> Slices:
 
 
 def fake_tree(longest: int = 2048) -> SegmentTree:
-    return SegmentTree(lambda rows, start, stop: fake_rows(stop - start), longest)
+    return SegmentTree(lambda rows, at: (fake_rows(at), fake_rows(rows.length - at)), longest)
 
 
 def grow(tree: SegmentTree, tokens: list[int], checkpoint: bool = False, used: float = 0.0) -> Segment:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
@@ -12,21 +11,17 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from start_llm.kvcache.evict import (
-    Rank,
     checkpoint_rank,
     near_end,
     nearest_ends,
-    place_to_cut,
     rank,
     thin_after,
     value,
     whole_paths,
 )
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.rows import RowKV, Run
-from start_llm.kvcache.sessions import UNPROTECTED, Claim, Strength
+from start_llm.kvcache.sessions import Claim, Strength
 from start_llm.kvcache.store import KVStore
-from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Checkpoint, StoreConfig, StoredEnd, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kinds import rounds
@@ -222,80 +217,34 @@ def test_kv_goes_down_to_the_deepest_state_that_there_is_room_for(width: int, bu
     assert left + 64 + width * (len(kept) + 1) > budget_tokens
 
 
-def test_one_state_is_kept_where_the_weakest_conversation_will_end() -> None:
-    """A checkpoint takes 100 bytes, 10 tokens of KV, too."""
-    tree = fake_tree()
-    for stop in range(10, 101, 10):
-        weak = grow(tree, list(range(stop)), checkpoint=True)
-    for stop in range(50, 101, 10):
-        strong = grow(tree, [*range(40), *range(500, 460 + stop)], checkpoint=True)
-    strengths = whole_paths(tree, {id(weak): WEAK, id(strong): STRONG})
-    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, UNPROTECTED, 0.0))  # those inside go before KV
-    ranks |= {end: rank(end, strengths, False, 9.0) for end in (weak, strong)}
-
-    def place(excess: int) -> int | None:
-        found = place_to_cut(ranks, strengths, excess, 9.0)
-        assert found is None or (found in weak.ancestors() and found.end > 40)
-        return None if found is None else found.end
-
-    inside = 14 * 100
-    assert place(inside) is None  # no KV has to go
-    # The end goes, KV and state, and the state in front of it stays after all.
-    assert (place(inside + 1), place(inside + 100), place(inside + 101)) == (90, 90, 80)
-    assert place(inside + 400) == 60
-    ranks[next(s for s in weak.ancestors() if s.end == 90)] = 3, strengths[id(weak)], math.inf
-    assert place(inside - 100 + 200) == 90  # this one stays anyway
-    assert place(inside + 4000) is None  # all of both goes
-    # What both begin with is the stronger one's, too. So that one loses its end when the weaker one has nothing left.
-    found = place_to_cut(ranks, strengths, inside - 100 + 6 * 100 + 2 * 100 + 1, 9.0)
-    assert found is not None and found.end == 90 and found in strong.ancestors()
+def two_conversations() -> KVStore:
+    """Of 640 tokens each, with a state each 64 tokens that takes as much as the KV of 20. The first one is weaker."""
+    store = long_conversation(20, 1 << 40, most=640)
+    cache: list[Any] = [KVCache(), ArraysCache(1)]
+    for stop in range(64, 641, 64):
+        rows = mx.zeros((1, 1, 64, 1), mx.float16)
+        cache[0].update_and_fetch(rows, rows)
+        cache[1][0] = mx.zeros((1, 40), mx.float16)
+        store.put(range(5000, 5000 + stop), cache, StoredEnd(session="b", answered=stop == 640))
+    return store
 
 
-def test_what_goes_before_all_conversations_leaves_them_their_states() -> None:
-    tree = fake_tree()
-    for stop in range(10, 101, 10):
-        end = grow(tree, list(range(stop)), checkpoint=True)
-    useless = grow(tree, list(range(130)))  # 300 bytes behind the last state
-    for stop in (510, 520, 530, 540):
-        other = grow(tree, list(range(500, stop)), checkpoint=True)  # 800 bytes of nobody in progress
-    strengths = whole_paths(tree, {id(useless): WEAK})
-    ranks: dict[Segment, Rank] = {s: (1, UNPROTECTED, 0.0) for s in tree if s is not end}
-    ranks[end] = 3, strengths[id(end)], math.inf
-    ranks[useless] = ranks[other] = 0, UNPROTECTED, 0.0
-    aside = grow(tree, [*range(90), 700])  # 10 bytes; while it is there, the state at 90 is not at a leaf
-    ranks[aside] = 0, UNPROTECTED, 0.0
-    inside = 9 * 100 + 10
-    assert place_to_cut(ranks, strengths, inside + 300 + 800, 9.0) is None
-    found = place_to_cut(ranks, strengths, inside + 300 + 800 + 1, 9.0)
-    assert found is not None and found.end == 90
-
-
-def test_an_end_whose_state_is_on_disk_is_an_end() -> None:
-    tree = fake_tree()
-    for stop in range(10, 101, 10):
-        end = grow(tree, list(range(stop)), checkpoint=True)
-    end.checkpoint, end.checkpoint_file = None, "a"
-    strengths = whole_paths(tree, {id(end): WEAK})
-    ranks: dict[Segment, Rank] = {s: (1, UNPROTECTED, 0.0) for s in tree if s is not end}
-    ranks[end] = rank(end, strengths, False, 9.0)
-    assert place_to_cut(ranks, strengths, 9 * 100, 9.0) is None
-    found = place_to_cut(ranks, strengths, 9 * 100 + 1, 9.0)  # 100 bytes of KV go, and a state that stays takes them
-    assert found is not None and found.end == 80
+@pytest.mark.parametrize(("tokens", "left"), [(0, 640), (1, 576), (64, 576), (65, 512), (500, 128), (620, 0)])
+def test_the_weakest_conversation_goes_down_to_a_state_that_there_is_room_for(tokens: int, left: int) -> None:
+    """So many tokens have to go beside all states inside conversations; the state at its end goes with it."""
+    store = two_conversations()
+    store.set_budget(store.resident.nbytes - 4 * (18 * 20 + tokens))
+    assert store.lookup(range(640)).length == left
+    assert store.lookup(range(5000, 5640)).length == 640
+    assert store.stats()["checkpoints"] == 1 + (left > 0)
 
 
 def test_a_running_conversation_is_not_cut() -> None:
-    tree = fake_tree()
-    for stop in range(10, 101, 10):
-        lent = grow(tree, list(range(stop)), checkpoint=True)
-    for stop in range(10, 101, 10):
-        resting = grow(tree, list(range(500, 500 + stop)), checkpoint=True)
-    row = RowKV(LayerKit(lambda: [KVCache()]), [KVCache()])
-    lent.rows = Run(row, lent.start, lent.length)
-    strengths = whole_paths(tree, {id(lent): WEAK, id(resting): STRONG})
-    ranks: dict[Segment, Rank] = dict.fromkeys(tree, (1, UNPROTECTED, 0.0))
-    ranks |= {end: rank(end, strengths, False, 9.0) for end in (lent, resting)}
-    found = place_to_cut(ranks, strengths, 18 * 100 + 1, 9.0)
-    assert found is not None and found in resting.ancestors()
+    store = two_conversations()
+    running = store.restore(range(641), store.lookup(range(641)))
+    store.set_budget(store.resident.nbytes - 4 * (18 * 20 + 300))
+    assert 0 < store.lookup(range(5000, 5640)).length < 640 == store.lookup(range(640)).length
+    store.take_back(running.cache)
 
 
 def test_ends_below_a_place_are_told_by_the_nearest() -> None:

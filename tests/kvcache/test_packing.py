@@ -19,6 +19,7 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Slices, StoredEnd
 from tests.kvcache import tiny
+from tests.kvcache.test_rows import buffers
 
 MODELS = ["llama", "glm4_moe_lite", "qwen3_next", "gemma3_text", "gpt_oss", "nemotron_h", "lfm2"]
 
@@ -119,6 +120,24 @@ def test_rows_of_windows_are_packed_once_for_all_that_share_them() -> None:
     for segment in path:
         resident.drop_checkpoint(segment)
     assert resident.arrays == resident.nbytes == 0
+
+
+def test_rows_of_windows_of_two_types_are_counted_as_the_buffers_that_they_are_in() -> None:
+    """Also where what is packed is shared with a checkpoint that is packed later."""
+    kit = LayerKit(lambda: [RotatingKVCache(max_size=64) for _ in range(4)])
+    store, cache = KVStore(kit, StoreConfig(1 << 30, checkpoints_recent=100)), kit.new()
+    for stop in range(4, 41, 4):
+        for number, layer in enumerate(cache):
+            new = rows(stop - 4, stop).astype(mx.float16 if number < 2 else mx.float32)
+            layer.update_and_fetch(new, new)
+        store.put(list(range(stop)), cache, StoredEnd(answered=False))
+        while store.resident.pack(0):
+            pass
+        checkpoints = [s.checkpoint for s in store.resident.tree if s.checkpoint is not None]
+        pieces = {id(piece): piece for checkpoint in checkpoints for piece in checkpoint.pieces()}
+        assert store.resident.arrays == buffers([a for piece in pieces.values() for a in piece.arrays]) == 2 * stop // 4
+    store.clear()
+    assert store.resident.arrays == store.resident.nbytes == 0
 
 
 def test_a_division_of_packed_rows_counts_both_parts_or_none() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.kvcache.tree import Segment, SegmentTree
-from start_llm.kvcache.types import Slices
+from start_llm.kvcache.types import Slices, StoredRows
 from tests.kvcache.segments import fake_rows, fake_tree
 
 
@@ -61,10 +61,10 @@ def test_a_peek_never_sees_half_a_change(slow_changes: None) -> None:
 def test_a_look_during_a_change_waits_for_its_end() -> None:
     inside, release = threading.Event(), threading.Event()
 
-    def slow(rows: Slices, start: int, stop: int) -> Slices:
+    def slow(rows: StoredRows, at: int) -> tuple[Slices, Slices]:
         inside.set()
         release.wait(60)
-        return fake_rows(stop - start)
+        return fake_rows(at), fake_rows(rows.length - at)
 
     tree = SegmentTree(slow)
     tokens = as_tokens(range(1, 101))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import BatchKVCache, dynamic_roll, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, dynamic_roll
 
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode import layerwise
@@ -18,8 +18,6 @@ from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.verify import accepted, draw_block, grammar_of, stateful_parts
 from start_llm.engine.decode.wired import no_wired_limit
 from start_llm.kvcache.layers import make_room
-
-_SAMPLE = (0, 0)
 
 
 def eval_cache(cache: Cache) -> None:
@@ -55,11 +53,6 @@ class BatchRunner:
                 completion_batch_size=self.max_rows,
                 prefill_batch_size=self.max_rows,
             )
-
-    def sample(self) -> tuple[int, Cache]:
-        cache = make_prompt_cache(self._model)
-        self.prefill(cache, _SAMPLE)
-        return len(_SAMPLE), cache
 
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
         before = mx.get_active_memory()

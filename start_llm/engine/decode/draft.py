@@ -133,9 +133,6 @@ class SuffixIndex:
         self._is_new = False  # the last two tokens stand nowhere else: the next one ends no match
         self._search()
 
-    def __len__(self) -> int:
-        return len(self._text)
-
     def append(self, tokens: Iterable[int]) -> None:
         """The row has said these."""
         for token in tokens:

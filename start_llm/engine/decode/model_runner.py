@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, cast
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
@@ -29,6 +30,7 @@ from start_llm.engine.ranks.interface import Ranks
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
+_SAMPLE = (0, 0)
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
 
@@ -99,11 +101,12 @@ class ModelRunner:
     @_of_all_ranks
     def sample(self) -> tuple[int, Cache]:
         """A row of a few tokens, and how many, in the form that long rows are held in: what does a token take?"""
-        tokens, cache = self._batches[0].sample()
+        cache: Cache = make_prompt_cache(self._model)
+        self._batches[0].prefill(cache, _SAMPLE)
         if self._quantisation is not None:
             self._quantisation.apply(cache, start=0)
             eval_cache(cache)
-        return tokens, cache
+        return len(_SAMPLE), cache
 
     @_of_all_ranks
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:

@@ -30,8 +30,7 @@ class Paging:
 
     def __init__(self, kit: LayerKit, disk: DiskTier, resident: ResidentKV) -> None:
         self._kit, self._disk, self._resident = kit, disk, resident
-        self._waiting: dict[int, Segment] = {}  # by id, so that none waits twice
-        self._large: dict[int, Segment] = {}
+        self._waiting: dict[Segment, None] = {}
         self._last_read: tuple[str, Slices] | None = None
         self.find()
 
@@ -60,36 +59,31 @@ class Paging:
         """These hold something new; what lasts is queued, as far as the queue has room. Not while the tier pauses."""
         if not self._disk.ready:
             self._waiting.clear()
-            self._large.clear()
             return
-        self._waiting.update((id(s), s) for s in path if not s.one_shot and _unwritten(s))
+        self._waiting |= dict.fromkeys(s for s in path if not s.one_shot and _unwritten(s))
         self.write()
 
     def write_all(self) -> None:
         """The model is going to be unloaded: what is in memory only is to be written, side requests too."""
         if self._disk.ready:
-            self._waiting.update((id(s), s) for s in self._resident.tree if _unwritten(s))
+            self._waiting |= dict.fromkeys(s for s in self._resident.tree if _unwritten(s))
 
-    def write(self) -> None:
-        """Queues what still waits, as far as there is room."""
-        while self._waiting and self._disk.has_room((segment := next(iter(self._waiting.values()))).nbytes):
-            del self._waiting[id(segment)]
-            if not _unwritten(segment):
+    def write(self, *, resting: bool = False) -> None:
+        """Queues what still waits, as far as there is room. Large checkpoints wait until nothing runs (`resting`):
+        those that a turn leaves behind are not worth their bytes."""
+        for segment in list(self._waiting):
+            large = segment.checkpoint_bytes > _LARGE
+            if large and segment.file is not None and not resting:
                 continue
-            chain = [segment, *(above for above in segment.ancestors() if above.file is None)]
-            for part in reversed(chain):
-                self._write_rows(part)
-            if segment.checkpoint_bytes > _LARGE:
-                self._large[id(segment)] = segment
-            else:
-                self._write_checkpoint(segment)
-
-    def write_large(self) -> None:
-        """Queues large checkpoints of conversation ends. Those that a turn leaves behind are not worth their bytes."""
-        while self._large and self._disk.has_room((segment := next(iter(self._large.values()))).checkpoint_bytes):
-            del self._large[id(segment)]
-            if segment.rows is not None and near_end(segment):
-                self._write_checkpoint(segment)
+            if not self._disk.has_room(segment.nbytes):
+                return
+            if _unwritten(segment):
+                for part in reversed([segment, *(above for above in segment.ancestors() if above.file is None)]):
+                    self._write_rows(part)
+                if not large or (resting and near_end(segment)):
+                    self._write_checkpoint(segment)
+            if resting or not large:
+                del self._waiting[segment]
 
     def _write_rows(self, segment: Segment) -> None:
         if segment.file is not None or segment.rows is None or segment.parent is None:
@@ -198,9 +192,8 @@ class Paging:
         """Queues what waits, as far as there is room. True: all is on disk, or the tier pauses. Waits for nobody."""
         if not self._disk.ready:
             return True
-        self.write()
-        self.write_large()
-        return not self._waiting and not self._large and not self._disk.waiting_bytes
+        self.write(resting=True)
+        return not self._waiting and not self._disk.waiting_bytes
 
     def flush(self, timeout: float = 60.0) -> bool:
         """Waits until everything stored so far is on disk. False: not within `timeout` seconds."""
@@ -217,7 +210,8 @@ class Paging:
 
     def stats(self) -> dict[str, int]:
         found = self._disk.stats()
-        return found and {**found, "waiting_segments": len(self._waiting), "waiting_large": len(self._large)}
+        large = sum(segment.file is not None for segment in self._waiting)
+        return found and {**found, "waiting_segments": len(self._waiting) - large, "waiting_large": large}
 
 
 def _unwritten(segment: Segment) -> bool:

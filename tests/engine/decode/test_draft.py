@@ -100,7 +100,7 @@ def test_an_index_of_200_000_tokens_is_built_at_once_and_a_token_costs_the_same_
 def test_an_endless_prompt_keeps_its_end_and_a_bounded_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.engine.decode.draft.MOST_INDEXED", 50)
     index = SuffixIndex([1, 2, 3, 4, *range(100, 140), 1, 2, 3], [list(range(200, 300))])
-    assert len(index) <= 52
+    assert len(index._text) <= 52
     proposal = index.propose(1)
     assert proposal is not None and proposal.tokens == [4]
     assert SuffixIndex([1, 2, 3, 4, *range(100, 160), 1, 2, 3]).propose(1) is None
