@@ -75,8 +75,8 @@ class Eviction:
     def _evict(self, now: float, more: Callable[[], bool]) -> None:
         """Gives up leaves, and checkpoints above them, in the order of their ranks.
 
-        Checkpoints inside conversations go before KV does. One comes back where a conversation's KV goes down to its
-        place: else all KV down to the next one that is left would be of no use.
+        Checkpoints inside conversations go before KV does. Where a conversation's KV has to go, too, the last one in
+        front of it comes back: else what is left of it down to another one would be of no use.
         """
         resident, cuttable = self._resident, self._kit.cuttable
         ends = self._sessions.protection(now)
@@ -106,8 +106,9 @@ class Eviction:
                 given_up[segment] = segment.checkpoint
                 resident.drop_checkpoint(segment)
             elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
-                if id(above) in strengths and (state := given_up.pop(above, None)) is not None:
-                    resident.attach(above, state)
+                place = next((s for s in (above, *above.ancestors()) if s in given_up or s.checkpoint), above)
+                if id(above) in strengths and (state := given_up.pop(place, None)) is not None:
+                    resident.attach(place, state)
                 heapq.heappush(queue, (order(above), next(turns), above))
 
 

@@ -40,6 +40,8 @@ from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import PrefixMatch, Segment
 from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, StoredEnd, Unstorable
 
+__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
+
 log = logging.getLogger(__name__)
 
 _ANSWER_ROOM = 128  # tokens; where an answer begins, rows are not copied at once
