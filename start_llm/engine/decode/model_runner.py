@@ -30,7 +30,6 @@ from start_llm.engine.ranks.interface import Ranks
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
-_SAMPLE = (0, 0)
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
 
@@ -101,12 +100,12 @@ class ModelRunner:
     @_of_all_ranks
     def sample(self) -> tuple[int, Cache]:
         """A row of a few tokens, and how many, in the form that long rows are held in: what does a token take?"""
-        cache: Cache = make_prompt_cache(self._model)
-        self._batches[0].prefill(cache, _SAMPLE)
+        tokens, cache = (0, 0), make_prompt_cache(self._model)
+        self._batches[0].prefill(cache, tokens)
         if self._quantisation is not None:
             self._quantisation.apply(cache, start=0)
             eval_cache(cache)
-        return len(_SAMPLE), cache
+        return len(tokens), cache
 
     @_of_all_ranks
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
