@@ -29,7 +29,7 @@ def test_the_pages_are_plain_english(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (0, ""), run.stdout + run.stderr
 
 
-@pytest.mark.smoke
+@pytest.mark.live
 @pytest.mark.parametrize("planted", ["It goes on for ever.", "This is a very unique server.", "At this point in time."])
 def test_a_planted_phrase_is_found(planted: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"

@@ -69,7 +69,6 @@ def conversation(server: Live, session: str, agent: str = "pi/1.0", **more: Any)
 # --- overview ---------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
 def test_the_overview_tells_of_real_requests(page: Browser, server: Live) -> None:
     conversation(server, "first-talk")
     conversation(server, "second-talk", "opencode/2.0")

@@ -247,8 +247,11 @@ def conversation(kind: str, turns: int = 5, fork: int = 0) -> Taken:
     return taken
 
 
+LONGER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain", "few windowed")]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["plain", "hybrid", "windowed", "few plain", "few windowed", "8-bit", "headed"])
+@pytest.mark.parametrize("kind", ["hybrid", "windowed", "few plain", "8-bit", "headed", *LONGER])
 def test_four_turns_of_a_conversation_hold_its_kv_once(kind: str) -> None:
     taken = conversation(kind)
     assert taken.peak <= 1.3 and taken.after <= 1.05
@@ -296,7 +299,7 @@ def two_conversations(kind: str) -> Taken:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["plain", "hybrid", "windowed", "few windowed", "8-bit"])
+@pytest.mark.parametrize("kind", ["hybrid", "windowed", "8-bit", *LONGER])
 def test_two_conversations_in_a_batch_hold_their_kv_once(kind: str) -> None:
     taken = two_conversations(kind)
     assert taken.peak <= 1.3 and taken.after <= 1.05

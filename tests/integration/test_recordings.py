@@ -249,6 +249,7 @@ def test_a_summary_costs_what_is_new(
 
 
 @pytest.mark.parametrize("name", FLATTENED)
+@pytest.mark.thorough
 def test_a_conversation_in_one_message_is_named(rows: Callable[[str, str, int], list[Row]], name: str) -> None:
     found = rows(name, "plain", 4000)
     for row in found:

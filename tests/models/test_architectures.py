@@ -18,10 +18,8 @@ HANDFUL = ("llama", "qwen3_next", "gemma3_text", "deepseek_v41", "gemma2")
 """Attention, recurrent state, windows, pools; two that cannot be batched."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "qwen3_next" else pytest.param(name, marks=pytest.mark.thorough) for name in HANDFUL],
-)
+@pytest.mark.parametrize("name", HANDFUL)
+@pytest.mark.thorough
 def test_the_same_tokens_however_they_come_about(name: str) -> None:
     found = try_architecture(name)
     assert {way: found[way] for way in WAYS} == dict.fromkeys(WAYS, "equal")

@@ -43,10 +43,12 @@ def test_sessions_in_parallel_are_counted_together(server: Server) -> None:
     assert result.computed == sum(row.report["prompt"] for row in result.rows if row.report)
 
 
+@pytest.mark.thorough
 def test_restart_is_skipped_where_nobody_can_restart(server: Server) -> None:
     assert "restart" in str(run_scenario("restart", server, count, "test").skipped)
 
 
+@pytest.mark.thorough
 def test_without_the_oracles_log_work_is_unknown(server: Server) -> None:
     result = run_scenario("append", replace(server, log=None), count, "test")
     assert result.ratio is None and not result.wrong

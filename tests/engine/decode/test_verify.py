@@ -39,7 +39,7 @@ from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 from tests.kinds import rounds, some
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
-ALIKE = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite")
+ALIKE = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite", "lfm2")
 """Architectures whose layers another one has, too."""
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
