@@ -20,7 +20,6 @@ from start_llm.models.device import GIB, Device
 from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model, load_steps
 from start_llm.models.room import Weights, group_of, together
 from tests.integration.live import Live, live
-from tests.kinds import some
 from tests.memory_folder import memory_folder
 from tests.models.lora import FAULTS, LORA, build_adapter, build_base, change, fuse, quantise
 
@@ -75,7 +74,7 @@ def test_files_that_change_while_they_are_read_are_refused(
         at_once(steps)
 
 
-@pytest.mark.parametrize("kind", some(["lora", "dora"]))
+@pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_it_answers_as_the_fused_checkpoint_does(base: Path, tmp_path: Path, kind: str) -> None:
     made = build_adapter(tmp_path / "adapter", base, kind=kind)
     said: list[str] = []

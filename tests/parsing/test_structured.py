@@ -141,7 +141,7 @@ def test_keywords_inside_data_are_not_keywords() -> None:
 
 
 @BOTH
-@FORMATS
+@pytest.mark.parametrize("tool_format", GOOD)
 def test_required_accepts_calls_and_only_valid_ones(words: Vocabulary, tool_format: str) -> None:
     wanted = constraint(words, tool_format, tools=(WEATHER, PING), tool_choice=ToolChoice("required"))
     good = GOOD[tool_format]
