@@ -6,11 +6,11 @@ import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from start_llm.prompt.datetimes import differ_in_times_only, without_times
-from tests.kinds import some
+from tests.kinds import rounds
 
 FORMS = (
     "%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S", "%Y/%m/%d",
@@ -34,7 +34,8 @@ def plain(form: str) -> str:
     return form.removesuffix(" %Y") if form.endswith("%S %Y") else form
 
 
-@pytest.mark.parametrize("form", some(FORMS, 9))
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=rounds(100, 8))
 @given(first=MOMENTS, second=MOMENTS, before=WORDS, behind=ENDS)
 def test_two_moments_in_one_form_differ_in_times_only(
     form: str, first: datetime, second: datetime, before: str, behind: str
