@@ -182,8 +182,8 @@ def late(server: Live, form: str, rounds: int, *, stream: bool, same: bool) -> s
     [
         pytest.param(True, True, id="streamed-one connection"),
         pytest.param(False, False, id="whole-two connections", marks=pytest.mark.thorough),
-        pytest.param(True, False, id="streamed-two connections", marks=pytest.mark.thorough),
-        pytest.param(False, True, id="whole-one connection", marks=pytest.mark.thorough),
+        pytest.param(True, False, id="streamed-two connections", marks=pytest.mark.slow),
+        pytest.param(False, True, id="whole-one connection", marks=pytest.mark.slow),
     ],
 )
 def test_all_is_visible_behind_the_last_byte(

@@ -18,7 +18,9 @@ HANDFUL = ("llama", "qwen3_next", "gemma3_text", "deepseek_v41", "gemma2")
 """Attention, recurrent state, windows, pools; two that cannot be batched."""
 
 
-@pytest.mark.parametrize("name", HANDFUL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "deepseek_v41" else []) for name in HANDFUL]
+)
 @pytest.mark.thorough
 def test_the_same_tokens_however_they_come_about(name: str) -> None:
     found = try_architecture(name)
