@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
-from start_llm.api.ops.page import redactor
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
@@ -28,7 +27,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
-from start_llm.dashboard.process_log import json_line
+from start_llm.dashboard.process_log import json_line, redactor
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.tables import words_only

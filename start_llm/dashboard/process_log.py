@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -13,9 +14,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+from start_llm.core.settings import SECRETS, Settings
+
 KEPT = 300
 LINE_CHARS = 2000
 HIDDEN = "[redacted]"
+_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _SHORTEST = 6  # a key of fewer characters would hide ordinary words
 
 _TOKENS = re.compile(
@@ -54,6 +58,12 @@ class Redactor:
         if isinstance(value, dict):
             return {self.text(str(name)): self.all(each) for name, each in value.items()}
         return [self.all(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def redactor(settings: Settings) -> Redactor:
+    """Hides the keys of this server, and whatever the environment calls a key."""
+    environment = [value for name, value in os.environ.items() if any(word in name.upper() for word in _SECRET_NAMES)]
+    return Redactor([*(getattr(settings, name) for name in SECRETS), *environment])
 
 
 def json_line(message: str, *, level: str = "info", logger: str = "start_llm", **more: Any) -> str:

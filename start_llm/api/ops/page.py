@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shlex
 import shutil
 import time
@@ -40,7 +39,7 @@ from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.history import DAY, History
 from start_llm.dashboard.metrics import Metrics
-from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor
+from start_llm.dashboard.process_log import LINE_CHARS, LogTail, redactor
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
 from start_llm.host.hints import hint
@@ -89,13 +88,6 @@ FIRST_COMMANDS = (  # what one does, the command, and whether it is one for a se
 )
 MOST_WORDS = 200  # characters of a search
 MOST_EARLIER = 20_000  # requests of the day before the start
-_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-
-
-def redactor(settings: Settings) -> Redactor:
-    """Hides the keys of this server, and whatever the environment calls a key."""
-    environment = [value for name, value in os.environ.items() if any(word in name.upper() for word in _SECRET_NAMES)]
-    return Redactor([*(getattr(settings, name) for name in SECRETS), *environment])
 
 
 class Page:
