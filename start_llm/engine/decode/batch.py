@@ -100,6 +100,7 @@ class BatchRunner:
         return row.cache
 
     def decode(self) -> list[DecodeRow]:
+        """One pass: each row feeds and reports the token that it drew before, and draws its next one."""
         with mx.stream(self._batch.stream):
             layerwise.make_room(self._batch._generation_batch.prompt_cache, 1)
             _, responses = self._batch.next()
