@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.schedule.steps import StepSize
+from start_llm.models.background import at_once
 from start_llm.models.device import GIB, PREFILL_BYTES, inspect_device
-from start_llm.models.loader import LoadedModel, accelerator, load_model
+from start_llm.models.loader import BasesInMemory, LoadedModel, accelerator, find_model, load_steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     settings = load_settings(None, model_path=options.model)
-    loaded = load_model(settings, inspect_device(accelerator), lambda step, part: None, console.print)
+    model = find_model(settings, inspect_device(accelerator), lambda step, part: None, console.print)
+    loaded = at_once(load_steps(model, lambda step, part: None, console.print, BasesInMemory()))
     runner = BatchRunner(loaded.model, eos=loaded.eos, max_rows=1)
     tokens = min(options.tokens, loaded.capabilities.context - 1)
     prompt = np.random.default_rng(0).integers(0, len(loaded.tokenizer) // 2, tokens).tolist()

@@ -23,7 +23,6 @@ from start_llm.engine.decode.row import Cache, RowState
 from start_llm.kvcache.kinds import kind_of, leaves
 from start_llm.kvcache.layers import LayerKit
 from start_llm.models.capabilities import DecodingCheck
-from start_llm.models.tool_probe import TooSlow
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,10 @@ LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
 _NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01 in half precision
 
 _CHUNK, _MOST_CHUNK = 32, 256  # tokens in one pass: of a question, for which other models wait; of other texts
+
+
+class TooSlow(Exception):
+    """It would take too long here."""
 
 
 def greedy(

@@ -21,7 +21,6 @@ from start_llm.host.ports import free_port
 from start_llm.models.background import at_once
 from start_llm.models.device import inspect_device
 from start_llm.models.loader import accelerator
-from start_llm.models.room import Weights
 
 OWN_WORDS_SECONDS = 2.0
 """What cannot be loaded here mostly cannot be loaded by rank 0 either, which then says so itself."""
@@ -52,7 +51,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
 def _follow(settings: Settings, ranks: FollowerGroup) -> None:
     builder = ModelBuilder(settings, lambda need: False, lambda line: None, lambda step, part: None, ranks)
     builder.begin(reserved=0)
-    runtime = at_once(builder.steps(settings, "", Weights()))
+    runtime = at_once(builder.first_steps(settings))
     follow(runtime.scheduler, ranks)
     runtime.close()
     end_streams()

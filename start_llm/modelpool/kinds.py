@@ -27,7 +27,7 @@ from start_llm.modelpool.handles import make_handle
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.modelpool.resolve import SideTask
 from start_llm.models.checkpoint import CheckpointError, check_source
-from start_llm.models.loader import LoadInputs
+from start_llm.models.loader import Found
 from start_llm.models.room import Weights
 from start_llm.prompt.clients import Clients
 
@@ -81,7 +81,7 @@ class LanguageModels:
         self._clients = clients
         self._events = events
 
-    def read(self, entry: PoolEntry) -> LoadInputs | None:
+    def read(self, entry: PoolEntry) -> Found | None:
         """Reads what can be read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
 
         ``None``: the model that the server is started with. It may still have to be fetched.
@@ -99,13 +99,15 @@ class LanguageModels:
             raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
         return self._builder.read(entry.settings, folder, known.adapter)
 
-    def load(self, entry: PoolEntry, inputs: LoadInputs | None, progress: LoadProgress) -> None:
-        """Loads it, with what `read` has read, and gives it to those who wait. Leaves nothing behind if it fails."""
-        if inputs is not None and inputs.folder is not None:
-            self._builder.read_ahead(inputs.folder, progress.moved)
+    def load(self, entry: PoolEntry, found: Found | None, progress: LoadProgress) -> None:
+        """Loads what `read` has found, and gives it to those who wait. Leaves nothing behind if it fails."""
         events = self._events if entry.known.default else None
-        pinned = self._registry.pinned_weights(entry.key)
-        steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs, events, pinned)
+        if found is None:
+            steps = self._builder.first_steps(entry.settings, entry.key, events)
+        else:
+            self._builder.read_ahead(found.folder, progress.moved)
+            pinned = self._registry.pinned_weights(entry.key)
+            steps = self._builder.steps(entry.settings, found, entry.key, entry.weights, events, pinned)
         progress.end()
         runtime = self._engine.load(entry.key, steps)
         handle = None

@@ -14,7 +14,7 @@ from typing import Literal
 
 import psutil
 
-from start_llm.core.errors import NotSupported, OutOfMemory
+from start_llm.core.errors import OutOfMemory
 from start_llm.host.mac import said
 
 Backend = Literal["metal", "cuda", "cpu"]
@@ -32,8 +32,6 @@ DISK_SHARE = 0.1  # of the free disk
 LEAST_FREE = 4 * GIB  # of the disk: the embedded model and some stored KV
 MUCH_WEIGHT = 0.7  # of usable memory: from here on the weights leave little for KV
 MOST_WITH_VISION = 0.7  # of the machine's memory, for the weights of a model that sees
-WIRED_FROM = 32 * GIB  # of weights: below it no report shows a slow-down without wiring, but many show panics with it
-WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: the rest must stay free to move
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +121,6 @@ def check_vision_fit(name: str, weights: int, device: Device) -> None:
             f"({weights / device.memory:.0%}). A model that sees may take {MOST_WITH_VISION:.0%}, since images need "
             "room of their own. Choose a smaller one, or VISION=off to serve it as a text model."
         )
-
-
-def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: int) -> int | None:
-    """Bytes to wire for the GPU (see `engine.decode.wired`), or ``None`` where MLX is not to be asked.
-
-    `setting`: ``auto`` wires the weights alone, and only large ones that leave room. `weights`: bytes that are
-    allocated once the model is loaded. Raises NotSupported: more than Metal allows.
-    """
-    if device.backend != "metal" or setting in ("off", 0):
-        return None
-    if setting == "auto":
-        return weights if WIRED_FROM <= weights <= WIRED_SHARE * device.usable else None
-    wanted = int(setting)
-    if wanted > device.usable:
-        raise NotSupported(f"WIRED_LIMIT={wanted}: Metal allows at most {device.usable} bytes on this machine.")
-    return wanted
 
 
 def default_disk_bytes(folder: Path) -> int:

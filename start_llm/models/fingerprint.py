@@ -95,14 +95,14 @@ class WeightsDigest:
 
     Args:
         stamps: of the files, as they were before they were loaded.
-        folder: of the kept digests; made with mode 0700 if it is missing.
+        folder: of KV and of the kept digests; made with mode 0700 if it is missing.
 
     Attributes:
         value: the digest in hex; empty: not known yet.
     """
 
     def __init__(self, stamps: Stamps, folder: Path) -> None:
-        self._stamps = stamps
+        self._stamps, self.folder = stamps, folder
         self._kept = folder / f"weights-{hashlib.sha256(repr(sorted(stamps)).encode()).hexdigest()[:32]}"
         self.value = ""
         with suppress(OSError, ValueError):

@@ -1,10 +1,12 @@
-"""From a path or repository to a model in memory. Runs on the model thread."""
+"""From a path or repository to a model in memory: `find_model` reads its files (any thread), `load_steps` its weights
+(model thread)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,21 @@ from start_llm.core.extras import is_installed, missing
 from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
+from start_llm.host.home import command
 from start_llm.models.adapter import WEIGHTS, Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
-from start_llm.models.background import Progress, Say, at_once, in_background
-from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
-from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
-from start_llm.models.checkpoint import library_of, maps_ngrams, read_config, weights_on_disk
-from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
+from start_llm.models.background import Progress, Say
+from start_llm.models.capabilities import Capabilities, read_capabilities, sampling_report
+from start_llm.models.catalog import EMBEDDED_NAME, name_of, whole_snapshot
+from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, maps_ngrams, read_config, weights_on_disk
+from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit, default_disk_bytes
+from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.embedded import ensure_embedded_model
-from start_llm.models.fingerprint import Stamps, fingerprint, stamps_of
+from start_llm.models.fingerprint import Stamps, WeightsDigest, fingerprint, stamps_of
 from start_llm.models.inspection import inspect_once
 from start_llm.models.overrides import FOLDER
+from start_llm.models.probe_table import PROBES
 from start_llm.models.pull import find_folder
+from start_llm.models.recommended import published_head
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, read_weights, refusing
 from start_llm.models.tokenizer import read_tokenizer, writing_hints
@@ -56,32 +62,32 @@ BasesInMemory = WeakValueDictionary[str, BaseWeights]
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model and what goes with it. Arrays belong to the model thread; the rest may be read by all."""
+class Found:
+    """A model before its weights are read: its files, and what they say. Holds no arrays; any thread may read it."""
 
     name: str  # what clients see
     source: str  # the folder or repository that it came from
     folder: Path  # where that lies on this disk
-    model: Any  # mlx-lm's, or mlx-vlm's (the whole one if it sees)
-    tokenizer: Any  # transformers'
     wrapper: Any  # mlx-lm's tokenizer, with its detokenizer
     capabilities: Capabilities
     eos: frozenset[int]  # tokens that end a turn
-    weight_bytes: int  # of the parameters in memory
     context: int  # most tokens of a request, answer included
     fingerprint: str  # identifies the KV that this model makes, by samples of the weights
     files: str  # identifies the checkpoint itself
-    stamps: Stamps = frozenset()  # of all files of weights that are in it, but an adapter's
-    vision: VisionProcessor | None = None  # how it reads images; ``None``: a text model
-    adapter: Adapter | None = None  # what was put on it
-    base: BaseWeights | None = None  # weights that other adapters of the same model may share
+    stamps: Stamps  # of all files of weights that are in it, but an adapter's, before these were read
+    adapter: Adapter | None  # is put on it
+    drafter: DrafterFiles | None  # may draft for it
+    sees: bool  # its vision part is to be loaded
+    trust_code: bool  # Python code that it brings may run
+    probes: Path  # the folder of what is found out about models, see `probe_table`
+    asks: bool  # it is to be asked what it can do
+    digest: WeightsDigest | None  # tells its KV on disk from all others'; ``None``: none is kept there
+    disk_bytes: int  # of KV that may be there
 
     @property
-    def weights(self) -> Weights:
-        """What it takes of the memory that all models share."""
-        if self.base is None:
-            return Weights(self.weight_bytes)
-        return Weights(self.weight_bytes - self.base.nbytes, self.base.group, self.base.nbytes)
+    def tokenizer(self) -> Any:
+        """transformers'."""
+        return self.wrapper._tokenizer
 
     @property
     def style(self) -> OutputStyle:
@@ -93,32 +99,25 @@ class LoadedModel:
             reasoning_tags=hints.think_tags if hints is not None else None,
         )
 
+
+@dataclass(frozen=True)
+class LoadedModel(Found):
+    """A model and what goes with it. Arrays belong to the model thread; the rest may be read by all."""
+
+    model: Any  # mlx-lm's, or mlx-vlm's (the whole one if it sees)
+    weight_bytes: int  # of the parameters in memory
+    vision: VisionProcessor | None = None  # how it reads images; ``None``: a text model
+    base: BaseWeights | None = None  # weights that other adapters of the same model may share
+
+    @property
+    def weights(self) -> Weights:
+        """What it takes of the memory that all models share."""
+        if self.base is None:
+            return Weights(self.weight_bytes)
+        return Weights(self.weight_bytes - self.base.nbytes, self.base.group, self.base.nbytes)
+
     def make_cache(self) -> list[Any]:
         return list(make_prompt_cache(self.model))
-
-
-@dataclass(frozen=True)
-class LoadInputs:
-    """What there is already when a model is loaded."""
-
-    tokenizer: Any = None  # mlx-lm's, if it has been read
-    folder: Path | None = None  # where MODEL_PATH lies on this disk, if that is known: nothing is fetched then
-    adapter: Adapter | None = None  # is put on it, in place of ADAPTER_PATH
-    bases: BasesInMemory = field(default_factory=BasesInMemory)  # weights that other models have in memory
-    parts: int = 1  # so many processes have an equal part of the weights
-    # leaves this process's part of a model that is not read yet: of (model, its name, its configuration)
-    shard: Callable[[Any, str, Mapping[str, Any]], None] = lambda model, name, config: None
-
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    """A model's files. `source`: the folder or repository that they came from; `inspected`: see `inspection`."""
-
-    name: str
-    source: str
-    folder: Path
-    capabilities: Capabilities
-    inspected: ProbeResult | None = None
 
 
 def accelerator() -> Accelerator:
@@ -142,128 +141,187 @@ def peak_bytes(*, reset: bool) -> int:
     return int(mx.get_peak_memory())
 
 
-def load_model(
-    settings: Settings, device: Device, progress: Progress, say: Say, given: LoadInputs | None = None
-) -> LoadedModel:
-    """Loads `MODEL_PATH`, or the embedded model if it is unset: `load_steps` without a pause."""
-    return at_once(load_steps(settings, device, progress, say, given))
+def find_model(
+    settings: Settings,
+    device: Device,
+    progress: Progress,
+    say: Say,
+    *,
+    folder: Path | None = None,
+    adapter: Adapter | None = None,
+    read: Callable[[Path], Any] = read_tokenizer,
+    parts: int = 1,
+) -> Found:
+    """Reads all of a model but its weights. Any thread; only the embedded model is made here, which computes.
 
-
-def load_steps(
-    settings: Settings, device: Device, progress: Progress, say: Say, given: LoadInputs | None = None
-) -> Generator[float, None, LoadedModel]:
-    """Loads a model, some weights at a step. A model that sees is loaded by mlx-vlm, in one step.
-
-    What needs no MLX is done in the background. Only the embedded model is made here, which computes.
+    Args:
+        folder: where `MODEL_PATH` lies on this disk; ``None``: that, or the embedded model if it is unset, is looked
+            for, and fetched if need be.
+        adapter: is put on it, in place of ADAPTER_PATH.
+        read: as `read_tokenizer`.
+        parts: so many processes have an equal part of the weights.
 
     Raises:
-        NotFound: no such folder or repository.
+        NotFound: no such folder, repository or drafter.
         BadRequest: there is something wrong with the adapter.
-        OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
-        NotSupported: mlx-lm does not know it, its code is not trusted,
-        Unavailable: its files were changed meanwhile.
+        OutOfMemory: the weights do not fit. Nothing of them is downloaded then.
+        NotSupported: mlx-lm does not know it, or its code is not trusted.
     """
-    given = given or LoadInputs()
-    adapter = given.adapter or _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
-    if given.folder is None:
-        found = _find(settings, device, progress, say, None, given.parts)
-    else:
-        found = yield from in_background(lambda: _find(settings, device, progress, say, given.folder, given.parts))
-    progress(f"loading {found.name}", 0.0)
-    stamps = stamps_of(found.folder)
-    if settings.model_path is not None:
-        inspected = yield from in_background(lambda: inspect_once(settings, found.source, found.folder))
-        found = replace(found, inspected=inspected)
-    seeing = _load_vision(settings, found, given, say) if adapter is None else None
-    if seeing is not None:
-        (model, wrapper, vision), base = seeing, None
-    else:
-        (model, wrapper, base), vision = (yield from _text_model(settings, found, given)), None
-    if adapter is not None:
-        yield 0.0
-        _put_on(model, adapter, found.name)
-        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.parameters['rank']})")
-    progress(f"loading {found.name}", 1.0)
-    nbytes = bytes_of(model)
-    loaded = yield from in_background(lambda: _describe(settings, found, model, wrapper, base, nbytes))
-    if stamps_of(found.folder) != stamps:  # the fingerprint was made after the weights were read: it must be theirs
-        raise Unavailable(f"{found.name}: its files were changed while they were read; ask again.")
-    return replace(_of_its_own(loaded, vision, adapter), stamps=stamps)
+    source = settings.model_path or EMBEDDED_NAME
+    adapter = adapter or _adapter(settings, source, say)
+    folder, capabilities = _files(settings, device, progress, say, folder, parts)
+    inspected = None if settings.model_path is None else inspect_once(settings, source, folder)
+    stamps, where, most = stamps_of(folder), settings.disk_dir, settings.kv_disk_bytes
+    with refusing(library_of(capabilities.config) or "mlx-lm", source):
+        wrapper, files = read(folder), fingerprint(folder)
+        capabilities = capabilities.with_vocabulary(wrapper._tokenizer.get_vocab(), writing_hints(wrapper))
+    quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {QUANTISED_FROM}"
+    found = Found(
+        name=settings.served_model_name or capabilities.name,
+        source=source,
+        folder=folder,
+        wrapper=wrapper,
+        capabilities=capabilities if inspected is None else capabilities.with_probe(inspected),
+        eos=frozenset(wrapper.eos_token_ids),
+        context=settings.context_within(capabilities.context),
+        fingerprint=fingerprint(folder, extra=quantised) if settings.kv_bits else files,
+        files=files,
+        stamps=stamps,
+        adapter=adapter,
+        drafter=None,
+        sees=adapter is None and _sees(settings, capabilities.config, say),
+        trust_code=settings.trust_remote_code,
+        probes=settings.cache_dir / PROBES,
+        asks=settings.model_probe != "off",
+        digest=None,
+        disk_bytes=default_disk_bytes(where) if most is None and where is not None else most or 0,
+    )
+    if settings.drafts != "off" and (drafter := _drafter(settings, found, progress, say)) is not None:
+        found, stamps = replace(found, drafter=drafter), stamps | stamps_of(drafter.folder)
+    return found if where is None else replace(found, digest=WeightsDigest(stamps, where))
 
 
-def _find(
+def _files(
     settings: Settings, device: Device, progress: Progress, say: Say, folder: Path | None, parts: int
-) -> _Checkpoint:
-    """The files that `MODEL_PATH` means; they are fetched if need be, and may be read. Raises as `load_steps`."""
-    source = settings.model_path
-    if source is None:
-        source = EMBEDDED_NAME
-        quantised = accelerator().backend != "cpu"
+) -> tuple[Path, Capabilities]:
+    """The folder that `MODEL_PATH` means, fetched if need be, and what its files say. Raises as `find_model`."""
+    if settings.model_path is None:
+        source, quantised = EMBEDDED_NAME, accelerator().backend != "cpu"
         folder = folder or ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
+    else:
+        source = settings.model_path
+    check = partial(_check_room, settings, source.rstrip("/").rsplit("/", 1)[-1], device, parts)
     try:
-        if settings.model_path is not None:
-            name = source.rstrip("/").rsplit("/", 1)[-1]
-            folder = folder or find_folder(
-                source,
-                "MODEL_PATH",
-                progress,
-                whole_snapshot,
-                lambda found: _check_room(settings, name, found, device, parts),
-            )
-            warning = _check_room(settings, name, folder, device, parts)
-            if warning is not None:
-                say(f"memory    {warning}")
-        assert folder is not None
+        folder = folder or find_folder(source, "MODEL_PATH", progress, whole_snapshot, check)
+        if settings.model_path is not None and (warning := check(folder)) is not None:
+            say(f"memory    {warning}")
         capabilities, makers = read_capabilities(settings, FOLDER, source, folder)
     except (OSError, ValueError) as error:
         raise NotSupported(f"{source} cannot be loaded: {error}") from error
     for line in sampling_report(capabilities.sampling, makers):
         say(f"sampling  {line}")
-    return _Checkpoint(capabilities.name, source, folder, capabilities)
+    return folder, capabilities
+
+
+def load_steps(
+    found: Found,
+    progress: Progress,
+    say: Say,
+    bases: BasesInMemory,
+    shard: Callable[[Any, str, Mapping[str, Any]], None] = lambda model, name, config: None,
+) -> Generator[float, None, LoadedModel]:
+    """Reads the weights, some at a step. A model that sees is loaded by mlx-vlm, in one step. Model thread only.
+
+    `bases`: weights that other models have in memory. `shard` leaves this process's part of a model that is not read
+    yet: of (model, its name, its configuration).
+
+    Raises:
+        BadRequest: the adapter cannot be put on it.
+        NotSupported: it cannot be loaded; one that `sees` may be without its vision part.
+        Unavailable: its files were changed meanwhile.
+    """
+    name = found.capabilities.name
+    progress(f"loading {name}", 0.0)
+    if found.sees:
+        (model, vision), base = load_vision(found.folder, found.capabilities.config, found.wrapper), None
+    else:
+        (model, base), vision = (yield from _text_model(found, bases, shard)), None
+    if (adapter := found.adapter) is not None:
+        yield 0.0
+        _put_on(model, adapter, name)
+        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.parameters['rank']})")
+    progress(f"loading {name}", 1.0)
+    if stamps_of(found.folder) != found.stamps:  # the fingerprint was made before the weights were read
+        raise Unavailable(f"{name}: its files were changed while they were read; ask again.")
+    facts = {each.name: getattr(found, each.name) for each in fields(Found)}
+    return _of_its_own(LoadedModel(**facts, model=model, weight_bytes=bytes_of(model), vision=vision, base=base))
 
 
 def _text_model(
-    settings: Settings, found: _Checkpoint, given: LoadInputs
-) -> Generator[float, None, tuple[Any, Any, BaseWeights]]:
-    """The model (mlx-vlm's language model alone, where mlx-lm has not its type), mlx-lm's tokenizer and the weights.
-
-    Raises NotSupported.
+    found: Found, bases: BasesInMemory, shard: Callable[[Any, str, Mapping[str, Any]], None]
+) -> Generator[float, None, tuple[Any, BaseWeights]]:
+    """The model (mlx-vlm's language model alone, where mlx-lm has not its type) and the weights. Raises NotSupported.
 
     Weights that another model has in memory are not read again: this one is built anew around the same arrays.
     """
     with refusing(library_of(found.capabilities.config) or "mlx-lm", found.source):
-        model, config = read_text_model(found.folder, trust_code=settings.trust_remote_code)
-        given.shard(model, found.source, config)
-        group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
-        base, stamps = given.bases.get(group), stamps_of(found.folder)
-        if base is not None and (base.files, base.stamps) == (files, stamps):
+        model, config = read_text_model(found.folder, trust_code=found.trust_code)
+        shard(model, found.source, config)
+        group = group_of(found.folder)
+        base = bases.get(group)
+        if base is not None and (base.files, base.stamps) == (found.files, found.stamps):
             model.load_weights(list(base.arrays.items()))
         else:
             yield from read_weights(model)
             arrays = dict(tree_flatten(model.parameters()))
             # Else they are others than those that are there.
-            counted = group if base is None else f"{group} {files} {hash(stamps):x}"
-            base = BaseWeights(counted, files, stamps, arrays, bytes_of(model))
-            given.bases[group] = base
+            counted = group if base is None else f"{group} {found.files} {hash(found.stamps):x}"
+            base = BaseWeights(counted, found.files, found.stamps, arrays, bytes_of(model))
+            bases[group] = base
         yield 0.0
-        wrapper = given.tokenizer or (yield from in_background(lambda: read_tokenizer(found.folder)))
-        return model, wrapper, base
+        return model, base
 
 
-def _of_its_own(loaded: LoadedModel, vision: VisionProcessor | None, adapter: Adapter | None) -> LoadedModel:
+def _of_its_own(loaded: LoadedModel) -> LoadedModel:
     """With a vision part or by mlx-vlm its KV is another one; with an adapter, so is what it was found to do."""
-
-    if adapter is not None:
-        by = f"adapter-{adapter.digest}"
-    elif vision is not None:
-        by = f"eyes-{vision.key('')}"
+    if loaded.adapter is not None:
+        by = f"adapter-{loaded.adapter.digest}"
+    elif loaded.vision is not None:
+        by = f"eyes-{loaded.vision.key('')}"
     elif library_of(loaded.capabilities.config) == "mlx-vlm":
         by = f"mlx-vlm {version('mlx-vlm')}"
     else:
         return loaded
     kv, files = (hashlib.sha256(f"{each}-{by}".encode()).hexdigest() for each in (loaded.fingerprint, loaded.files))
-    files = files if adapter is not None else loaded.files
-    return replace(loaded, vision=vision, adapter=adapter, fingerprint=kv, files=files)
+    return replace(loaded, fingerprint=kv, files=files if loaded.adapter is not None else loaded.files)
+
+
+def _drafter(settings: Settings, found: Found, progress: Progress, say: Say) -> DrafterFiles | None:
+    """What may draft for the model, if its tokens are the same. Raises NotFound: DRAFT_MODEL is not there."""
+    files = find_drafter(settings.draft_model, found.folder, found.capabilities.config, progress)
+    if files is None:
+        if settings.draft_model == "auto" and (published := published_head(name_of(found.folder))):
+            say(f"drafts    a head that drafts for {found.name} is published: {command()} pull {published}")
+        return None
+    try:
+        if files.kind == "model":
+            check_small_model(files.folder, found.tokenizer)
+    except NotSupported as error:
+        say(f"drafts    {files.detail} does not draft for {found.name}: {error.message}")
+        return None
+    return files
+
+
+def check_small_model(folder: Path, tokenizer: Any) -> None:
+    """Whether it can draft for a model with this tokenizer. Raises NotSupported; its text ends a sentence."""
+    if library_of(read_config(folder)) is None:
+        raise NotSupported("neither mlx-lm nor mlx-vlm has a text model of its type; see docs/drafts.md")
+    try:
+        small = read_tokenizer(folder)._tokenizer.get_vocab()
+    except LIBRARY_ERRORS as error:
+        raise NotSupported(f"its tokenizer cannot be read: {type(error).__name__}: {str(error)[:300]}") from error
+    if why := other_vocabulary(tokenizer.get_vocab(), small):
+        raise NotSupported(why)
 
 
 def _adapter(settings: Settings, source: str, say: Say) -> Adapter | None:
@@ -312,52 +370,19 @@ def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
                 moved()
 
 
-def _check_room(settings: Settings, name: str, folder: Path, device: Device, parts: int) -> str | None:
+def _check_room(settings: Settings, name: str, device: Device, parts: int, folder: Path) -> str | None:
     """A warning if the weights leave little memory. `folder` has the JSON files at least. Raises OutOfMemory."""
     if settings.vision != "off" and settings.kv_bits is None and has_vision(read_config(folder)):
         check_vision_fit(name, weights_on_disk(folder), device)
     return check_fit(name, weights_on_disk(folder) // parts, device)
 
 
-def _load_vision(
-    settings: Settings, found: _Checkpoint, given: LoadInputs, say: Say
-) -> tuple[Any, Any, VisionProcessor] | None:
-    """As `load_vision`; ``None`` if the model has no vision part, or is to be served as a text model."""
-    config = found.capabilities.config
+def _sees(settings: Settings, config: Mapping[str, Any], say: Say) -> bool:
+    """Whether the model has a vision part that is to be loaded."""
     if settings.vision != "off" and isinstance(config.get("vision_config"), dict) and not is_installed("mlx_vlm"):
         say(f"vision    off: {missing('mlx_vlm')}; the model reads text only")
     if settings.vision == "off" or not has_vision(config):
-        return None
+        return False
     if settings.kv_bits is not None:
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
-        return None
-    try:
-        return load_vision(found.folder, config, given.tokenizer)
-    except NotSupported as error:
-        say(f"vision    off: {error.message}; the model reads text only")
-        return None
-
-
-def _describe(
-    settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, base: BaseWeights | None, weight_bytes: int
-) -> LoadedModel:
-    """Reads the vocabulary and samples the files. Any thread: it only hands `model` on."""
-    tokenizer, vocab = wrapper._tokenizer, wrapper._tokenizer.get_vocab()
-    capabilities = found.capabilities.with_vocabulary(vocab, writing_hints(wrapper))
-    files = fingerprint(found.folder) if base is None else base.files
-    quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {QUANTISED_FROM}"
-    return LoadedModel(
-        name=settings.served_model_name or found.name,
-        source=found.source,
-        folder=found.folder,
-        model=model,
-        tokenizer=tokenizer,
-        wrapper=wrapper,
-        capabilities=capabilities if found.inspected is None else capabilities.with_probe(found.inspected),
-        eos=frozenset(wrapper.eos_token_ids),
-        weight_bytes=weight_bytes,
-        context=settings.context_within(capabilities.context),
-        base=base,
-        fingerprint=fingerprint(found.folder, extra=quantised) if settings.kv_bits else files,
-        files=files,
-    )
+    return settings.kv_bits is None

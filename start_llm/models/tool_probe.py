@@ -1,22 +1,15 @@
-"""Finds out in which format a model calls tools: one prompt asks for a call, and every parser reads the greedy answer.
+"""In which format a model calls tools: a prompt that asks for a call, and what each parser reads in the answer.
 
-The prompt is made and the answer is read by the code that serves requests. Knows no MLX: the
-caller generates the tokens.
+The code that serves requests makes the prompt and reads the answer. Knows no MLX: `engine.probe` asks the model.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
-from start_llm.models.background import in_background
-from start_llm.parsing.choice import Detokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.render import Renderer
@@ -25,13 +18,11 @@ from start_llm.prompt.traits import Traits
 if TYPE_CHECKING:
     from start_llm.prompt.hf import HFTemplate, HFTokenizer
 
-log = logging.getLogger(__name__)
-
 TOKENS = 384
 """Of an answer at most: a call takes about 40, what a model thinks before it the rest."""
 SECONDS = 20.0
 """Of an answer at most."""
-_SAID = 400  # characters of the answer that are kept for people
+SAID = 400  # characters of the answer that are kept for people
 
 TOOL = Tool(
     "get_weather",
@@ -43,15 +34,6 @@ TOOL = Tool(
     },
 )
 ASKED = Message("user", "What is the weather in Paris now? Use the tool get_weather to find out.")
-
-
-class TooSlow(Exception):
-    """Raised by a `Generate`: it would take too long here."""
-
-
-Generate = Callable[[Sequence[int]], Iterator[int | None]]
-"""Tokens of a prompt to tokens of a greedy answer without the end token; ``None`` where other models may have a turn.
-Bounded; raises TooSlow, and whatever a model's own code may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,45 +68,7 @@ class ExpectedStyle:
     think_tags: tuple[str, str] | None = None
 
 
-def probe_tool_calls(
-    template: HFTemplate,
-    tokenizer: HFTokenizer,
-    traits: Traits,
-    expected: ExpectedStyle,
-    detokenizer: Callable[[], Any],
-    generate: Generate,
-) -> Generator[float, None, ToolCallProbe]:
-    """Asks and reads; pauses after each token. Prompt and answer are worked on in the background."""
-    if not traits.tools:
-        return ToolCallProbe("none", why="its template shows no tools")
-    try:
-        tokens, in_reasoning = yield from in_background(lambda: _prompt(template, tokenizer, traits))
-    except BadRequest as error:
-        return ToolCallProbe("none", why=error.message)
-    began = time.monotonic()
-    streaming = Detokenizer((yield from in_background(detokenizer)))
-    pieces: list[str] = []
-    slow = False
-    try:
-        for token in generate(tokens):
-            if token is not None:
-                pieces.append(streaming.feed(token))
-            yield 0.0
-    except TooSlow:
-        slow = True
-    except Exception as error:  # a model's own code may do anything; it is served all the same
-        log.warning("a model could not be asked for a tool call", exc_info=True)
-        return ToolCallProbe("open", why=f"asking it failed ({type(error).__name__}: {error})")
-    text = "".join(pieces) + streaming.finish()
-    count, seconds = len(pieces), round(time.monotonic() - began, 3)
-    found = yield from in_background(lambda: read_call(text, expected, in_reasoning=in_reasoning))
-    if found is not None:
-        return ToolCallProbe("called", *found, text[:_SAID], tokens=count, seconds=seconds)
-    outcome, why = ("open", "it takes too long here") if slow else ("silent", "")
-    return ToolCallProbe(outcome, said=text[:_SAID], why=why, tokens=count, seconds=seconds)
-
-
-def _prompt(template: HFTemplate, tokenizer: HFTokenizer, traits: Traits) -> tuple[list[int], bool]:
+def question(template: HFTemplate, tokenizer: HFTokenizer, traits: Traits) -> tuple[list[int], bool]:
     """Its tokens, and whether the answer begins inside of a thought. Raises BadRequest."""
     renderer = Renderer(template, traits, preserve_thinking=True)
     rendered = renderer.render([ASKED], [TOOL], renderer.variables(thinking=False, effort=None, extra={}))

@@ -24,7 +24,6 @@ from PIL import Image
 from start_llm.core.errors import NotSupported
 from start_llm.files.lru import Lru
 from start_llm.models.checkpoint import LIBRARY_ERRORS, architectures, library_of, read_config
-from start_llm.models.tokenizer import read_tokenizer
 
 _PROBE = "start_llm was here"
 _SIZES_KEPT = 4096
@@ -178,14 +177,15 @@ def read_text_model(folder: Path, *, trust_code: bool = False) -> tuple[Any, dic
     return model, config
 
 
-def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any, VisionProcessor]:
-    """mlx-vlm's model, to which `engine.vision` gives the shape of a text model, mlx-lm's tokenizer, the processor.
+def load_vision(folder: Path, config: Mapping[str, Any], wrapper: Any) -> tuple[Any, VisionProcessor]:
+    """mlx-vlm's model, to which `engine.vision` gives the shape of a text model, and what reads its images.
+
+    `wrapper`: mlx-lm's tokenizer.
 
     Raises NotSupported: it cannot be loaded with its vision part. It may still be loaded as a text model.
     """
     try:
         model, processor = read_with_vision(folder)
-        wrapper = tokenizer or read_tokenizer(folder)
     except LIBRARY_ERRORS as error:
         raise NotSupported(f"mlx-vlm cannot load it: {type(error).__name__}: {str(error)[:300]}") from error
     pad = next((config[name] for name in ("image_token_id", "image_token_index") if config.get(name) is not None), None)
@@ -203,4 +203,4 @@ def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> tupl
     text = image_text(render) if wrapper.has_chat_template else str(inner.convert_ids_to_tokens(pad))
     vision = VisionProcessor(processor, text=text, pad=pad, name=processor_name(folder))
     vision.places(64, 64)  # what the processor cannot do shows now, and not at the first image
-    return model, wrapper, vision
+    return model, vision

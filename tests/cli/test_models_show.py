@@ -10,33 +10,30 @@ from huggingface_hub import constants
 
 from start_llm.__main__ import main
 from start_llm.core.settings import Settings, load_settings
-from start_llm.engine.checks import greedy
+from start_llm.engine import probe as engine_probe
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import load_model
-from start_llm.models.probe import probe_model
-from start_llm.models.tool_probe import TOKENS
 from tests.engine.headed import write_checkpoint
 from tests.models.callers import CALLERS, build_caller
+from tests.models.loading import load_model
 from tests.models.lora import build_adapter, build_base, change
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
-def serve_once(settings: Settings) -> list[str]:
+def serve_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens to the table when the model is served; what is told."""
     said: list[str] = []
     loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
 
-    def answer(tokens):
-        return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
-
-    def check():
+    def check(*args):
         yield 0.0
         return DecodingCheck(batches="its predictions differ by 14%")
 
-    at_once(probe_model(settings, loaded, answer, check, said.append))
+    monkeypatch.setattr(engine_probe, "SECONDS", 600.0)
+    monkeypatch.setattr(engine_probe, "check_decoding", check)
+    at_once(engine_probe.probe_model(loaded, said.append))
     return said
 
 
@@ -54,7 +51,7 @@ def test_a_models_facts_and_who_says_so(
     before = capsys.readouterr().out
     assert "found out when it is served for the first time" in before and "tool_parser" not in before
 
-    serve_once(load_settings(None, model_path=str(model), trust_remote_code=True))
+    serve_once(load_settings(None, model_path=str(model), trust_remote_code=True, model_probe="on"), monkeypatch)
     capsys.readouterr()
     assert main(["models", "show", str(model), "--all"]) == 0
     shown = capsys.readouterr().out
@@ -106,7 +103,7 @@ def test_a_model_without_a_template_is_told(
     (tmp_path / "reply").write_text("No.")
     assert main(["models", "show", str(model)]) == 0
     assert "The model brings no chat template; plain ChatML is used" in capsys.readouterr().out
-    said = serve_once(load_settings(None, model_path=str(model), trust_remote_code=True))
+    said = serve_once(load_settings(None, model_path=str(model), trust_remote_code=True, model_probe="on"), monkeypatch)
     assert any(line.startswith("template  the model brings no chat template") for line in said)
     assert main(["models", "show", str(model), "--all"]) == 0
     assert capsys.readouterr().out.count("plain ChatML") == 2  # a fact and a sentence

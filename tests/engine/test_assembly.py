@@ -50,10 +50,3 @@ def test_those_are_kept_that_are_in_use_and_the_last_two(tmp_path: Path, reads: 
     kept.of(others[0])
     assert reads == [used, *others, others[0]], "nobody holds it"
     assert kept.of(used) is held, "a model holds it"
-
-
-def test_a_tokenizer_that_was_read_already_is_taken(tmp_path: Path, reads: list[Path]) -> None:
-    folder, kept = make_large(tmp_path / "one", 500), Vocabularies()
-    wrapper = assembly.read_tokenizer(folder)
-    assert kept.of(folder, wrapper).wrapper is wrapper and kept.of(folder).wrapper is wrapper
-    assert reads == [folder]

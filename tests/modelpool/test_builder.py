@@ -74,7 +74,7 @@ def disk_threads() -> set[threading.Thread]:
 
 
 def first_steps(builder: ModelBuilder) -> Generator[float, None, TextRuntime]:
-    return builder.steps(builder._settings, "", Weights())
+    return builder.first_steps(builder._settings)
 
 
 def loads_and_closes(builder: ModelBuilder) -> str:
@@ -118,7 +118,7 @@ def test_kv_on_disk_is_of_every_byte_of_the_weights(
 
     def load(folder: Path, count: int) -> None:
         settings = builder._settings.model_copy(update={"model_path": str(folder)})
-        runtime = at_once(builder.steps(settings, "", Weights()))
+        runtime = at_once(builder.first_steps(settings))
         until(lambda: folders() == count, "it has no folder of its own")
         runtime.close()
 
@@ -140,7 +140,7 @@ def test_a_load_that_is_given_up_when_its_disk_tier_is_open(builder: ModelBuilde
     before = disk_threads()
 
     def steps() -> None:
-        made = builder.steps(builder._settings, "one", Weights())
+        made = builder.first_steps(builder._settings, "one")
         while disk_threads() <= before:
             next(made)
         made.close()

@@ -90,8 +90,11 @@ class Builder:
     def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
         """There are none."""
 
+    def first_steps(self, settings: Settings, model: str, listener: Any) -> Generator[float, None, LoadedRuntime]:
+        return self.steps(settings, None, model, Weights(), listener, ())
+
     def steps(
-        self, settings: Settings, model: str, weights: Weights, inputs: Any, listener: Any, pinned: Any
+        self, settings: Settings, found: Any, model: str, weights: Weights, listener: Any, pinned: Any
     ) -> Generator[float, None, LoadedRuntime]:
         yield 0.0
         runner = Runner(answer=10**9) if model == DEFAULT_KEY else FakeRunner(answer=ANSWER)

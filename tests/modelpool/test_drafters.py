@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
-from start_llm.engine.assembly import ModelBuilder, _check_vocabulary
+from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
 from start_llm.host.home import COMMAND_VARIABLE
 from start_llm.models.background import at_once
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
-from start_llm.models.room import Weights
+from start_llm.models.loader import check_small_model
 from tests.engine.headed import write_checkpoint
 from tests.modelpool.test_builder import on_a_thread
 from tests.oracle import build_oracle
@@ -39,7 +38,7 @@ def load(model: Path, cache: Path, look: Callable[[TextRuntime], Any], **more: A
     builder.begin(0)
 
     def work() -> Any:
-        runtime = at_once(builder.steps(settings, "", Weights()))
+        runtime = at_once(builder.first_steps(settings))
         try:
             return look(runtime)
         finally:
@@ -105,7 +104,7 @@ def test_a_small_model_whose_tokenizer_is_broken_drafts_not(tmp_path: Path) -> N
     for text in ("{}", "[]", "{broken", '{"version": "1.0", "model": {"type": "nope"}}'):
         (small / "tokenizer.json").write_text(text, "utf-8")
         with pytest.raises(NotSupported, match="its tokenizer cannot be read"):
-            _check_vocabulary(cast(Any, SimpleNamespace(tokenizer=None)), small)
+            check_small_model(small, None)
 
 
 def test_a_published_head_that_is_not_here_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,11 @@ from start_llm.core.settings import load_settings
 from start_llm.models.adapter import read_adapter
 from start_llm.models.background import at_once
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model, load_steps
+from start_llm.models.loader import BasesInMemory, LoadedModel, find_model, load_steps
 from start_llm.models.room import Weights, group_of, together
 from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder
+from tests.models.loading import load_model
 from tests.models.lora import FAULTS, LORA, build_adapter, build_base, change, fuse, quantise
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
@@ -46,8 +47,9 @@ def loaded(
     base: Path, adapter: Path | None, said: list[str] | None = None, bases: BasesInMemory | None = None
 ) -> LoadedModel:
     settings = load_settings(None, model_path=str(base), adapter_path=None if adapter is None else str(adapter))
-    given = LoadInputs() if bases is None else LoadInputs(bases=bases)
-    return load_model(settings, MACHINE, lambda step, part: None, (said if said is not None else []).append, given)
+    return load_model(
+        settings, MACHINE, lambda step, part: None, (said if said is not None else []).append, bases=bases
+    )
 
 
 def greedy(model: Any, prompt: Sequence[int], count: int = 16) -> list[int]:
@@ -66,8 +68,9 @@ def test_files_that_change_while_they_are_read_are_refused(
     shutil.copytree(base, tmp_path / "base")
     shutil.copytree(adapter, tmp_path / "one")
     settings = load_settings(None, model_path=str(tmp_path / "base"))
-    given = LoadInputs(adapter=read_adapter(tmp_path / "one", "The adapter"))
-    steps = load_steps(settings, MACHINE, lambda step, part: None, lambda line: None, given)
+    quiet: Any = lambda *said: None  # noqa: E731
+    found = find_model(settings, MACHINE, quiet, quiet, adapter=read_adapter(tmp_path / "one", "The adapter"))
+    steps = load_steps(found, quiet, quiet, BasesInMemory())
     next(steps)
     os.utime(tmp_path / file, ns=(1, 1))
     with pytest.raises((BadRequest, Unavailable), match=r"changed while .* read; ask again"):

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from start_llm.core.errors import NotSupported, OutOfMemory
+from start_llm.core.errors import OutOfMemory
 from start_llm.models import device
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, Accelerator
 from start_llm.models.recommended import RECOMMENDED, Recommendation, recommended_model
@@ -122,34 +122,6 @@ def test_cache_bytes_shrink_with_the_model_and_have_a_floor() -> None:
 
 def mac(gib: int, usable: int) -> device.Device:
     return device.Device("macOS", "Apple M4 Max", gib * GIB, "metal", usable * GIB)
-
-
-@pytest.mark.parametrize(
-    ("setting", "gib", "usable", "weights", "expected"),
-    [
-        ("auto", 32, 24, 15, None),  # no slow-down was reported for such a model, panics were
-        ("auto", 128, 96, 31, None),
-        ("auto", 128, 96, 80, 80),
-        ("auto", 128, 96, 95, None),  # nothing would be left to move
-        ("off", 128, 96, 80, None),
-        (0, 128, 96, 80, None),
-        (20, 32, 24, 15, 20),
-    ],
-)
-def test_wired_bytes(setting: str | int, gib: int, usable: int, weights: int, expected: int | None) -> None:
-    asked = setting * GIB if isinstance(setting, int) else setting
-    found = device.wired_bytes(asked, mac(gib, usable), weights * GIB)  # type: ignore[arg-type]
-    assert found == (None if expected is None else expected * GIB)
-
-
-def test_a_wired_limit_beyond_metals_is_refused_with_both_numbers() -> None:
-    with pytest.raises(NotSupported, match=f"WIRED_LIMIT={40 * GIB}.*{24 * GIB}"):
-        device.wired_bytes(40 * GIB, mac(32, 24), 15 * GIB)
-
-
-def test_nothing_is_wired_without_metal() -> None:
-    linux = device.Device("Linux", "some CPU", 64 * GIB, "cpu", 48 * GIB)
-    assert device.wired_bytes(20 * GIB, linux, 15 * GIB) is None
 
 
 def test_a_model_that_sees_may_take_seventy_percent_of_the_memory() -> None:

@@ -14,8 +14,8 @@ from start_llm.models.capabilities import Capabilities, Fact, sampling_facts, sa
 from start_llm.models.device import GIB, Device
 from start_llm.models.family import families
 from start_llm.models.generation_config import FILE, GenerationConfig, read_generation_config
-from start_llm.models.loader import load_model
 from start_llm.models.overrides import Overrides
+from tests.models.loading import load_model
 from tests.models.lora import build_adapter, build_base
 from tests.vision.oracle import build_vision_oracle
 

@@ -18,16 +18,15 @@ import pytest
 
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import load_settings
+from start_llm.engine.probe import probe_model
 from start_llm.models import inspection
 from start_llm.models.background import at_once
 from start_llm.models.catalog import describe
 from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
-from start_llm.models.loader import load_model
-from start_llm.models.probe import probe_model
 from tests.models.forked import Forked
+from tests.models.loading import load_model
 from tests.models.lora import build_base
-from tests.models.test_probe import unchecked
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 VALUES = (
@@ -134,10 +133,11 @@ def resident_mib() -> int:
 def served(folder: Path) -> str:
     """What becomes of a folder: ``listed`` with a problem, ``refused``, or ``served``."""
     listed = describe(str(folder), folder).problem
-    settings = load_settings(None, model_path=str(folder), start_llm_cache_dir=folder.parent / "cache", kv_bits=None)
+    cache = folder.parent / "cache"
+    settings = load_settings(None, model_path=str(folder), start_llm_cache_dir=cache, kv_bits=None, model_probe="off")
     try:
         loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
-        at_once(probe_model(settings, loaded, None, unchecked, lambda line: None))
+        at_once(probe_model(loaded, lambda line: None, alone=False))
     except StartLLMError as error:
         assert error.message and "\n" not in error.message[:1], error
         return "listed" if listed else "refused"

@@ -21,9 +21,9 @@ from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
 from start_llm.models.inspection import _start as start_child
 from start_llm.models.inspection import inspect_once
-from start_llm.models.loader import load_model
 from start_llm.models.probe_table import PROBES
 from tests.models.forked import Forked
+from tests.models.loading import load_model
 from tests.models.lora import build_base
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)

@@ -13,7 +13,7 @@ from start_llm.core.settings import load_settings
 from start_llm.models import loader
 from start_llm.models.checkpoint import INDEX, weights_on_disk
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import load_model
+from tests.models.loading import load_model
 from tests.oracle import build_oracle
 from tests.vision.oracle import build_vision_oracle
 

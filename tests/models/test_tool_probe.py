@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
+from start_llm.engine.checks import TooSlow
+from start_llm.engine.probe import probe_tool_calls
 from start_llm.models.background import at_once
-from start_llm.models.tool_probe import ExpectedStyle, ToolCallProbe, TooSlow, probe_tool_calls, read_call
+from start_llm.models.tool_probe import ExpectedStyle, ToolCallProbe, read_call
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.probe import probe
 from tests.models.callers import PARIS, bare_json, llama_json

@@ -12,8 +12,8 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
 from start_llm.engine.vision import LanguageAlone
 from start_llm.models.device import Device
-from start_llm.models.loader import load_model
 from tests.models.decode_everywhere import LONG
+from tests.models.loading import load_model
 from tests.models.vlm_types import save, truth
 
 MACHINE = Device("Linux", "some CPU", 1 << 40, "cpu", 1 << 40)

@@ -14,9 +14,13 @@ from typing import Literal
 
 import mlx.core as mx
 
-from start_llm.models.device import GIB, Device, wired_bytes
+from start_llm.core.errors import NotSupported
+from start_llm.models.device import GIB, Device
 
 log = logging.getLogger(__name__)
+
+WIRED_FROM = 32 * GIB  # of weights: below it no report shows a slow-down without wiring, but many show panics with it
+WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: the rest must stay free to move
 
 _generate = importlib.import_module("mlx_lm.generate")  # as an attribute of mlx_lm that name is a function
 
@@ -33,6 +37,22 @@ def no_wired_limit() -> Iterator[None]:
         yield
     finally:
         _generate.maybe_set_recommended_wired_limit = theirs  # type: ignore[attr-defined]
+
+
+def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: int) -> int | None:
+    """Bytes to wire for the GPU, or ``None`` where MLX is not to be asked.
+
+    `setting`: ``auto`` wires the weights alone, and only large ones that leave room. `weights`: bytes that are
+    allocated once the model is loaded. Raises NotSupported: more than Metal allows.
+    """
+    if device.backend != "metal" or setting in ("off", 0):
+        return None
+    if setting == "auto":
+        return weights if WIRED_FROM <= weights <= WIRED_SHARE * device.usable else None
+    wanted = int(setting)
+    if wanted > device.usable:
+        raise NotSupported(f"WIRED_LIMIT={wanted}: Metal allows at most {device.usable} bytes on this machine.")
+    return wanted
 
 
 def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> bool:

@@ -13,23 +13,20 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
-from start_llm.engine.checks import greedy
+from start_llm.engine.checks import TooSlow, greedy
+from start_llm.engine.probe import limit_context, probe_model
 from start_llm.models import loader, probe_table
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck, Fact
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import LoadedModel, load_model
-from start_llm.models.probe import limit_context, probe_model
+from start_llm.models.loader import LoadedModel
 from start_llm.models.probe_table import PROBES, decode, encode, probe_key, read_probe
-from start_llm.models.tool_probe import SECONDS, TOKENS, TooSlow
+from start_llm.models.tool_probe import SECONDS, TOKENS
 from tests.kinds import some
 from tests.models.callers import CALLERS, Caller, build_caller
+from tests.models.loading import load_model
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
-
-
-def unchecked() -> Generator[float, None, None]:
-    yield from ()
 
 
 WRONG = DecodingCheck(batches="the words differ")
@@ -46,23 +43,26 @@ class World:
         self._reply = folder / "reply"
         monkeypatch.setenv("ORACLE_REPLIES", str(self._reply))
         monkeypatch.setattr(loader, "FOLDER", folder / "models")
+        monkeypatch.setattr("start_llm.engine.probe.SECONDS", 600.0)
+        monkeypatch.setattr("start_llm.engine.probe.greedy", self._answer)
+        monkeypatch.setattr("start_llm.engine.probe.check_decoding", self.check)
+
+    def _answer(self, *args: Any, **more: Any) -> Any:
+        self.asked += 1
+        return greedy(*args, **more)
 
     def settings(self, model: Path, **more: Any) -> Settings:
-        fixed = {"trust_remote_code": True, "start_llm_cache_dir": self.folder / "cache"}
-        return load_settings(None, model_path=str(model), **fixed, **more)
+        fixed = {"trust_remote_code": True, "start_llm_cache_dir": self.folder / "cache", "model_probe": "on"}
+        return load_settings(None, model_path=str(model), **fixed | more)
 
     def load(self, model: Path, reply: str = "", **more: Any) -> LoadedModel:
         settings = self.settings(model, **more)
         self._reply.write_text(reply, "utf-8")
         loaded = load_model(settings, MACHINE, lambda step, part: None, self.said.append)
 
-        def answer(tokens: Any) -> Any:
-            self.asked += 1
-            return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
+        return at_once(probe_model(loaded, self.said.append))
 
-        return at_once(probe_model(settings, loaded, answer, self.check, self.said.append))
-
-    def check(self) -> Generator[float, None, DecodingCheck]:
+    def check(self, *args: Any) -> Generator[float, None, DecodingCheck]:
         self.checked += 1
         yield from ()
         return WRONG
@@ -126,7 +126,7 @@ def test_the_second_start_asks_nothing(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "keyed")
     first = world.load(path, CALLERS[2].reply())
     second = world.load(path, "something else")
-    assert world.asked == 1 and len(world.said) == 1
+    assert world.asked == 1 and len([line for line in world.said if line.startswith("probe ")]) == 1
     assert second.capabilities == first.capabilities
 
 
@@ -175,9 +175,9 @@ def test_a_result_comes_back_as_it_was(world: World) -> None:
 
 def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
-    settings = world.settings(path)
+    settings = world.settings(path, model_probe="off")
     loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
-    able = at_once(probe_model(settings, loaded, None, unchecked, world.said.append)).capabilities
+    able = at_once(probe_model(loaded, world.said.append, alone=False)).capabilities
     assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
     assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
 
@@ -190,7 +190,7 @@ def test_how_it_decodes_is_checked_once_and_told_at_each_load(world: World) -> N
         assert any(line.endswith("not in batches: the words differ") for line in world.said)
 
 
-def test_a_slow_machine_gives_up_early_and_tries_again(world: World) -> None:
+def test_a_slow_machine_gives_up_early_and_tries_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
     settings = world.settings(path)
     loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
@@ -198,7 +198,9 @@ def test_a_slow_machine_gives_up_early_and_tries_again(world: World) -> None:
     slow = partial(greedy, loaded.model, eos=loaded.eos, most=9, seconds=SECONDS, clock=lambda: float(next(times)))
     with pytest.raises(TooSlow):
         list(slow(range(5, 300)))
-    able = at_once(probe_model(settings, loaded, slow, unchecked, world.said.append)).capabilities
+    with monkeypatch.context() as patch:
+        patch.setattr("start_llm.engine.probe.greedy", lambda model, tokens, **more: slow(tokens))
+        able = at_once(probe_model(loaded, world.said.append, alone=False)).capabilities
     assert able.facts["tool_parser"].source == "template"
     assert "too long here" in world.said[0]
     assert world.load(path, CALLERS[2].reply()).capabilities.facts["tool_parser"] == Fact("glm47", "probe")
