@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -98,7 +98,7 @@ class ChatStream:
         self._seconds_prefill = 0.0
         self._answering = False
         self._answer: Message | None = None
-        self._drafts: dict[str, Any] = dict.fromkeys(DRAFT_COUNTS, 0)
+        self._drafts: Counter[str] = Counter()
         self._carried = 0  # prompt tokens computed for works that were given up
         self._repeated = 0
         self._fresh: set[int] = set()  # see `Pipeline.sent`
@@ -134,8 +134,10 @@ class ChatStream:
             except Empty:
                 self._watch()
                 continue
-            if news is not None and news[1] == news[0].work_id:  # else of a work that was given up
+            if news is not None and news[1] == news[0].work_id:
                 self._handle(news[0], news[2])
+            elif news is not None and isinstance(news[2], ev.EngineDone):  # of a work that was given up
+                self._drafts.update({name: getattr(news[2].report, name) for name in DRAFT_COUNTS})
             if left <= 0 and not self._ready:
                 self._ready.append(self._progress)
         raise StopIteration
@@ -241,8 +243,7 @@ class ChatStream:
         choice.over = True
         if report is None:
             return
-        for name in self._drafts:
-            self._drafts[name] += getattr(report, name)
+        self._drafts.update({name: getattr(report, name) for name in DRAFT_COUNTS})
         if choice is self._first:
             self._computed, self._seconds_prefill = self._carried + report.computed, report.seconds_prefill
 
@@ -298,7 +299,7 @@ class ChatStream:
             self._planned,
             computed=self._computed,
             generated=sum(choice.completion for choice in choices),
-            **self._drafts,
+            **dict[str, Any](self._drafts),
             seconds_prefill=self._seconds_prefill,
             cut=next((word for ending, word in _CUTS.items() if any(c.ending is ending for c in choices)), ""),
             repeated=self._repeated,

@@ -69,8 +69,7 @@ class LentRows:
 
     def fill_from(self, segment: Segment, cache: Sequence[Any]) -> None:
         """`ResidentKV.fill` from a request's caches: a run of them if they are lent, else a copy."""
-        row = self._rows.get(id(cache))
-        if row is None:
+        if (row := self._rows.get(id(cache))) is None:
             self._resident.fill(segment, self._kit.slice(cache, segment.start, segment.end))
         else:
             run = Run(row, segment.start, segment.length)

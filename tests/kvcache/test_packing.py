@@ -140,6 +140,21 @@ def test_rows_of_windows_of_two_types_are_counted_as_the_buffers_that_they_are_i
     assert store.resident.arrays == store.resident.nbytes == 0
 
 
+def test_the_tree_is_not_searched_again_before_so_many_arrays_have_come() -> None:
+    kit = LayerKit(lambda: [KVCache() for _ in range(12)])
+    store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
+    for layer in cache:
+        layer.update_and_fetch(rows(0, 20), rows(0, 20))
+    store.put(list(range(20)), cache)
+    assert not store.resident.pack(25), "24 arrays have come"
+    assert store.resident.arrays == 24
+    store.resident.pack(24)
+    store.put([7, *range(19)], cache)
+    assert store.resident.arrays == 4 + 24 and not store.resident.pack(25) and store.resident.arrays == 28
+    store.resident.pack(24)
+    assert store.resident.arrays == 8
+
+
 def test_a_division_of_packed_rows_counts_both_parts_or_none() -> None:
     kit = LayerKit(lambda: [KVCache() for _ in range(12)])
     store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
