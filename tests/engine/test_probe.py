@@ -29,9 +29,6 @@ from tests.models.loading import load_model
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
-WRONG = DecodingCheck(batches="the words differ")
-
-
 class World:
     """One cache folder; counts what is said and how often a model was asked."""
 
@@ -40,6 +37,7 @@ class World:
         self.said: list[str] = []
         self.asked = 0
         self.checked = 0
+        self.finds: DecodingCheck | None = None
         self._reply = folder / "reply"
         monkeypatch.setenv("ORACLE_REPLIES", str(self._reply))
         monkeypatch.setattr(loader, "FOLDER", folder / "models")
@@ -62,10 +60,10 @@ class World:
 
         return at_once(probe_model(loaded, self.said.append))
 
-    def check(self, *args: Any) -> Generator[float, None, DecodingCheck]:
+    def check(self, *args: Any) -> Generator[float, None, DecodingCheck | None]:
         self.checked += 1
         yield from ()
-        return WRONG
+        return self.finds
 
     def own_file(self, name: str, text: str) -> None:
         folder = self.folder / "models"
@@ -184,9 +182,10 @@ def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
 
 def test_how_it_decodes_is_checked_once_and_told_at_each_load(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
+    world.finds = DecodingCheck(batches="the words differ")
     for _ in range(2):
         world.said.clear()
-        assert world.load(path, CALLERS[2].reply()).capabilities.decoding == WRONG and world.checked == 1
+        assert world.load(path, CALLERS[2].reply()).capabilities.decoding == world.finds and world.checked == 1
         assert any(line.endswith("not in batches: the words differ") for line in world.said)
 
 
