@@ -239,7 +239,9 @@ def test_the_weakest_conversation_goes_down_to_a_state_that_there_is_room_for(to
     assert store.stats()["checkpoints"] == 1 + (left > 0)
 
 
-def test_the_last_state_in_front_of_kv_that_has_none_comes_back() -> None:
+@pytest.mark.parametrize(("session", "left"), [("a", 512), (None, 0)])
+def test_the_last_state_in_front_of_kv_that_has_none_comes_back(session: str | None, left: int) -> None:
+    """That of a conversation in progress."""
     kit = LayerKit(lambda: [KVCache(), ArraysCache(1)])
     store = KVStore(kit, StoreConfig(1 << 40, checkpoint_grid=64, checkpoints_recent=0))
     cache: list[Any] = kit.new()
@@ -247,9 +249,9 @@ def test_the_last_state_in_front_of_kv_that_has_none_comes_back() -> None:
         rows = mx.zeros((1, 1, 64, 1), mx.float16)
         cache[0].update_and_fetch(rows, rows)
         cache[1][0] = mx.zeros((1, 40), mx.float16)
-        store.put(range(stop), cache, StoredEnd(session="a", answered=stop == 640, checkpoint=stop % 128 == 0))
+        store.put(range(stop), cache, StoredEnd(session=session, answered=stop == 640, checkpoint=stop % 128 == 0))
     store.set_budget(store.resident.nbytes - 4 * (4 * 20 + 1))
-    assert store.lookup(range(640)).length == 512
+    assert store.lookup(range(640)).length == left
     assert store.stats()["tokens"] == 576
 
 

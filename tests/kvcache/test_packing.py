@@ -140,6 +140,20 @@ def test_rows_of_windows_of_two_types_are_counted_as_the_buffers_that_they_are_i
     assert store.resident.arrays == store.resident.nbytes == 0
 
 
+def test_large_arrays_stay_as_they_are() -> None:
+    kit = LayerKit(lambda: [KVCache() for _ in range(2)])
+    store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
+    for layer in cache:
+        layer.update_and_fetch(mx.zeros((1, 4, 2048, 64)), mx.zeros((1, 4, 2048, 64)))
+    store.put(list(range(2048)), cache)
+    store.resident.pack(0)
+    assert store.resident.arrays == 4
+    store.resident.tree.split(next(iter(store.resident.tree)), 1000)
+    assert store.resident.arrays == 8
+    store.resident.pack(0)
+    assert store.resident.arrays == 2 + 2, "halves of them are small"
+
+
 def test_the_tree_is_not_searched_again_before_so_many_arrays_have_come() -> None:
     kit = LayerKit(lambda: [KVCache() for _ in range(12)])
     store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()

@@ -294,6 +294,14 @@ def test_evicted_text_is_remembered_within_bounds() -> None:
     assert store.lookup(tuple(run(1800, 90))).seen == 90
 
 
+def test_texts_that_were_used_at_the_same_time_are_forgotten_from_their_ends() -> None:
+    store = store_of(clock=Clock())
+    put(store, run(0, 90))
+    put(store, [*run(0, 60), *run(1000, 30)])
+    store.clear()
+    assert store.stats()["ghost_tokens"] == 0 and not list(store.resident.tree)
+
+
 def test_refilling_what_was_evicted() -> None:
     store = store_of(budget_tokens=100)
     put(store, run(0, 90))
