@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from start_llm.host.heap import trim_heaps
+
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
+_TRIM_SECONDS = 60.0  # what a burst of requests took is not kept for long
 STEADY_SECONDS = 10.0  # no change follows another one sooner, but for one to critical
 _MAC_LEVEL = b"kern.memorystatus_vm_pressure_level"
 _WARNING_SHARE, _CRITICAL_SHARE = 0.08, 0.03  # of memory that is available: below it
@@ -109,7 +112,7 @@ class SteadyLevel:
 
 
 class MemoryWatch:
-    """Looks at the machine twice a second, on a thread of its own.
+    """Looks at the machine twice a second, on a thread of its own, and lets the C library keep no free memory for long.
 
     `on_level` gets the level whenever it changes, and again at each look while it is not normal: whoever gives memory
     back does so in steps.
@@ -137,8 +140,12 @@ class MemoryWatch:
         self._ended.set()
 
     def _run(self) -> None:
+        trimmed = time.monotonic()
         while not self._ended.wait(LOOK_SECONDS):
             try:
+                if time.monotonic() > trimmed + _TRIM_SECONDS:
+                    trim_heaps()
+                    trimmed = time.monotonic()
                 changed = self._steady.hear(self._read(), time.monotonic())
                 if changed or self._steady.level is not Pressure.NORMAL:
                     self._on_level(self._steady.level, changed)

@@ -64,3 +64,27 @@ def test_what_is_large_is_in_no_heap() -> None:
         for how in ("bound", "as it is")
     }
     assert told["bound"] >= 4 > told["as it is"]
+
+
+HOLES = """
+import ctypes, psutil
+from start_llm.host.heap import bound_heaps, trim_heaps
+bound_heaps()
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+pieces = [c.malloc(100_000) for _ in range(400)]
+for piece in pieces:
+    ctypes.memset(piece, 1, 100_000)
+for piece in pieces[:-1]:
+    c.free(piece)
+before = psutil.Process().memory_info().rss
+trim_heaps()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.live
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
+def test_what_lies_free_below_something_kept_goes_back() -> None:
+    shown = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(shown.stdout) > 30_000_000

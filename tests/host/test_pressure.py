@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.host import pressure
 from start_llm.host.pressure import (
     STEADY_SECONDS,
     MemoryWatch,
@@ -117,6 +118,16 @@ def test_it_is_told_again_while_memory_is_short() -> None:
     until(lambda: len(heard) >= 2)
     watch.stop()
     assert heard[:2] == [(WARNING, True), (WARNING, False)]
+
+
+def test_free_memory_goes_back_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = list[int]()
+    monkeypatch.setattr(pressure, "_TRIM_SECONDS", 0.0)
+    monkeypatch.setattr(pressure, "trim_heaps", lambda: trimmed.append(1))
+    watch = MemoryWatch(lambda level, changed: None, lambda: Reading(NORMAL, NORMAL))
+    watch.start()
+    until(lambda: len(trimmed) > 1)
+    watch.stop()
 
 
 def test_a_look_that_fails_is_not_the_last_one() -> None:
