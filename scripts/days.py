@@ -36,7 +36,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.conftest import embedded_model
-from tests.integration.processes import process
+from tests.integration.processes import healthy, process
 from tests.oracle import build_oracle
 from tests.stress.shifted import SHIFT, Shift
 
@@ -191,7 +191,9 @@ class Days:
     @contextmanager
     def _server(self, program: str, environment: dict[str, str]) -> Iterator[tuple[str, psutil.Process]]:
         environment = {"REANCHOR": "on", **environment}
-        with process(self._model, self._folder, ready=True, program=program, **environment) as (url, child):
+        with process(self._model, self._folder, ready=False, program=program, **environment) as (url, child):
+            while not healthy(url) and child.poll() is None:  # a large model is read for minutes
+                time.sleep(0.2)
             yield url, psutil.Process(child.pid)
             child.terminate()
             if code := child.wait(WAIT):

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 0.4
 _NAMED = frozenset({"audit", "bench", "chat", "launch"})  # commands that say who speaks
+_NEEDS_NONE = frozenset({"doctor", "status", "stop"})  # they tell which servers run, or what the machine is
 LOADS = frozenset({"serve", "start", "restart", "launch", "chat", "demo", "bench"})
 COMPUTES = frozenset({"serve", "demo", "doctor", "bench"})
 """Commands in whose process, or in children of it, MLX computes."""
@@ -58,7 +59,8 @@ def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
         if (meant := full_name(settings.model_path, settings.cache_dir.absolute() / "models")) != settings.model_path:
             settings = settings.model_copy(update={"model_path": meant})
         if typed.command.joins:
-            port = port_of_one(settings, typed.options.overrides)
+            one = typed.command.name not in _NEEDS_NONE
+            port = port_of_one(settings, typed.options.overrides, must_be_one=one)
             settings = settings.model_copy(update={"mlx_port": port})
         check(typed.command, settings, typed.options)
     except (Explained, RuleError) as error:

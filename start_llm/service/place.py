@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from start_llm.core.errors import Explained
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
@@ -172,10 +173,13 @@ def _read_own(path: Path) -> bytes:
         return opened.read(_LONGEST_STATE)
 
 
-def port_of_one(settings: Settings, flags: Mapping[str, Any]) -> int:
+def port_of_one(settings: Settings, flags: Mapping[str, Any], *, must_be_one: bool) -> int:
     """MLX_PORT, or the port of the one server of this user that runs, if none runs on MLX_PORT and nobody has named a
-    port now (by a flag, or for this shell)."""
+    port now (by a flag, or for this shell). Raises Explained where it `must_be_one`: several run, on other ports."""
     if "mlx_port" in flags or "MLX_PORT" in os.environ:
         return settings.mlx_port
     ports = running_ports(settings)
+    if must_be_one and len(ports) > 1 and settings.mlx_port not in ports:
+        several = ", ".join(str(port) for port in ports)
+        raise Explained(f"Servers of yours run on the ports {several}: name one, as in --port {ports[0]}.")
     return ports[0] if len(ports) == 1 else settings.mlx_port

@@ -32,10 +32,10 @@ def slow(oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_health_answers_during_a_prefill(slow: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PER_TOKEN, SLOWER)
     thread = threading.Thread(target=lambda: slow.chat(MESSAGES))
     thread.start()
-    until(lambda: slow.work() > 0)
-    monkeypatch.setenv(PER_TOKEN, SLOWER)
+    until(lambda: slow.work() > 0 and slow.app.service.health().running == 1)
     answers = [slow.get("/health").json() for _ in range(2)]
     monkeypatch.setenv(PER_TOKEN, "0")
     thread.join()

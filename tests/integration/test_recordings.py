@@ -27,8 +27,7 @@ FOLDER = Path(__file__).parents[1] / "e2e" / "recordings"
 WITH_MESSAGES = ["claude", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("codex", "qwen", "cn"))]
 FLATTENED = ["opencode", pytest.param("kilo", marks=pytest.mark.thorough)]
 SIZES = [
-    ("plain", 4_000),
-    pytest.param("plain", 16_000, marks=pytest.mark.thorough),
+    ("plain", 16_000),
     pytest.param("hybrid", 64_000, marks=pytest.mark.thorough),
     *(pytest.param(kind, length, marks=pytest.mark.slow) for kind, length in [
         ("hybrid", 16_000), ("plain", 64_000), ("plain", 200_000), ("hybrid", 200_000)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,10 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from start_llm.core.errors import Explained
 from start_llm.core.settings import Settings, load_settings
 from start_llm.host.processes import created
 from start_llm.models.servers import running_ports
-from start_llm.service.place import Exit, Place, ServerState, end_when_unused
+from start_llm.service.place import Exit, Place, ServerState, end_when_unused, port_of_one
 
 HOLD = """
 import sys; from pathlib import Path; from start_llm.core.settings import load_settings
@@ -58,6 +60,21 @@ def test_only_locked_ports_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "server-9.lock").touch()
     assert running_ports(settings(tmp_path)) == [7]
     place.lock.drop()
+
+
+def test_of_several_servers_none_is_guessed(tmp_path: Path) -> None:
+    ours = settings(tmp_path)
+    places = [Place(ours, port) for port in (8, 9)]
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            assert place.lock.take()
+            stack.callback(place.lock.drop)
+            if place.port == 8:
+                assert port_of_one(ours, {}, must_be_one=True) == 8
+        with pytest.raises(Explained, match="ports 8, 9: name one, as in --port 8"):
+            port_of_one(ours, {}, must_be_one=True)
+        assert port_of_one(ours, {}, must_be_one=False) == ours.mlx_port
+        assert port_of_one(ours, {"mlx_port": "7"}, must_be_one=True) == ours.mlx_port
 
 
 @pytest.mark.live

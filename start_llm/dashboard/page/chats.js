@@ -13,8 +13,9 @@ const SILENT_MS = 60_000; // an answer of another tab that was silent for longer
 const TAB = "start_llm_tab";
 
 let database = null;
-let words = null; // conversation -> its text in small letters; read with the first search
+let reading = null; // what fills `words`: a search that comes meanwhile waits for it, and does not read again
 const chats = new Map();
+const words = new Map(); // conversation -> its text in small letters
 const opened = new Map(); // conversation -> its messages, by id
 let before = ""; // what this tab was called before it was reloaded
 const others = globalThis.BroadcastChannel ? new BroadcastChannel(NAME) : null;
@@ -52,7 +53,7 @@ function connect() {
   });
 }
 
-const all = (store, range) => (database ? result(database.transaction(store).objectStore(store).getAll(range)) : []);
+const all = async (store, range) => (database ? result(database.transaction(store).objectStore(store).getAll(range)) : []);
 const ofChat = (id) => IDBKeyRange.bound([id], [id, []]);
 
 // Rows to write and to remove, all of them or none. Raises an Error with a sentence where the browser keeps no more.
@@ -89,8 +90,13 @@ function disconnect() {
   database = null;
 }
 
-async function readWords() {
-  words ??= new Map((await all("words")).map((row) => [row.id, row.text]));
+function readWords() {
+  reading ??= all("words").then((rows) => {
+    for (const row of rows) if (!words.has(row.id)) words.set(row.id, row.text); // what was said meanwhile is newer
+  }, () => {
+    reading = null; // the database was closed meanwhile
+  });
+  return reading;
 }
 
 // Newest first.
@@ -120,7 +126,7 @@ export async function keepChat(chat, changed = []) {
   const rows = [["chats", chat], ...changed.map((message) => ["messages", message])];
   if (changed.some((message) => message.state !== "coming") || !messages.size) {
     const text = textOf(messages);
-    if (words) words.set(chat.id, text);
+    words.set(chat.id, text);
     rows.push(["words", { id: chat.id, text }]);
   }
   await change(rows);
@@ -155,6 +161,7 @@ export async function setDeleted(chat, deleted) {
 async function forget(chat) {
   chats.delete(chat.id);
   opened.delete(chat.id);
+  words.delete(chat.id);
   await change([], [["chats", chat.id], ["words", chat.id], ["messages", database && ofChat(chat.id)]]);
 }
 
@@ -190,7 +197,7 @@ export function onOthers(changed) {
     if (!database) return;
     const [row, text] = await Promise.all(["chats", "words"].map((store) => result(database.transaction(store).objectStore(store).get(id))));
     if (row) chats.set(id, row); else chats.delete(id);
-    if (words && text) words.set(id, text.text);
+    if (text) words.set(id, text.text);
     if (opened.has(id)) {
       const rows = await all("messages", ofChat(id));
       const messages = opened.get(id);
