@@ -51,6 +51,7 @@ class ServerRoutes:
 
     async def forward(self, request: Request) -> Response:
         """The answer of the node that `balancer` has chosen, as it comes; the outcome says if it is an error.
+        Called by `balancer`: for what LiteLLM must not see, and for what it has failed at.
 
         A node that gives no answer, an empty one, a page for people, or 500 without an error object counts as lost.
         """

@@ -175,7 +175,7 @@ class GrammarProcessor(Remembering):
         self._opens = ()
 
     def _allowed(self, vocab: int) -> NDArray[np.bool_]:
-        """Which tokens may come next; rows of the model's head beyond the vocabulary never."""
+        """Which tokens may come next: while reasoning is open all but the ends; `_opens` only as the first one."""
         if self._waiting:  # reasoning is free, but an answer must follow
             allowed = np.ones(vocab, dtype=np.bool_)
             allowed[list(self._eos)] = False

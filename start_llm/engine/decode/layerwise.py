@@ -40,7 +40,7 @@ class Layerwise:
         layer.keys, layer.values, layer.offset = None, None, 0
 
     def extend(self, other: Any) -> None:
-        """Adds the rows of another batch, which is empty then."""
+        """Adds the rows of another batch, which is empty then, if both hold tokens."""
         if self.keys is None or other.keys is None:
             super().extend(other)  # type: ignore[misc]
             return

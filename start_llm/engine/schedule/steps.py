@@ -54,7 +54,7 @@ class StepSize:
         return max(TIGHT, int(size) // _EVEN * _EVEN)
 
     def measure(self, tokens: int, context: int, seconds: float, nbytes: int) -> None:
-        """What the last step took.
+        """What the last step took. The next one may be twice as large, at most (`_reach`), if it went well.
 
         Args:
             tokens: its size; it may have been cut short by a pause or by the prompt's end.
