@@ -11,7 +11,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.rows import is_lent
 from start_llm.kvcache.sessions import UNPROTECTED, Sessions, Strength
-from start_llm.kvcache.tree import Segment
+from start_llm.kvcache.tree import Segment, forgettable
 from start_llm.kvcache.types import Checkpoint, StoreConfig
 
 _PACKED_FROM = 0.8  # of the limit of arrays: from there on they are packed, some at a time
@@ -61,10 +61,20 @@ class Eviction:
             few = int(most * _ARRAYS_LEFT)
             self._evict(now, lambda: resident.arrays > few)
         if resident.ghosts > config.ghost_tokens:
-            resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
+            self.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
         resident.tidy()
         if resident.nbytes < before:
             self._kit.free_buffers()
+
+    def forget_ghosts(self, down_to: int) -> None:
+        """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""
+        resident = self._resident
+        for segment in sorted(resident.tree, key=lambda s: (s.used, -s.start)):  # children before their parents
+            if resident.ghosts <= down_to:
+                break
+            if forgettable(segment):
+                resident.ghosts -= segment.length
+                resident.tree.remove(segment)
 
     def _expire(self, before: float) -> None:
         """Evicts what was not used since `before`."""

@@ -9,7 +9,7 @@ from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
-from start_llm.kvcache.tree import Segment, SegmentTree, forgettable, path_hash
+from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
 from start_llm.kvcache.types import Checkpoint, RowForm, Slices, StoredRows
 
 COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
@@ -134,15 +134,6 @@ class ResidentKV:
         """Tells the listener of a segment whose KV is neither in memory nor on disk any more."""
         if self._listener is not None and segment.is_ghost and segment.parent is not None:
             self._listener.evicted(path_hash(segment.parent), segment.start, segment.raw)
-
-    def forget_ghosts(self, down_to: int) -> None:
-        """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""
-        for segment in sorted(self.tree, key=lambda ghost: (ghost.used, -ghost.start)):  # children before their parents
-            if self.ghosts <= down_to:
-                break
-            if forgettable(segment):
-                self.ghosts -= segment.length
-                self.tree.remove(segment)
 
     # --- segments whose KV lies in a row ---------------------------------------
 

@@ -260,7 +260,7 @@ class KVStore:
         """Forgets everything that is in memory only."""
         self.resident.drop_all()
         self._sessions.clear()
-        self.resident.forget_ghosts(0)
+        self._eviction.forget_ghosts(0)
         self._kit.free_buffers()
 
     def stats(self) -> dict[str, int]:
