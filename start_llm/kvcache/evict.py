@@ -116,10 +116,15 @@ class Eviction:
                 given_up[segment] = segment.checkpoint
                 resident.drop_checkpoint(segment)
             elif not is_lent(segment.rows) and (above := resident.drop(segment)) is not None:
-                place = next((s for s in (above, *above.ancestors()) if s in given_up or s.checkpoint), above)
-                if id(above) in strengths and (state := given_up.pop(place, None)) is not None:
-                    resident.attach(place, state)
+                if id(above) in strengths:
+                    self._bring_back(above, given_up)
                 heapq.heappush(queue, (order(above), next(turns), above))
+
+    def _bring_back(self, end: Segment, given_up: dict[Segment, Checkpoint]) -> None:
+        """A conversation ends here now. Its last checkpoint comes back if it is one of those that were `given_up`."""
+        place = next((s for s in (end, *end.ancestors()) if s in given_up or s.checkpoint), end)
+        if (state := given_up.pop(place, None)) is not None:
+            self._resident.attach(place, state)
 
 
 def value(segment: Segment, now: float) -> float:
