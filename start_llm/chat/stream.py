@@ -136,8 +136,8 @@ class ChatStream:
                 continue
             if news is not None and news[1] == news[0].work_id:
                 self._handle(news[0], news[2])
-            elif news is not None and isinstance(news[2], ev.EngineDone):  # of a work that was given up
-                self._drafts.update({name: getattr(news[2].report, name) for name in DRAFT_COUNTS})
+            elif news is not None:
+                self._given_up(news[2])
             if left <= 0 and not self._ready:
                 self._ready.append(self._progress)
         raise StopIteration
@@ -238,6 +238,11 @@ class ChatStream:
         if all(c.over for c in self._choices):
             self._all_done()
 
+    def _given_up(self, event: ev.EngineEvent) -> None:
+        """Counts what the drafts of a work that was given up have cost: all that is wanted of it."""
+        if isinstance(event, ev.EngineDone):
+            self._drafts.update({name: getattr(event.report, name) for name in DRAFT_COUNTS})
+
     def _count(self, choice: ChoiceParser, report: CacheReport | None) -> None:
         """Adds the work that the model thread has done for a choice, by its last word on it."""
         choice.over = True
@@ -278,10 +283,12 @@ class ChatStream:
                 if time.monotonic() >= until or _is_lost(self._engine):
                     break
                 continue
-            if news is None or news[1] != news[0].work_id:
+            if news is None:
                 continue
-            choice, _, event = news
-            if isinstance(event, ev.EngineDone | ev.Failed):
+            choice, work_id, event = news
+            if work_id != choice.work_id:
+                self._given_up(event)
+            elif isinstance(event, ev.EngineDone | ev.Failed):
                 self._count(choice, event.report)
             elif isinstance(event, ev.Started | ev.Progress):
                 self._handle(choice, event)

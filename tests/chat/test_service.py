@@ -68,10 +68,8 @@ class Service:
         self.remembered = report
 
 
-def stream_of(
-    text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0, stop: tuple[str, ...] = ()
-) -> tuple[list[Event], Any, Any]:
-    """All events of an answer, the engine, and the choice."""
+def begun(parallel: bool = True, poll: float = 60.0, stop: tuple[str, ...] = ()) -> tuple[ChatStream, Any, Any]:
+    """A request that was submitted, the engine, and its only choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
     service, engine = Service(), FakeEngine()
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
@@ -82,6 +80,14 @@ def stream_of(
     parser = OutputParser(style, tools=TOOLS, stop=stop)
     choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
     stream._choices = [choice]
+    return stream, engine, choice
+
+
+def stream_of(
+    text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0, stop: tuple[str, ...] = ()
+) -> tuple[list[Event], Any, Any]:
+    """All events of an answer, the engine, and the choice."""
+    stream, engine, choice = begun(parallel, poll, stop)
     for letter in text:
         stream._queue.put((choice, "r#0", Sampled(ord(letter))))
     done = EngineDone(end, tuple(map(ord, text)), CacheReport())  # type: ignore[arg-type]
@@ -174,6 +180,18 @@ def test_a_call_that_is_cut_has_been_seen() -> None:
     events, _, _ = stream_of(begun, parallel=True, end="deadline")
     assert any(isinstance(event, ToolCallStarted) for event in events)
     assert isinstance(events[-1], Done) and events[-1].report.cut == "watchdog"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_drafts_of_a_work_that_was_given_up_count_even_if_the_client_leaves(leaves: bool) -> None:
+    stream, _, choice = begun()
+    stream._answering, choice.work_id = True, "r#0+"
+    for work in ("r#0", "r#0+"):
+        stream._queue.put((choice, work, EngineDone("cancelled", (), CacheReport(forwards=3, drafted=5, accepted=2))))
+    if not leaves:
+        list(stream)
+    report = stream.last_report(5.0)
+    assert (report.forwards, report.drafted, report.accepted) == (6, 10, 4)
 
 
 def test_max_tokens_may_cut_an_answer_to_nothing() -> None:
