@@ -25,7 +25,6 @@ from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.probe import limit_context, probe_model
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.engine.runtime import TextRuntime, make_store
-from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import LanguageAlone, VisionModel
 from start_llm.files.lru import Lru
@@ -34,17 +33,9 @@ from start_llm.kvcache.events import KVListener
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.checkpoint import library_of
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, inspect_device
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, tokenizer_key
-from start_llm.models.loader import (
-    BasesInMemory,
-    Found,
-    LoadedModel,
-    accelerator,
-    find_model,
-    load_steps,
-    read_ahead,
-)
+from start_llm.models.loader import BasesInMemory, Found, LoadedModel, accelerator, find_model, load_steps, read_ahead
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, free_memory
 from start_llm.models.tokenizer import read_tokenizer
@@ -83,7 +74,7 @@ class ModelBuilder:
     """Model thread only, but for `begin`, `read`, `read_ahead` and the public figures.
 
     Args:
-        settings: of the server.
+        settings: of the server; those in `read` and `steps` differ only in what is a model's own.
         reclaim: see `SharedMemory`.
         ranks: the processes that have a part of the one model each; ``None``: this one alone.
 
@@ -193,14 +184,20 @@ class ModelBuilder:
             self._begin(model, weights, made)
             if self.ranks.agree(found.files) != found.files:
                 raise Unavailable(f"The files of {found.source} are other ones here than on the first host.")
-            loaded = yield from self._loaded(found)
+            reading = _Reading(found, self.bases, self.ranks, self._progress, self._say)
+            loaded = yield from reading.model()
             self.shared.place(model, loaded.weights)
-            loaded = yield from self._with_drafter(loaded)
+            loaded = yield from reading.with_drafter(loaded, self.shared)
             self.shared.place(model, loaded.weights)
-            loaded = yield from probe_model(loaded, self._say, alone=self.ranks.alone)
+            loaded = yield from probe_model(self._settings, loaded, self._say, alone=self.ranks.alone)
             if not self.shared.guards:
                 self._wired = wire_weights(settings.wired_limit, self._device)
-            store = yield from self._store(settings, loaded, listener, made)
+            open_disk = partial(self._disk, settings, loaded.fingerprint, found.digest)
+            disk = yield from in_background(open_disk, _close)
+            made.callback(_close, disk)
+            store = yield from make_store(settings, loaded, self.shared.most_stored, self.ranks, disk, listener)
+            made.callback(store.close)
+            self.stored_where = _where(disk, settings.disk_dir)
             memory = MemoryGuard(store, self.shared)
             made.callback(memory.close)
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.folder))
@@ -216,35 +213,59 @@ class ModelBuilder:
             made.close()
             raise
 
-    def _loaded(self, found: Found) -> Generator[float, None, LoadedModel]:
-        """In the shape of a model of mlx-lm; without its vision part, if that cannot be done."""
+    def _disk(self, settings: Settings, fingerprint: str, digest: WeightsDigest | None) -> DiskTier | None:
+        """Of its KV. It opens once all bytes of the weights are known."""
+        if digest is None:
+            return None
+        whose: str | Identify = f"{fingerprint} {digest.value}"
+        if not digest.value:
+            whose = partial(_identified, fingerprint, digest)
+            self._say("disk      KV goes there once all bytes of the weights have been read, this first time")
+        most = default_disk_bytes(digest.folder) if settings.kv_disk_bytes is None else settings.kv_disk_bytes
+        return DiskTier(digest.folder, whose, most)
+
+    def _unwire(self) -> None:
+        if self._wired:
+            self._wired = False
+            unwire()
+
+
+class _Reading:
+    """Reads one model, and what drafts for it, in the shape of a model of mlx-lm. Model thread only."""
+
+    def __init__(self, found: Found, bases: BasesInMemory, ranks: Ranks, progress: Progress, say: Say) -> None:
+        self._found = found
+        self._bases, self._ranks, self._progress, self._say = bases, ranks, progress, say
+
+    def model(self) -> Generator[float, None, LoadedModel]:
+        """Without its vision part, if that cannot be done."""
+        found = self._found
         if found.sees:
             try:
-                return (yield from self._seeing(found))
+                return (yield from self._seeing())
             except NotSupported as error:
                 self._say(f"vision    off: {error.message.rstrip('.')}; the model reads text only")
             found = replace(found, sees=False)
-        loaded = yield from load_steps(found, self._progress, self._say, self.bases, self.ranks.shard)
+        loaded = yield from load_steps(found, self._progress, self._say, self._bases, self._ranks.shard)
         alone = library_of(loaded.capabilities.config) == "mlx-vlm"
         return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
 
-    def _seeing(self, found: Found) -> Generator[float, None, LoadedModel]:
+    def _seeing(self) -> Generator[float, None, LoadedModel]:
         """Raises NotSupported; nobody holds the arrays then."""
-        loaded = yield from load_steps(found, self._progress, self._say, self.bases)
+        loaded = yield from load_steps(self._found, self._progress, self._say, self._bases)
         assert loaded.vision is not None, "it sees"
         return replace(loaded, model=VisionModel(loaded.model, loaded.vision.pad))
 
-    def _with_drafter(self, loaded: LoadedModel) -> Generator[float, None, LoadedModel]:
+    def with_drafter(self, loaded: LoadedModel, shared: SharedMemory) -> Generator[float, None, LoadedModel]:
         """With what drafts for it, if that fits into memory and to the model."""
-        files = loaded.drafter
-        if files is None:
+        if (files := self._found.drafter) is None:
             return loaded
-        free = max(0, self.shared.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
+        free = max(0, shared.usable - shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
         try:
-            if self.shared.usable and files.nbytes > free:
+            if shared.usable and files.nbytes > free:
                 sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
                 raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
-            model = yield from add_drafter(loaded.model, language_of(loaded.model), files, loaded.trust_code)
+            model = yield from add_drafter(loaded.model, language_of(loaded.model), files, self._found.trust_code)
         except NotSupported as error:
             self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
             return loaded
@@ -254,37 +275,14 @@ class ModelBuilder:
         key = hashlib.sha256(key.encode()).hexdigest()
         return replace(loaded, model=model, fingerprint=key, weight_bytes=size)
 
-    def _store(
-        self, settings: Settings, loaded: LoadedModel, listener: KVListener | None, made: ExitStack
-    ) -> Generator[float, None, GuardedStore]:
-        """Its KV in memory and on disk."""
-        disk = yield from in_background(lambda: self._disk(loaded), _close)
-        made.callback(_close, disk)
-        store = yield from make_store(settings, loaded, self.shared.most_stored, self.ranks, disk, listener)
-        made.callback(store.close)
-        where = f"{loaded.disk_bytes / GIB:.1f} GiB in {settings.disk_dir}"
-        self.stored_where = where if disk and disk.ready else "nothing on disk"
-        return store
-
-    def _disk(self, loaded: LoadedModel) -> DiskTier | None:
-        """It opens once all bytes of the weights are known."""
-        if (digest := loaded.digest) is None:
-            return None
-        whose: str | Identify = f"{loaded.fingerprint} {digest.value}"
-        if not digest.value:
-            whose = partial(_identified, loaded.fingerprint, digest)
-            self._say("disk      KV goes there once all bytes of the weights have been read, this first time")
-        return DiskTier(digest.folder, whose, loaded.disk_bytes)
-
-    def _unwire(self) -> None:
-        if self._wired:
-            self._wired = False
-            unwire()
-
 
 def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
     found = weights.compute(is_over)
     return f"{fingerprint} {found}" if found else ""
+
+
+def _where(disk: DiskTier | None, folder: Path | None) -> str:
+    return f"{disk.max_bytes / GIB:.1f} GiB in {folder}" if disk is not None and disk.ready else "nothing on disk"
 
 
 def _close(opened: Any) -> None:

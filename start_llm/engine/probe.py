@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from start_llm.core.errors import BadRequest
+from start_llm.core.settings import Settings
 from start_llm.engine.checks import TooSlow, check_decoding, greedy
 from start_llm.models.background import Say, in_background
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.loader import LoadedModel
 from start_llm.models.overrides import LEAST_CONTEXT
-from start_llm.models.probe_table import keep_probe, probe_key, read_probe
+from start_llm.models.probe_table import PROBES, keep_probe, probe_key, read_probe
 from start_llm.models.tool_probe import ASKED, SAID, SECONDS, TOKENS, ExpectedStyle, ToolCallProbe, question, read_call
 from start_llm.parsing.choice import Detokenizer
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
@@ -30,18 +31,20 @@ log = logging.getLogger(__name__)
 _ROUND = 1024  # a context is told in whole thousands
 
 
-def probe_model(loaded: LoadedModel, say: Say, *, alone: bool = True) -> Generator[float, None, LoadedModel]:
+def probe_model(
+    settings: Settings, loaded: LoadedModel, say: Say, *, alone: bool = True
+) -> Generator[float, None, LoadedModel]:
     """The model with all its capabilities. Pauses while others work for it, and after each pass that it computes.
 
     `say` gets a line about a model that was asked for the first time. How it decodes is checked if it is `alone`: no
     other rank computes a part of it.
     """
-    table, key, asks = loaded.probes, probe_key(loaded.files), loaded.asks
+    table, key, asks = settings.cache_dir / PROBES, probe_key(loaded.files), settings.model_probe != "off"
     known = yield from in_background(lambda: read_probe(table, key))
     result = known
     if result is None or (asks and result.trial.outcome == "open"):
         try:
-            result = yield from _probe(loaded)
+            result = yield from _probe(loaded, asks)
         except TemplateError:  # whoever builds the prompts of this model says why it cannot be served
             return loaded
         if asks:
@@ -60,13 +63,13 @@ def probe_model(loaded: LoadedModel, say: Say, *, alone: bool = True) -> Generat
     return probed
 
 
-def _probe(loaded: LoadedModel) -> Generator[float, None, ProbeResult]:
-    """Raises TemplateError: the template cannot render one user message."""
+def _probe(loaded: LoadedModel, asks: bool) -> Generator[float, None, ProbeResult]:
+    """`asks`: the model is asked what it can do. Raises TemplateError: the template cannot render one user message."""
     template, tokenizer, traits = yield from in_background(lambda: _render(loaded))
     family, hints = loaded.capabilities.family.value, loaded.capabilities.hints
     assert hints is not None, "the tokenizer of a loaded model was read"
     trial = ToolCallProbe("open", why="MODEL_PROBE is off")
-    if loaded.asks:
+    if asks:
         assumed = hints.facts(family)
         expected = ExpectedStyle(
             (assumed["tool_parser"].value, *family.tool_parsers),

@@ -28,13 +28,12 @@ from start_llm.models.background import Progress, Say
 from start_llm.models.capabilities import Capabilities, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, name_of, whole_snapshot
 from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, maps_ngrams, read_config, weights_on_disk
-from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit, default_disk_bytes
+from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.drafters import DrafterFiles, find_drafter, other_vocabulary
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import Stamps, WeightsDigest, fingerprint, stamps_of
 from start_llm.models.inspection import inspect_once
 from start_llm.models.overrides import FOLDER
-from start_llm.models.probe_table import PROBES
 from start_llm.models.pull import find_folder
 from start_llm.models.recommended import published_head
 from start_llm.models.room import Weights, group_of
@@ -62,8 +61,8 @@ BasesInMemory = WeakValueDictionary[str, BaseWeights]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model before its weights are read: its files, and what they say. Holds no arrays; any thread may read it."""
+class ModelFacts:
+    """What a model is and what its files say. Holds no arrays; any thread may read it."""
 
     name: str  # what clients see
     source: str  # the folder or repository that it came from
@@ -74,15 +73,7 @@ class Found:
     context: int  # most tokens of a request, answer included
     fingerprint: str  # identifies the KV that this model makes, by samples of the weights
     files: str  # identifies the checkpoint itself
-    stamps: Stamps  # of all files of weights that are in it, but an adapter's, before these were read
     adapter: Adapter | None  # is put on it
-    drafter: DrafterFiles | None  # may draft for it
-    sees: bool  # its vision part is to be loaded
-    trust_code: bool  # Python code that it brings may run
-    probes: Path  # the folder of what is found out about models, see `probe_table`
-    asks: bool  # it is to be asked what it can do
-    digest: WeightsDigest | None  # tells its KV on disk from all others'; ``None``: none is kept there
-    disk_bytes: int  # of KV that may be there
 
     @property
     def tokenizer(self) -> Any:
@@ -101,7 +92,18 @@ class Found:
 
 
 @dataclass(frozen=True)
-class LoadedModel(Found):
+class Found(ModelFacts):
+    """A model before its weights are read, and what only its loading needs to know."""
+
+    stamps: Stamps  # of all files of weights that are in it, but an adapter's, before these were read
+    drafter: DrafterFiles | None  # may draft for it
+    sees: bool  # its vision part is to be loaded
+    trust_code: bool  # Python code that it brings may run
+    digest: WeightsDigest | None  # tells its KV on disk from all others'; ``None``: none is kept there
+
+
+@dataclass(frozen=True)
+class LoadedModel(ModelFacts):
     """A model and what goes with it. Arrays belong to the model thread; the rest may be read by all."""
 
     model: Any  # mlx-lm's, or mlx-vlm's (the whole one if it sees)
@@ -171,7 +173,7 @@ def find_model(
     adapter = adapter or _adapter(settings, source, say)
     folder, capabilities = _files(settings, device, progress, say, folder, parts)
     inspected = None if settings.model_path is None else inspect_once(settings, source, folder)
-    stamps, where, most = stamps_of(folder), settings.disk_dir, settings.kv_disk_bytes
+    stamps, where = stamps_of(folder), settings.disk_dir
     with refusing(library_of(capabilities.config) or "mlx-lm", source):
         wrapper, files = read(folder), fingerprint(folder)
         capabilities = capabilities.with_vocabulary(wrapper._tokenizer.get_vocab(), writing_hints(wrapper))
@@ -191,10 +193,7 @@ def find_model(
         drafter=None,
         sees=adapter is None and _sees(settings, capabilities.config, say),
         trust_code=settings.trust_remote_code,
-        probes=settings.cache_dir / PROBES,
-        asks=settings.model_probe != "off",
         digest=None,
-        disk_bytes=default_disk_bytes(where) if most is None and where is not None else most or 0,
     )
     if settings.drafts != "off" and (drafter := _drafter(settings, found, progress, say)) is not None:
         found, stamps = replace(found, drafter=drafter), stamps | stamps_of(drafter.folder)
@@ -253,7 +252,7 @@ def load_steps(
     progress(f"loading {name}", 1.0)
     if stamps_of(found.folder) != found.stamps:  # the fingerprint was made before the weights were read
         raise Unavailable(f"{name}: its files were changed while they were read; ask again.")
-    facts = {each.name: getattr(found, each.name) for each in fields(Found)}
+    facts = {each.name: getattr(found, each.name) for each in fields(ModelFacts)}
     return _of_its_own(LoadedModel(**facts, model=model, weight_bytes=bytes_of(model), vision=vision, base=base))
 
 

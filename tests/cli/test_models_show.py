@@ -33,7 +33,7 @@ def serve_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[str]
 
     monkeypatch.setattr(engine_probe, "SECONDS", 600.0)
     monkeypatch.setattr(engine_probe, "check_decoding", check)
-    at_once(engine_probe.probe_model(loaded, said.append))
+    at_once(engine_probe.probe_model(settings, loaded, said.append))
     return said
 
 

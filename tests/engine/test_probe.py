@@ -58,7 +58,7 @@ class World:
         self._reply.write_text(reply, "utf-8")
         loaded = load_model(settings, MACHINE, lambda step, part: None, self.said.append)
 
-        return at_once(probe_model(loaded, self.said.append))
+        return at_once(probe_model(settings, loaded, self.said.append))
 
     def check(self, *args: Any) -> Generator[float, None, DecodingCheck | None]:
         self.checked += 1
@@ -175,7 +175,7 @@ def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
     settings = world.settings(path, model_probe="off")
     loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
-    able = at_once(probe_model(loaded, world.said.append, alone=False)).capabilities
+    able = at_once(probe_model(settings, loaded, world.said.append, alone=False)).capabilities
     assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
     assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
 
@@ -199,7 +199,7 @@ def test_a_slow_machine_gives_up_early_and_tries_again(world: World, monkeypatch
         list(slow(range(5, 300)))
     with monkeypatch.context() as patch:
         patch.setattr("start_llm.engine.probe.greedy", lambda model, tokens, **more: slow(tokens))
-        able = at_once(probe_model(loaded, world.said.append, alone=False)).capabilities
+        able = at_once(probe_model(settings, loaded, world.said.append, alone=False)).capabilities
     assert able.facts["tool_parser"].source == "template"
     assert "too long here" in world.said[0]
     assert world.load(path, CALLERS[2].reply()).capabilities.facts["tool_parser"] == Fact("glm47", "probe")

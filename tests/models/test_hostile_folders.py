@@ -137,7 +137,7 @@ def served(folder: Path) -> str:
     settings = load_settings(None, model_path=str(folder), start_llm_cache_dir=cache, kv_bits=None, model_probe="off")
     try:
         loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
-        at_once(probe_model(loaded, lambda line: None, alone=False))
+        at_once(probe_model(settings, loaded, lambda line: None, alone=False))
     except StartLLMError as error:
         assert error.message and "\n" not in error.message[:1], error
         return "listed" if listed else "refused"

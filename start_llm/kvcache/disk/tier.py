@@ -42,9 +42,9 @@ class DiskTier:
         folder: made with mode 0700 if it is missing; ``None``: nothing is kept, and the tier is never ready.
         fingerprint: what the KV depends on (weights, quantisation, tokenizer, mlx-lm version), or what finds that out;
             the tier pauses until then.
-        max_bytes: most bytes of files; other models' folders give way first.
 
     Attributes:
+        max_bytes: most bytes of files; other models' folders give way first.
         queue_bytes: most bytes waiting to be written.
         detail: why the tier pauses; empty if it does not.
         waiting_bytes: on their way to disk; they can be read meanwhile.
@@ -54,7 +54,7 @@ class DiskTier:
     queue_bytes = 512 << 20
 
     def __init__(self, folder: Path | None, fingerprint: str | Identify = "", max_bytes: int = 0) -> None:
-        self._place, self._max_bytes = folder, max_bytes
+        self._place, self.max_bytes = folder, max_bytes
         self._fingerprint = fingerprint if isinstance(fingerprint, str) else ""
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
@@ -168,7 +168,7 @@ class DiskTier:
         files = {"files": len(folder.files), "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
         with self._lock:
             now = {"waiting_bytes": self.waiting_bytes, "paused": int(bool(self.detail)), **self._counters}
-        return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now}
+        return {"files": 0, "bytes": 0, "budget_bytes": self.max_bytes, "evicted_files": 0, **files, **now}
 
     # --- the disk thread -------------------------------------------------------
 
@@ -208,7 +208,7 @@ class DiskTier:
         if self._place is None or self._folder is not None or (time.monotonic() < self._next_try and not at_once):
             return
         try:
-            folder = DiskFolder(self._place, self._fingerprint, self._max_bytes)
+            folder = DiskFolder(self._place, self._fingerprint, self.max_bytes)
         except OSError as error:
             self._pause(error)
             return
