@@ -38,17 +38,17 @@ class Eviction:
     """Model thread only.
 
     Attributes:
-        budget_bytes: most bytes in memory; may be changed, `enforce` acts on it.
+        budget_bytes, most_arrays: in memory; may be changed, `enforce` acts on them.
     """
 
     def __init__(self, kit: LayerKit, resident: ResidentKV, sessions: Sessions, config: StoreConfig) -> None:
-        self.budget_bytes = config.budget_bytes
+        self.budget_bytes, self.most_arrays = config.budget_bytes, config.most_arrays
         self._kit, self._resident, self._sessions, self._config = kit, resident, sessions, config
 
     def enforce(self, now: float) -> None:
         """Evicts as much as all limits together ask for, and hands the freed memory back to the system."""
         resident, config = self._resident, self._config
-        before, most, packing = resident.nbytes, config.most_arrays, False
+        before, most, packing = resident.nbytes, self.most_arrays, False
         if config.ttl_seconds:
             self._expire(now - config.ttl_seconds)
         if resident.nbytes > self.budget_bytes:

@@ -251,6 +251,12 @@ class KVStore:
         rows = self._kit.slice(cache, 0, tokens)
         self.resident.sizes.learn(rows, rows.forms)
 
+    def set_arrays(self, others: int, stores: int) -> None:
+        """The device's room for arrays is for so many `stores`, and the `others` hold so many: an equal part of it, or
+        what these leave, if that is more. Acted on when something is stored, or nothing runs."""
+        most = self._config.most_arrays
+        self._eviction.most_arrays = max(most // stores, most - others)
+
     def set_budget(self, budget_bytes: int) -> None:
         """From now on at most so many bytes in memory."""
         self._eviction.budget_bytes = budget_bytes

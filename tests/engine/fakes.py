@@ -127,6 +127,7 @@ class FakeStore:
     calls: list[bool | None] = field(default_factory=list)
     room: bool = True
     token_bytes: int = 0
+    arrays: int = 0
     budgets: list[int] = field(default_factory=list)
 
     def lookup(self, tokens: Any, limit: int | None = None) -> RestorePlan:
@@ -176,6 +177,9 @@ class FakeStore:
 
     def estimate(self, tokens: int) -> int:
         return tokens * self.token_bytes
+
+    def set_arrays(self, others: int, stores: int) -> None:
+        pass
 
     def set_budget(self, budget_bytes: int) -> None:
         self.budgets.append(budget_bytes)

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -202,13 +201,30 @@ def test_arrays_are_packed_in_small_steps_before_anything_goes() -> None:
     assert not store.resident._loose and not store.resident.arrays
 
 
+def test_stores_share_the_devices_room_for_arrays() -> None:
+    store = make_store(most_arrays=1000)
+    for number in range(100):
+        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
+    store.set_arrays(others=940, stores=2)
+    store.idle()
+    assert store.resident.arrays > 500, "half of it is sure; up to a quarter more while there is something to pack"
+    for _ in range(40):
+        store.idle()
+    assert store.resident.arrays <= 500
+    store.set_arrays(others=0, stores=1)
+    before = store.resident.arrays
+    for number in range(100, 110):
+        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
+    assert store.resident.arrays > before + 50, "what the other one held is free again"
+
+
 def test_what_was_not_used_for_longest_is_packed_first() -> None:
     now = [0.0]
     store = KVStore(LayerKit(lambda: caches([])), StoreConfig(MANY), clock=lambda: now[0])
     for number in (*range(20), 0, 2):
         now[0] += 1
         store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
-    store._eviction._config = replace(store._eviction._config, most_arrays=130)
+    store._eviction.most_arrays = 130
     for packed in ([1, 3, 4, 5], [1, 3, 4, 5, 6, 7, 8, 9]):
         store.idle()
         held = [s for s in store.resident.tree if isinstance(s.rows, Slices) and s.rows.packed]
@@ -226,7 +242,7 @@ def test_many_arrays_at_once_are_packed_before_anything_goes(most: int, gone: bo
         tokens = numbers(1000 * number, 20)
         store.put(tokens, caches(tokens))
     assert store.resident.arrays == 40 * 6
-    store._eviction._config = replace(store._eviction._config, most_arrays=most)
+    store._eviction.most_arrays = most
     for _ in range(12):
         store.idle()
         check(store)

@@ -47,8 +47,16 @@ class StoredBudget:
         """Bytes of KV in memory."""
         return self._store.resident.nbytes
 
+    @property
+    def arrays(self) -> int:
+        """Arrays that this KV is in."""
+        return self._store.resident.arrays
+
     def set(self, budget_bytes: int) -> None:
         self._call(None, self._store.set_budget, budget_bytes)
+
+    def set_arrays(self, others: int, stores: int) -> None:
+        self._call(None, self._store.set_arrays, others, stores)
 
 
 class GuardedStore:

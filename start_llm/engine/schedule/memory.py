@@ -79,17 +79,18 @@ class SharedMemory:
         return sum(other.held_bytes for other in self.guards if other is not guard)
 
     def apply(self) -> None:
-        """Gives each store its bytes: an equal part, or what the others do not hold now, if that is more. To be called
-        whenever something has changed."""
+        """Gives each store its bytes and its arrays: an equal part, or what the others do not hold now, if that is
+        more. To be called whenever something has changed."""
         self.running = sum(guard.held_bytes for guard in self.guards)
-        total = self.total
-        if not total or not self.guards:
+        budgets, total = [guard.store.budget for guard in self.guards], self.total
+        for budget in budgets:
+            budget.set_arrays(sum(other.arrays for other in budgets if other is not budget), len(budgets))
+        if not total or not budgets:
             return
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
-        sure = pot // len(self.guards)
-        for guard in self.guards:
-            others = sum(other.store.budget.nbytes for other in self.guards if other is not guard)
-            guard.store.budget.set(max(sure, pot - others))
+        for budget in budgets:
+            others = sum(other.nbytes for other in budgets if other is not budget)
+            budget.set(max(pot // len(budgets), pot - others))
 
 
 class MemoryGuard:

@@ -336,12 +336,18 @@ def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.Monk
 class Held:
     """A store of so many bytes that shrinks to its budget."""
 
+    arrays = 0
+    shares = (0, 0)
+
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.most = nbytes, 0
         self.budget = self
 
     def estimate(self, tokens: int) -> int:
         return tokens * MIB
+
+    def set_arrays(self, others: int, stores: int) -> None:
+        self.shares = others, stores
 
     def set(self, budget_bytes: int) -> None:
         self.most = budget_bytes
@@ -380,6 +386,16 @@ def test_models_share_what_their_weights_leave() -> None:
     two.close()
     shared.place("two", None)
     assert one.check(4200) and first.most == int(6 * GIB * STORED_SHARE)
+
+
+def test_models_share_the_devices_room_for_arrays() -> None:
+    shared = SharedMemory(0, None, lambda need: False)
+    one, two = MemoryGuard(first := Held(0), shared), MemoryGuard(second := Held(0), shared)
+    first.arrays, second.arrays = 30, 70
+    two.take("a", 1)
+    assert (first.shares, second.shares) == ((70, 2), (30, 2))
+    two.close()
+    assert first.shares == (0, 1) and one.held_bytes == 0
 
 
 def test_weights_that_models_share_take_their_bytes_once() -> None:
