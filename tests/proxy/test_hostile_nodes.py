@@ -30,7 +30,7 @@ from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, json_of
 from start_llm.proxy.routing import route_key
 from tests.kinds import some
 from tests.proxy.node_stub import NodeStub, _json, nodes
-from tests.proxy.test_fleet import WAIT, body, pick, until, watched
+from tests.proxy.test_fleet import WAIT, body, look_no_more, pick, until, watched
 from tests.proxy.test_nodes import make_certificate
 
 ENDLESS = 10**400
@@ -465,6 +465,7 @@ def test_a_conversation_with_a_clock_and_no_name_stays_at_its_node(monkeypatch: 
     async def test(stubs: list[NodeStub]) -> None:
         async with watched(stubs) as fleet:
             await until(lambda: all(member.loaded for member in fleet.members.values()))
+            look_no_more(fleet)
             given: dict[str, Any] = {
                 "model": "served",
                 "messages": [{"role": "system"}, {"role": "user", "content": "a"}],
