@@ -33,7 +33,7 @@ NO_THINKING, OPENED = "<think>\n\n</think>\n\n", "<think>\n"
 MISMATCH = "!!STATE MISMATCH: "
 FILLER = " the"
 MEMO_LIMIT = 64 if "ORACLE_FORGETS" in os.environ else 4096
-"""Answers. With 4,096 of them (13 MB in lists of tokens, thrown away all at once) a soak looked at the oracle's memory."""
+"""Answers. 4,096 are 13 MB of tokens that go all at once: a soak looked at the oracle's memory, not the server's."""
 LONGEST_BLOCK = 64  # tokens in a pass that verifies a draft
 FIRST_SEEN = 1 << 20
 """Tokens from here on are what an oracle with eyes sees of an image."""

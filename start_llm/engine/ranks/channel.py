@@ -13,7 +13,6 @@ import secrets
 import socket
 import threading
 import time
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -126,7 +125,13 @@ def described(work: Submit) -> dict[str, Any]:
     return parts | {name: getattr(work, name) for name in _PLAIN}
 
 
+class _Nobody:
+    """Takes the events of a request on a follower, and keeps none: only rank 0 answers."""
+
+    def put(self, event: Any, /) -> None: ...
+
+
 def submit_of(about: dict[str, Any]) -> Submit:
-    """What `described` has described. Nobody takes its events: only rank 0 answers."""
+    """What `described` has described."""
     parts = {name: kind.validate_python(about[name]) for name, kind in _PARTS.items()}
-    return Submit(**parts, **{name: about[name] for name in _PLAIN}, sink=SimpleQueue())
+    return Submit(**parts, **{name: about[name] for name in _PLAIN}, sink=_Nobody())

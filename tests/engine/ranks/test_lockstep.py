@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
@@ -306,6 +307,10 @@ def test_silence_is_noticed(ends: tuple[Channel, Channel]) -> None:
 numbers = st.integers(0, 2**31)
 
 
+class Event:
+    """One of a row's events."""
+
+
 @given(
     tokens=st.lists(numbers, max_size=9).map(tuple),
     bias=st.lists(st.tuples(numbers, st.floats(-100, 100)), max_size=3).map(tuple),
@@ -317,7 +322,13 @@ def test_a_request_arrives_as_it_was_sent(tokens: Any, bias: Any, constraint: An
     prompt, sampling = Prompt(tokens, tokens, len(tokens), None, 3), Sampling(logit_bias=bias, seed=7)
     sink: SimpleQueue[Any] = SimpleQueue()
     work = Submit("a", prompt, sampling, 5, sink, 2, constraint, thinking, session, session, one_shot=True, model="m")
-    assert submit_of(json.loads(json.dumps(described(work)))) == work
+    arrived = submit_of(json.loads(json.dumps(described(work))))
+    assert arrived == work
+    event: Any = Event()
+    arrived.sink.put(event)
+    kept = weakref.ref(event)
+    del event
+    assert kept() is None, "nobody reads it on a follower, and the end of a failed row holds arrays"
 
 
 def test_a_limit_that_becomes_less_counts_at_once(ends: tuple[Channel, Channel]) -> None:
