@@ -251,16 +251,17 @@ class KVStore:
         rows = self._kit.slice(cache, 0, tokens)
         self.resident.sizes.learn(rows, rows.forms)
 
-    def set_arrays(self, others: int, stores: int) -> None:
-        """The device's room for arrays is for so many `stores`, and the `others` hold so many: an equal part of it, or
-        what these leave, if that is more. Acted on when something is stored, or nothing runs."""
+    def set_budget(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
+        """From now on at most so many bytes in memory; ``None``: as before.
+
+        The device's room for arrays is for so many `stores`, and the `others` hold so many: this one may have an equal
+        part, or what these leave, if that is more. Acted on when something is stored, or nothing runs.
+        """
         most = self._config.most_arrays
         self._eviction.most_arrays = max(most // stores, most - others)
-
-    def set_budget(self, budget_bytes: int) -> None:
-        """From now on at most so many bytes in memory."""
-        self._eviction.budget_bytes = budget_bytes
-        self._eviction.enforce(self._clock())
+        if budget_bytes is not None:
+            self._eviction.budget_bytes = budget_bytes
+            self._eviction.enforce(self._clock())
 
     def clear(self) -> None:
         """Forgets everything that is in memory only."""

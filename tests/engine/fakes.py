@@ -178,11 +178,9 @@ class FakeStore:
     def estimate(self, tokens: int) -> int:
         return tokens * self.token_bytes
 
-    def set_arrays(self, others: int, stores: int) -> None:
-        pass
-
-    def set_budget(self, budget_bytes: int) -> None:
-        self.budgets.append(budget_bytes)
+    def set_budget(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
+        if budget_bytes is not None:
+            self.budgets.append(budget_bytes)
 
     def stats(self) -> Any:
         return {**dict.fromkeys(KV_FIGURES, len(self.entries)), "disk_files": 1}

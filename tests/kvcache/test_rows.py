@@ -205,13 +205,13 @@ def test_stores_share_the_devices_room_for_arrays() -> None:
     store = make_store(most_arrays=1000)
     for number in range(100):
         store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
-    store.set_arrays(others=940, stores=2)
+    store.set_budget(None, others=940, stores=2)
     store.idle()
     assert store.resident.arrays > 500, "half of it is sure; up to a quarter more while there is something to pack"
     for _ in range(40):
         store.idle()
     assert store.resident.arrays <= 500
-    store.set_arrays(others=0, stores=1)
+    store.set_budget(None)
     before = store.resident.arrays
     for number in range(100, 110):
         store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))

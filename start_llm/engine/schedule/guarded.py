@@ -52,11 +52,8 @@ class StoredBudget:
         """Arrays that this KV is in."""
         return self._store.resident.arrays
 
-    def set(self, budget_bytes: int) -> None:
-        self._call(None, self._store.set_budget, budget_bytes)
-
-    def set_arrays(self, others: int, stores: int) -> None:
-        self._call(None, self._store.set_arrays, others, stores)
+    def set(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
+        self._call(None, self._store.set_budget, budget_bytes, others, stores)
 
 
 class GuardedStore:

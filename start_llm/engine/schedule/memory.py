@@ -83,14 +83,11 @@ class SharedMemory:
         more. To be called whenever something has changed."""
         self.running = sum(guard.held_bytes for guard in self.guards)
         budgets, total = [guard.store.budget for guard in self.guards], self.total
-        for budget in budgets:
-            budget.set_arrays(sum(other.arrays for other in budgets if other is not budget), len(budgets))
-        if not total or not budgets:
-            return
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
         for budget in budgets:
-            others = sum(other.nbytes for other in budgets if other is not budget)
-            budget.set(max(pot // len(budgets), pot - others))
+            others = [other for other in budgets if other is not budget]
+            most = max(pot // len(budgets), pot - sum(other.nbytes for other in others))
+            budget.set(most if total else None, sum(other.arrays for other in others), len(budgets))
 
 
 class MemoryGuard:

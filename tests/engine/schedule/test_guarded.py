@@ -11,7 +11,7 @@ from start_llm.engine.schedule.guarded import NOT_RESTORABLE, STORE_ERROR
 from tests.engine.fakes import FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
 
-METHODS = ("lookup", "restore", "stops", "put", "idle", "has_room", "estimate", "set_budget", "set_arrays", "stats")
+METHODS = ("lookup", "restore", "stops", "put", "idle", "has_room", "estimate", "set_budget", "stats")
 
 
 class Broken(FakeStore):

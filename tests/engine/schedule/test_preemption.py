@@ -346,10 +346,10 @@ class Held:
     def estimate(self, tokens: int) -> int:
         return tokens * MIB
 
-    def set_arrays(self, others: int, stores: int) -> None:
+    def set(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
         self.shares = others, stores
-
-    def set(self, budget_bytes: int) -> None:
+        if budget_bytes is None:
+            return
         self.most = budget_bytes
         self.nbytes = min(self.nbytes, budget_bytes)
 
