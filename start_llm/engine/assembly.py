@@ -57,7 +57,7 @@ class Vocabularies:
         self._last: Lru[str, Grammars] = Lru(_TOKENIZERS_KEPT)
 
     def of(self, folder: Path) -> Grammars:
-        """Raises what `read_tokenizer` raises."""
+        """Of the tokenizer in `folder`; to read it takes seconds. Raises what `read_tokenizer` raises."""
         key = tokenizer_key(folder)
         with self._lock:
             found = self._held.get(key)
@@ -108,7 +108,7 @@ class ModelBuilder:
         self.shared.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
 
     def read(self, settings: Settings, folder: Path | None = None, adapter: StoredAdapter | None = None) -> Found:
-        """All of a model but its weights, as `find_model`. Not the model thread while others work."""
+        """All of a model but its weights, as `find_model` says. Loader thread; model thread in `first_steps`."""
         return find_model(
             settings,
             self._device,
@@ -139,7 +139,7 @@ class ModelBuilder:
     def side_steps(
         self, model: str, weights: Weights, steps: Generator[float, None, Any]
     ) -> Generator[float, None, Any]:
-        """Loads by `steps` what is no language model: its `nbytes` count, and it has no KV. Arguments as of `steps`."""
+        """Runs `steps`, which load what is no language model: its `nbytes` count, it has no KV. `weights`: a guess."""
         with ExitStack() as made:
             self._begin(model, weights, made)
             found = self._side[model] = yield from steps
@@ -214,7 +214,7 @@ class ModelBuilder:
             raise
 
     def _disk(self, settings: Settings, fingerprint: str, digest: WeightsDigest | None) -> DiskTier | None:
-        """Of its KV. It opens once all bytes of the weights are known."""
+        """Its KV's place on disk, open once all weights were read. ``None``: it has none. Background thread."""
         if digest is None:
             return None
         whose: str | Identify = f"{fingerprint} {digest.value}"
@@ -238,7 +238,7 @@ class _Reading:
         self._bases, self._ranks, self._progress, self._say = bases, ranks, progress, say
 
     def model(self) -> Generator[float, None, LoadedModel]:
-        """Without its vision part, if that cannot be done."""
+        """Reads it; without its vision part, if that cannot be done. Raises what `load_steps` raises."""
         found = self._found
         if found.sees:
             try:
@@ -257,7 +257,7 @@ class _Reading:
         return replace(loaded, model=VisionModel(loaded.model, loaded.vision.pad))
 
     def with_drafter(self, loaded: LoadedModel, shared: SharedMemory) -> Generator[float, None, LoadedModel]:
-        """With what drafts for it, if that fits into memory and to the model."""
+        """With what drafts for it, if that fits into memory and to the model; else people are told why."""
         if (files := self._found.drafter) is None:
             return loaded
         free = max(0, shared.usable - shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)

@@ -90,10 +90,8 @@ class _Row:
 def check_decoding(
     model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]
 ) -> Generator[float, None, DecodingCheck | None]:
-    """Pauses after each pass. ``None``: the model does not even compute a row that is alone.
-
-    `tokens`: of some text, which is repeated as often as it has to be.
-    """
+    """Whether a model computes batches, and goes on from stored KV, as a row alone; pauses after each pass. ``None``:
+    not even a row alone is computed. `tokens`: of some text, which is repeated as often as it has to be."""
     try:
         return (yield from _check(model, make_cache, tokens))
     except Exception:  # a model's own code may do anything; its requests say so, too
@@ -104,6 +102,7 @@ def check_decoding(
 
 
 def _check(model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]) -> Generator[float, None, DecodingCheck]:
+    """`check_decoding` itself. What the model raises while single rows are made is raised; later it is a reason."""
     groups = map(_group_tokens, leaves(make_cache()))
     longest = min(MOST_LENGTH, LENGTHS[1] + max((_dense_tokens(model), *groups)))
     text = list(islice(cycle(tokens), longest + STEPS))
@@ -173,7 +172,7 @@ def _predictions(model: Any, cache: Cache, tokens: Sequence[int]) -> Generator[f
 
 
 def _difference(left: mx.array, right: mx.array) -> float:
-    """1 if there is anything that is no number."""
+    """Half the sum of the differences of two probabilities [vocab]; 1 if there is anything that is no number."""
     half = cast(float, mx.abs(left - right).sum().item()) / 2
     return half if half <= 1 else 1.0
 

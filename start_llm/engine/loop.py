@@ -200,10 +200,8 @@ class Chores:
         return max(0.0, min(chore.due for chore in self._waiting) - self._clock())
 
     def step(self) -> bool:
-        """Runs one step of the first chore whose pause is over. False: there is none.
-
-        `done` of a chore gets what the chore returned, or the exception that ended it.
-        """
+        """Runs one step of the first chore whose pause is over. False: there is none. `done` of a chore gets what it
+        returned, or the exception that ended it."""
         now = self._clock()
         chore = next((chore for chore in self._waiting if chore.due <= now), None)
         if chore is None:
@@ -255,13 +253,14 @@ class Loop:
     # --- commands: what other threads send; model thread ------------------------
 
     def press(self, level: Pressure) -> None:
-        """It comes so often while memory is short that the thread is never without a command: this is its idle time."""
+        """Tells the models. It comes so often that the thread is never without a command: this is its idle time."""
         _caught(lambda: self.models.press(level))
         self.models.tidy(TIDY_SECONDS)
         if self.status.state in {"ready", "busy"}:
             self.set(self.status.state)
 
     def submit(self, work: Submit) -> None:
+        """Has the work's model take it. What goes wrong is sent to the work's sink as `Failed`, not raised."""
         error = _caught(lambda: self.scheduler(work.model).add(work))
         if error is not None:
             why = Internal(f"The request cannot be run: {type(error).__name__}: {error}")
@@ -272,6 +271,7 @@ class Loop:
             model.scheduler.cancel(work_id)
 
     def prefill_idle(self, work: Submit) -> None:
+        """Nobody waits for it: dropped if the model is not loaded; an error is only logged."""
         scheduler = self.models.get(work.model)
         if scheduler is not None:
             _caught(lambda: scheduler.add_idle(work))
@@ -327,6 +327,7 @@ class Loop:
         self.models.close()
 
     def set(self, state: str, detail: str = "") -> None:
+        """Swaps `status`; ``ready`` and ``busy`` only its beat, before a model is loaded. Figures: once a second."""
         now = time.monotonic()
         if state not in {"ready", "busy"}:
             self.status = EngineStatus(state, beat=now, detail=detail)
@@ -365,7 +366,7 @@ class Loop:
         return len(self.chores) > 0
 
     def _seconds_without_work(self) -> float:
-        """0: somebody can go on now."""
+        """How long to wait for a command; 0: somebody can go on now."""
         if self.models.stuck:
             most = STUCK_SECONDS
         elif self.models.busy or self.models.with_idle_prefill is not None:

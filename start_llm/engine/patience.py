@@ -28,10 +28,8 @@ class Patience:
         self._places = threading.BoundedSemaphore(threads)
 
     def run[**P, T](self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `call` returns; what it raises is raised here.
-
-        Raises BadRequest: it takes too long. Raises Unavailable: no thread became free in time.
-        """
+        """What `call` returns, or raises, on a thread of its own. Raises BadRequest: it takes too long (its thread goes
+        on). Raises Unavailable: no thread became free in time."""
         part, looks = self._seconds / _LOOKS, iter(range(_LOOKS))
         if not any(self._places.acquire(timeout=part) for _ in looks):
             raise Unavailable(f"No {self._name} could be made within {self._seconds:g} s: others are being made.")

@@ -122,7 +122,7 @@ def probe_tool_calls(
 
 
 def _render(loaded: LoadedModel) -> tuple[HFTemplate, HFTokenizer, Traits]:
-    """Raises TemplateError."""
+    """The model's template, tokenizer, and what the template can show. Background thread. Raises TemplateError."""
     template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
     inspected = loaded.capabilities.probe
     return template, tokenizer, probe(template, tokenizer) if inspected is None else inspected.traits

@@ -81,6 +81,7 @@ class TextRuntime:
         )
 
     def _draw(self, ranks: Ranks, work: Submit, generated: Sequence[int]) -> TextDrawing:
+        """How a request's row draws, for the scheduler (`requests.Draw`). `generated`: drawn before an interruption."""
         drawing = TextDrawing(work, self.grammars, generated, self.drafts)
         drawing.sampler = ranks.sampler(drawing.sampler)
         return drawing
@@ -122,7 +123,7 @@ def end_streams() -> None:
 
 
 def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None, ranks: Ranks) -> ModelRunner:
-    """Raises NotSupported if KV is to be quantised and this model cannot."""
+    """What decodes this model, as all ranks agree. Raises NotSupported: KV_BITS is set, and this model cannot."""
     quantisation, together = None, True
     if settings.kv_bits is not None:
         check_installed("mlx_vlm")

@@ -87,7 +87,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, work: Submit) -> None:
-        """Raises QueueFull, Unavailable."""
+        """Hands the work over and returns; what fails later goes to its sink. Raises QueueFull, Unavailable."""
         status = self.status()
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
@@ -180,6 +180,7 @@ class EngineThread:
         return self._watchdog.watched
 
     def status(self) -> EngineStatus:
+        """The loop's, with what it cannot know: being lost or wedged, and how many requests run and wait now."""
         status, since = self._loop.status, self._watchdog.since
         if self._lost:
             return replace(status, state="wedged", detail=self._lost)
@@ -219,6 +220,7 @@ class EngineThread:
     # --- watchdog's thread --------------------------------------------------------
 
     def _wedged(self) -> None:
+        """At each look while the thread does not move: open requests fail with TimedOut, and are cancelled."""
         if self._watchdog_seconds and self._loop.status.state in {"ready", "busy"}:
             for work_id in self._requests.fail(TimedOut(_hangs(self._watchdog_seconds))):
                 self.cancel(work_id)
@@ -230,6 +232,7 @@ class EngineThread:
     # --- model thread -----------------------------------------------------------
 
     def _main(self) -> None:
+        """The thread, until `stop`. What the loop raises fails all requests and goes to `on_lost`. Frees all models."""
         try:
             self._loop.run()
         except BaseException as error:

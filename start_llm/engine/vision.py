@@ -97,6 +97,7 @@ class LanguageAlone:
         return self._run(inputs, cache, shown, positions + 1)
 
     def _run(self, ids: mx.array, cache: list[Any], positions: mx.array, following: mx.array, **more: Any) -> mx.array:
+        """`positions`: [rows, tokens] or [3, rows, tokens]. `following` [rows, tokens]: the position behind each."""
         inner = cache[:-1]
         logits = self._compute(ids, cache=inner, position_ids=positions, **more)
         cache[:-1] = inner  # some models put new layers into the list
@@ -163,6 +164,7 @@ class VisionModel(LanguageAlone):
         return self._run(ids, cache, mx.array(positions)[:, None], mx.array(following)[None], **more)
 
     def _features_of(self, image: ImageSpan) -> Features:
+        """Kept, or made now by the vision tower. Raises ValueError: an image has not as many places as was planned."""
         if (found := self._features.get(image.key)) is not None:
             return found
         made = self.encode(image.prepare())
@@ -240,6 +242,7 @@ def _next_position(places: Any, rows: int) -> mx.array:
 
 
 def _grid(grid: mx.array | None, merge: int) -> tuple[int, int] | None:
+    """Rows and columns of an image's tokens, of its patches; ``None``: it has none. Raises ValueError: a video."""
     if grid is None:
         return None
     frames, height, width = np.array(grid).reshape(3)

@@ -107,6 +107,7 @@ class Watchdog:
         self._over.set()
 
     def _run(self) -> None:
+        """The thread, until `stop`. A time much longer than a tick counts as four: this process was stopped."""
         self._beat, looked = self._beat_now(), time.monotonic()
         while not self._over.wait(self._tick):
             now = time.monotonic()
@@ -118,6 +119,7 @@ class Watchdog:
                 log.warning("the watchdog met an error", exc_info=True)
 
     def _look(self, passed: float) -> None:
+        """`passed`: seconds since the last look. Calls `wedged` at each look beyond the limit, `hopeless` once."""
         beat = self._beat_now()
         if beat != self._beat:
             if self.since is not None:

@@ -50,6 +50,7 @@ class ProxyAccess:
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers by itself what is refused, or needs no server; passes on the rest with no key but this proxy's."""
         if scope["type"] == "websocket":  # nothing that an agent needs
             await send({"type": "websocket.close", "code": 1008})
             return

@@ -50,7 +50,7 @@ _CALLS = ("completion", "text_completion", "responses", "embedding")
 
 
 def run(folder: Path, arguments: list[str]) -> None:
-    """Serves until the process ends. `folder` has the files of `config.write_config`."""
+    """Serves until the process ends; `child` calls it. `folder` has the files of `config.write_config`."""
     add_layers(
         proxy_server.app,
         json.loads((folder / CONFIG).read_text(encoding="utf-8")),

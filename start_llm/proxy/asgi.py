@@ -96,7 +96,7 @@ def says_something(message: Message) -> bool:
 
 
 def last_event(dialect: str, error: dict[str, Any]) -> bytes:
-    """An error as the last event of a stream, in the form in which the server itself would have written it."""
+    """An error as the last event of a stream, as the server would write it. `dialect`: a path of `CONVERSATIONS`."""
     if dialect == "chat/completions":
         return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
     kind = "error"

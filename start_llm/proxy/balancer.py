@@ -97,6 +97,7 @@ class Balancer:
         self._server, self._elsewhere = server, elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Conversations, and what goes past LiteLLM, are sent to nodes until one answers; all else goes on as it is."""
         path, outcome = asgi.asked_for(scope), RequestOutcome()
         forwarded = path in asgi.FORWARDED
         if scope["type"] == "lifespan":
@@ -332,6 +333,7 @@ class _HeldAnswer:
             await self.send({"type": asgi.BODY, "body": body, "more_body": False})
 
     async def refuse(self, scope: Scope, receive: Receive, error: StartLLMError) -> None:
+        """`error` as the whole answer, or as the last event of a stream that has begun."""
         if self._head_sent:
             await self.finish(openai_error(error)["error"])
         else:

@@ -59,16 +59,16 @@ def _refused(path: str) -> BadRequest:
     return BadRequest(message, param=path, code="proxy_parameter")
 
 
-def _named(dialect: str, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+def _named(path: str, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
     """`body` with the conversation's full name, sub-agent included: LiteLLM does not pass such headers on.
 
     Of messages it passes on ``metadata.user_id`` only. Where Claude Code puts its session there, the name goes, too.
     """
     name = session_of(body, headers)[0]
-    if dialect in _NAMED:
+    if path in _NAMED:
         return body if name == session_of(body, {})[0] else body | {"session_id": name}
     metadata = body.get("metadata") or {}
-    if dialect != "messages" or not isinstance(metadata, dict):
+    if path != "messages" or not isinstance(metadata, dict):
         return body
     user = metadata.get("user_id")
     if name == session_of({"metadata": {"user_id": user}}, {})[0]:
@@ -92,24 +92,25 @@ class RequestBodies:
         self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        dialect = asked_for(scope)
-        if not dialect:
+        """Passes a POST on with its whole body, JSON checked (no form of audio), or answers what is wrong."""
+        path = asked_for(scope)
+        if not path:
             await self._app(scope, receive, send)
             return
-        is_json = not dialect.endswith("audio/transcriptions")
+        is_json = not path.endswith("audio/transcriptions")
         try:
             raw = await read_body(receive, self._most_bytes)
             if raw is None:
                 return
             if is_json:
-                raw = await off_the_loop(len(raw), self._checked, dialect, raw, Headers(scope=scope))
+                raw = await off_the_loop(len(raw), self._checked, path, raw, Headers(scope=scope))
         except StartLLMError as error:
             await error_answer(scope["path"], error)(scope, receive, send)
             return
         # Without `-H` curl says that it sends a form, and LiteLLM believes it.
         await self._app(with_body(scope, raw, JSON if is_json else None), replay(raw, receive), send)
 
-    def _checked(self, dialect: str, raw: bytes, headers: Mapping[str, str]) -> bytes:
+    def _checked(self, path: str, raw: bytes, headers: Mapping[str, str]) -> bytes:
         """`raw` as LiteLLM gets it. Raises BadRequest, TooLarge."""
         body = parse_object(raw)
         if not isinstance(body.get("model"), str | None):  # LiteLLM looks it up before it looks at it
@@ -118,7 +119,7 @@ class RequestBodies:
             raise BadRequest(f"model: a name has at most {MOST_NAME} characters.", param="model", code="invalid_value")
         self._litellm_names.check(body)
         changed = {name: value for name, value in body.items() if name not in self._litellm_names.arguments}
-        if not dialect.startswith(("audio/", "embeddings")):
-            changed = fold(dialect, _named(dialect, changed, headers), self._names)
+        if not path.startswith(("audio/", "embeddings")):
+            changed = fold(path, _named(path, changed, headers), self._names)
         halves = b"\\ud" in raw or b"\\uD" in raw  # the parser has replaced them, LiteLLM refuses them
         return raw if changed == body and not halves else json.dumps(changed).encode()

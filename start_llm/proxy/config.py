@@ -66,10 +66,8 @@ _NEVER = ("supports_pdf_input", "supports_audio_input")
 
 
 def abilities(*, context: int, reasoning: bool, tools: bool, vision: bool) -> dict[str, Any]:
-    """What LiteLLM is told of a model. Without that it leaves `thinking` and `output_config` out of messages.
-
-    `context`: most tokens of a request, answer included.
-    """
+    """What LiteLLM is told of a model; without that it leaves `thinking` and `output_config` out of messages.
+    `context`: most tokens of a request, answer included."""
     info: dict[str, Any] = {"mode": "chat", "supports_vision": vision}
     for names, value in ((_LIMITS, context), (_THINKING, reasoning), (_CALLS, tools), (_ALWAYS, True), (_NEVER, False)):
         info |= dict.fromkeys(names, value)
@@ -90,10 +88,8 @@ def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
 def proxy_config(
     settings: Settings, *, server_url: str, model_id: str, master_key: str, card: ModelCard
 ) -> dict[str, Any]:
-    """LiteLLM's configuration as plain JSON types (JSON is YAML).
-
-    `model_id`: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
-    """
+    """LiteLLM's configuration as plain JSON types (JSON is YAML); the launcher makes it before each start. `model_id`:
+    the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID."""
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
     parameters: dict[str, Any] = {
         "timeout": REQUEST_SECONDS,
@@ -140,10 +136,8 @@ def _address(node: ServerNode) -> dict[str, str]:
 
 
 def proxy_environment(inherited: Mapping[str, str], nodes: Sequence[str] = ()) -> dict[str, str]:
-    """The child's environment: nothing is fetched, reported or taken from a `.env` of the current folder.
-
-    `nodes`: addresses. HTTP_PROXY is not for them: it would see their keys and all conversations.
-    """
+    """The child's environment: nothing is fetched, reported or taken from a `.env` of the current folder. `nodes`:
+    addresses. HTTP_PROXY is not for them: it would see their keys and all conversations."""
     environment = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
     hosts = ["127.0.0.1", "localhost", "::1", *(urlsplit(node).hostname or "" for node in nodes)]
     for name in ("no_proxy", "NO_PROXY"):
@@ -161,24 +155,21 @@ def proxy_environment(inherited: Mapping[str, str], nodes: Sequence[str] = ()) -
 
 
 def additions(settings: Settings, server_url: str, master_key: str) -> dict[str, Any]:
-    """The arguments of the layers around LiteLLM, by layer."""
+    """The arguments of the layers around LiteLLM; `add_layers` takes them. The launcher adds ``elsewhere``."""
     access = {"key": master_key, "names": sorted(settings.host_names)}
     nodes = [asdict(node) for node in nodes_of(settings, server_url)]
     return {"access": access, "bodies": {"most_bytes": MOST_BODY_BYTES}, "nodes": nodes}
 
 
 def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:
-    """Writes both, readable by this user only."""
+    """Writes both for `application.run`, readable by this user only. Raises OSError."""
     write_atomic(folder / CONFIG, json.dumps(config, indent=1))
     write_atomic(folder / ADDITIONS, json.dumps(additions, indent=1))
 
 
 def master_key(settings: Settings, env_file: Path) -> str:
-    """The proxy's key; made if there is none.
-
-    A key that is made is kept in `env_file`, which is 0600 afterwards: that one line is added or replaced, the rest
-    stays as it is. Where it cannot be kept, it is good for this run.
-    """
+    """The proxy's key, for the launcher and for agents that are launched. One that is made is kept in `env_file` (0600
+    afterwards): one line is added or replaced. Where it cannot be kept, it is good for this run."""
     if settings.litellm_master_key:
         return settings.litellm_master_key
     key = f"sk-{secrets.token_urlsafe(24)}"

@@ -116,7 +116,7 @@ class Choice:
 
 
 def broken(name: str, dialect: str) -> dict[str, Any]:
-    """The error object of an answer that the node, or the model, of this name did not finish; empty: the server."""
+    """The error of an answer that this node, or model, did not finish; no name: the server. `dialect`: a path."""
     message = f"The connection to {name or 'the server'} broke before its answer was complete."
     if dialect == "messages":
         return {"type": "api_error", "message": message}
@@ -148,7 +148,7 @@ class NodeFleet:
     # --- which nodes answer -------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Begins to ask the nodes how they are; a lone node is not asked."""
+        """At the proxy's start: begins to ask the nodes how they are; a lone node is not asked."""
         if not self._watchers and len(self.members) > 1:
             self._watchers = [asyncio.create_task(self._watch(member)) for member in self.members.values()]
 

@@ -105,6 +105,7 @@ class LiteLLMProxy:
                 raise ProxyError(f"it cannot be started: {error}") from error
 
     def _launch(self) -> None:
+        """Writes the configurations into a new folder, and starts the process with it. Raises OSError."""
         names = {"server_url": self._server_url, "model_id": self._model_id, "master_key": self.master_key}
         config = proxy_config.proxy_config(self._settings, **names, card=self._card)
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
@@ -174,6 +175,7 @@ class LiteLLMProxy:
         return last_lines(self.log_path, lines)
 
     def _clean(self) -> None:
+        """Closes the pipe, which ends the child if it still runs, and removes its folder."""
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None

@@ -66,6 +66,7 @@ class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> None:
+        """LiteLLM gives a request up: its outcome gets why. Of several errors the first one's words count."""
         outcome = current.get()
         if outcome is not None:
             outcome.failed, outcome.reason = True, outcome.reason or _refusal(original_exception)
@@ -90,10 +91,8 @@ class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
 
 
 def node_of_response(response_id: Any, nodes: Mapping[str, str]) -> str | None:
-    """The node that has a stored response, by the id that LiteLLM gave it; ``None`` if the id does not say it.
-
-    `nodes`: names of nodes by the ids of LiteLLM's entries.
-    """
+    """The node that has a stored response, by the id that LiteLLM gave it; ``None`` if the id does not say it. `nodes`:
+    names of nodes by the ids of LiteLLM's entries."""
     if not isinstance(response_id, str):
         return None
     plain = ResponsesIDSecurity()._decrypt_response_id(response_id)[0]  # clients get ids that are encrypted

@@ -26,10 +26,8 @@ _NOT_OPENAIS = OWN_FIELDS | {"top_k"}
 
 
 def fold(dialect: str, body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """`body` with its own fields in places that LiteLLM passes on; `body` itself where there is nothing to move.
-
-    `dialect`: the path behind ``/v1/``. `names`: as for `bodies.RequestBodies`.
-    """
+    """`body` with its own fields in places that LiteLLM passes on; `body` itself where nothing is to move. `dialect`:
+    the path behind ``/v1/``. `names`: the server's names of models, by those that it does not know."""
     body = _with_adapter(body, names)
     moved = {name: body[name] for name in body if name in _NOT_OPENAIS}
     if not moved or dialect != "responses":
@@ -53,7 +51,7 @@ def _with_adapter(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 
 def for_provider(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
-    """`body` for another provider: without this server's own fields, thinking and reasoning."""
+    """`body` for another provider: without own fields, thinking and reasoning. `dialect`: the path behind ``/v1/``."""
     kept = {name: value for name, value in body.items() if name not in OWN_FIELDS}
     if dialect != "messages":
         kept.pop("top_k", None)

@@ -99,7 +99,7 @@ class ServerRoutes:
         return body if name is None else json.dumps(given | {"model": name}).encode()
 
     async def models(self, request: Request) -> Response:
-        """Those of all nodes; of two with one name the one that is loaded, or else the first."""
+        """``/v1/models``: those of all nodes; of two with one name the one that is loaded, or else the first."""
         answers = await self._get_all("/v1/models")
         if not answers[0].is_success:
             return _response(answers[0])
@@ -136,6 +136,7 @@ class ServerRoutes:
         return sorted(answers, key=lambda answer: (not answer.is_success, answer.status_code == 502))
 
     async def _get(self, node: nodes.ServerNode, path: str) -> httpx.Response:
+        """Raises nothing: a node that does not answer, or not with JSON, gets a 502."""
         seconds = LIST_SECONDS if len(self._fleet.members) == 1 else nodes.LOOK_SECONDS
         try:
             answer = await nodes.ask(

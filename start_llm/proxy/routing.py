@@ -148,10 +148,8 @@ def fields_of(body: bytes, *, is_json: bool) -> dict[str, Any]:
 
 
 def route_key(body: Mapping[str, Any], headers: Mapping[str, str]) -> RouteKey:
-    """Makes the key by which a request finds the node that has its KV. Any body will do, a wrong request, too.
-
-    `headers`: names in lower case.
-    """
+    """The key by which a request finds the node that has its KV. Any body will do, a wrong request, too: nothing is
+    raised. `headers`: names in lower case."""
     system, user, length, goes_on = _beginning(body)
     tools = _text(body.get("tools"))
     opening = digest(tools, _CHANGES.sub("", system)) if tools or system else ""

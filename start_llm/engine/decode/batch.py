@@ -55,6 +55,7 @@ class BatchRunner:
             )
 
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
+        """One row's `tokens` into `cache`, evaluated. Returns the most bytes allocated, less those before."""
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         with mx.stream(self._batch.stream):
@@ -69,6 +70,7 @@ class BatchRunner:
         return max(0, taken)
 
     def insert(self, row: RowState) -> int:
+        """A row joins; the batch takes its KV and tokens. Returns its uid in this batch."""
         # The generator feeds the newest token and does not report it. In a fresh row that is the prompt's last
         # token; else it is an answer's token that was drawn elsewhere, and `_resumed` reports it: one less is left.
         (uid,) = self._batch.insert(
@@ -184,6 +186,7 @@ class BatchRunner:
         return draft[: next((i for i, token in enumerate(draft) if token in self._eos), len(draft))]
 
     def suspend(self, uid: int) -> RowState | None:
+        """Takes a row out, with the token that it has drawn, to go on later. ``None``: it has not begun, or ends."""
         running = self._batch._generation_batch
         if uid not in running.uids or uid in self._resumed:
             return None
@@ -201,6 +204,7 @@ class BatchRunner:
         return row
 
     def remove(self, uid: int) -> tuple[Cache, list[int]] | None:
+        """Takes a row out for good: its KV, evaluated, and the tokens in it. ``None``: it is not here."""
         row = self._rows.pop(uid, None)
         self._resumed.discard(uid)
         with mx.stream(self._batch.stream):

@@ -54,7 +54,7 @@ class Grammars:
         self._compiled: Lru[str, LLMatcher] = Lru(KEPT_GRAMMARS)
 
     def make_vocabulary(self) -> LLTokenizer:
-        """Now, unless that was done already. Raises NotSupported: llguidance cannot read this tokenizer."""
+        """Takes seconds the first time. Any thread. Raises NotSupported: llguidance cannot read this tokenizer."""
         with self._making:
             if self._made is None:
                 self._made = _vocabulary_of(self._inner, self._eos)
@@ -63,19 +63,21 @@ class Grammars:
         return self._made
 
     def prepare(self, constraint: Constraint) -> Constraint:
-        """`constraint` with its grammar compiled for this vocabulary.
+        """`constraint` with its grammar compiled for this vocabulary. For each such request, on a thread of `Patience`.
 
         Raises BadRequest: it cannot be compiled, or allows nothing at all. Raises NotSupported: see `make_vocabulary`.
         """
         return replace(constraint, compiled=self._matcher(constraint))
 
     def processor(self, constraint: Constraint, generated: Sequence[int] = ()) -> GrammarProcessor:
-        """A processor for one row that has generated these tokens already. Raises what `prepare` raises."""
+        """For one row that has generated these tokens already. Model thread. Raises what `prepare` raises."""
         compiled = constraint.compiled
         matcher = self._matcher(constraint) if compiled is None else compiled.deep_copy()
         return GrammarProcessor(matcher, constraint, self._eos, self.make_vocabulary(), generated)
 
     def _matcher(self, constraint: Constraint) -> LLMatcher:
+        """A copy for one row. A new grammar takes up to many seconds: on a thread of `Patience`; only a follower of
+        several ranks compiles on the model thread. Raises BadRequest, NotSupported: see `prepare`."""
         grammar = constraint.grammar
         found = self._compiled.get(grammar)
         if found is not None:
@@ -122,6 +124,7 @@ class GrammarProcessor(Remembering):
             self._advance(token)
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Masks `logits` [1, vocab]. Waits for the newest of `tokens`; at the first call that is known already."""
         if self._started:
             newest = tokens if tokens.size == 1 else tokens[-1:]
             # Queued before the forward pass, so that reading it does not wait for that.
@@ -163,6 +166,7 @@ class GrammarProcessor(Remembering):
         return list(tokens)
 
     def _advance(self, token: int) -> None:
+        """The row has drawn this token. What the grammar does not take sets `error`."""
         if self.error is not None:
             return
         if not self._waiting and token in self._opens:
@@ -175,7 +179,8 @@ class GrammarProcessor(Remembering):
         self._opens = ()
 
     def _allowed(self, vocab: int) -> NDArray[np.bool_]:
-        """Which tokens may come next: while reasoning is open all but the ends; `_opens` only as the first one."""
+        """Which of the `vocab` columns of the logits may come next. While reasoning is open: all but the ends, also
+        columns beyond the tokenizer's vocabulary. `_opens` only as the first token."""
         if self._waiting:  # reasoning is free, but an answer must follow
             allowed = np.ones(vocab, dtype=np.bool_)
             allowed[list(self._eos)] = False
@@ -200,6 +205,7 @@ class GrammarProcessor(Remembering):
 
 
 def _vocabulary_of(tokenizer: Any, eos: tuple[int, ...]) -> LLTokenizer | NotSupported:
+    """Seconds for many tokens. An error is returned, not raised: it is kept, and raised to each who asks."""
     refused = "Structured output is not supported for this model's tokenizer"
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -140,6 +140,7 @@ class SuffixIndex:
             self.known += 1
 
     def _append(self, token: int) -> None:
+        """Notes what ends here, and goes on with the match or, where that ends, looks for another one."""
         text, end = self._text, self._end
         if len(text) >= LEAST_MATCH:  # only now something stands behind these
             places = self._newest.setdefault(end, [])
@@ -160,7 +161,7 @@ class SuffixIndex:
                 self._search()
 
     def propose(self, most: int) -> Proposal | None:
-        """A continuation of at most `most` tokens, at least one."""
+        """What may follow, one token at least and `most` at most. ``None``: nothing matches."""
         if self._match < LEAST_MATCH or most < 1:
             return None
         tokens = self._text[self._at : self._at + most].tolist()

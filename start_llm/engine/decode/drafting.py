@@ -33,10 +33,8 @@ class Drafts:
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafts")
 
     def begin(self, work: Submit, generated: Sequence[int]) -> RowDrafts:
-        """Starts to build the index of a request's row, unless it wants no drafts.
-
-        Nothing of any other request is part of it: what a request took tells which words were proposed.
-        """
+        """Starts to build the index of a request's row, on the builder's thread, unless it wants no drafts. Nothing of
+        any other request is part of it: what a request took tells which words were proposed."""
         if not work.sampling.drafts:
             return RowDrafts()
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views)
@@ -47,7 +45,7 @@ class Drafts:
 
 
 def make_drafts(model: Any, make_cache: Callable[[], Cache], ranks: Ranks) -> Drafts | None:
-    """``None``: the model's cache cannot give tokens back."""
+    """Once, when a model is loaded. ``None``: its cache cannot be made, or cannot give tokens back."""
     try:
         rewinder = Rewinder(make_cache())
     except Exception:  # a model's own code may do anything; it decodes without
@@ -60,7 +58,7 @@ def make_drafts(model: Any, make_cache: Callable[[], Cache], ranks: Ranks) -> Dr
 
 
 def _build(row: Sequence[int], views: Callable[[], Sequence[Any]] | None) -> SuffixIndex | None:
-    """``None``: it cannot be built."""
+    """Of a row's tokens and other views of its conversation. The builder's thread. ``None``: it cannot be built."""
     try:
         return SuffixIndex(row, views() if views is not None else ())
     except Exception as error:  # the thread's edge

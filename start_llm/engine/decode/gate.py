@@ -178,7 +178,7 @@ class DraftGate:
             self.acceptance.observe(proposal.match + i, i < right)
 
     def observe(self, width: int, context: int, seconds: float) -> None:
-        """A pass of a row that decodes took so long."""
+        """A pass over so many tokens of rows that decode, behind `context` tokens in their KV, took so long."""
         self.costs.observe(width, context, seconds)
         self._seconds += seconds
 

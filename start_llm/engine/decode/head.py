@@ -111,6 +111,7 @@ class HiddenTail(ArraysCache):  # type: ignore[misc]
 
     @classmethod
     def merge(cls, caches: Sequence[HiddenTail]) -> HiddenTail:
+        """For mlx-lm's batch: the rows' layers in one, each with its newest state only."""
         lasts = []
         for cache in caches:
             lasts.append(cls(transient=cache.transient))
@@ -210,7 +211,7 @@ class HeadedModel:
         return cache[self._own : len(cache) - self.drafter.reads_hidden]
 
     def _with_entries(self, tokens: mx.array, logits: mx.array, own: Cache, cache: Cache) -> mx.array:
-        """Writes the drafter's entries. They are computed with the logits: else they would be put off for ever."""
+        """`logits`, with the drafter's entries written. Computed together: else entries would be put off for ever."""
         cache[: self._own] = own  # some models put new layers into the list
         tokens = mx.where(tokens >= FIRST_IMAGE_ID, 0, tokens)
         hidden, layers = None, self._layers_of(cache)

@@ -132,10 +132,8 @@ class ModelRunner:
 
     @_of_all_ranks
     def decode(self) -> list[DecodeRow]:
-        """One step of every row, which may yield several tokens of it, in order.
-
-        A row that was just inserted may yield its first token a step later.
-        """
+        """One step of every row, called by `Rows.step`; it may yield several tokens of a row, in order. A row that was
+        just inserted may yield its first token a step later."""
         if not self._rows:
             return []
         self._steps += 1
@@ -190,6 +188,7 @@ class ModelRunner:
             batch.close()
 
     def _alone(self, row: _Row) -> list[DecodeRow]:
+        """A step of a row by itself. Of a row that cannot leave its batch yet, a step of the batches."""
         if isinstance(row.place, _InBatch):
             state = row.place.batch.suspend(row.place.uid)
             if state is None:  # it has not begun there, or ends with its next token
@@ -221,6 +220,7 @@ class ModelRunner:
         return []
 
     def _in_batch(self, state: RowState) -> _InBatch:
+        """Puts a row into a batch: that of plain KV or that of quantised KV."""
         batch, quantisation = self._batches[0], self._quantisation
         if quantisation is not None:
             if not state.fresh:  # else a pass comes first, as it does alone

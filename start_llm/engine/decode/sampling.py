@@ -66,6 +66,8 @@ def make_sampler(sampling: Sampling, drawn: int = 0, *, own_noise: bool = False)
 
 @lru_cache(maxsize=64)
 def _unseeded_sampler(temperature: float, top_p: float, top_k: int, min_p: float) -> Sampler:
+    """The same object for equal settings: rows that share it are drawn in one call."""
+
     def sample(logprobs: mx.array) -> mx.array:
         values, ids = candidates(logprobs, top_p=top_p, top_k=top_k, min_p=min_p)
         pick = mx.random.categorical(values * (1.0 / temperature))
@@ -93,6 +95,7 @@ class SeededSampler(Remembering):
         self._place = drawn
 
     def __call__(self, logprobs: mx.array) -> mx.array:
+        """Token ids [rows] of `logprobs` [rows, vocab]. Each call is the next place in the answer."""
         sampling = self._sampling
         key = mx.random.key((self._seed + self._place) & _64_BITS)
         self._place += 1
@@ -168,6 +171,7 @@ class RepetitionPenalty(Remembering):
         self._started = False
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Logits [1, vocab], penalised. The first call's newest token is in the window already."""
         if self._started:
             self._window = mx.concatenate([self._window, tokens[-1:]])[-self._size :]
         self._started = True
@@ -187,6 +191,7 @@ class CountPenalty(Remembering):
         self._counts: mx.array | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Logits [1, vocab], less the penalties. All calls but the first bring a new token, the last of `tokens`."""
         if self._counts is None:  # the first call's newest token is known already, or the prompt's last
             counts = np.bincount(np.asarray(self._before, dtype=np.int64), minlength=logits.shape[-1])
             self._counts = mx.array(counts.astype(np.float32))
@@ -211,6 +216,7 @@ class ThinkingBudget(Remembering):
             self._see(token)
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
+        """Logits [1, vocab]; with the budget used up, minus infinity for all but the end of reasoning."""
         if self._started:
             self._see(int((tokens if tokens.size == 1 else tokens[-1]).item()))
         self._started = True
@@ -277,6 +283,7 @@ class Guarded:
         self.inner, self._failed, self._instead = inner, failed, instead
 
     def __call__(self, *given: Any) -> Any:
+        """What goes wrong is told to `failed`, and `instead` answers: the step goes on for other rows."""
         try:
             return self.inner(*given)
         except Exception as error:  # noqa: BLE001 - raised by `TextDrawing.logprob`

@@ -77,6 +77,7 @@ def _propose(rows: Sequence[_Row], gate: DraftGate, batch: BatchRunner, context:
 
 
 def _row(uid: int, drafts: RowDrafts, batch: BatchRunner) -> _Row:
+    """With its index and no proposal yet. No index: a grammar holds the row, or it is not built yet."""
     find = drafts.find_drafter if batch.is_free(uid) else None
     drafter, tokens = find() if find is not None else None, batch.tokens(uid)
     if drafter is not None:

@@ -44,6 +44,7 @@ class QwenHead:
         return self._module.parameters()
 
     def extend(self, tokens: mx.array, hidden: mx.array | None, cache: Cache) -> mx.array:
+        """See `SmallModel.extend`. Returns guesses of the hidden states behind the tokens, [rows, tokens, width]."""
         module = self._module
         embedded = module._input_embed(tokens) * module._input_embed_scale
         return cast(mx.array, module._forward_hidden(embedded, hidden, cache, None))

@@ -128,6 +128,7 @@ class SingleRow:
     # --- the passes, by state ---------------------------------------------------
 
     def _start(self) -> list[DecodeRow]:
+        """Feeds the prompt's last token and begins to draw the answer's first one. Nothing is reported."""
         fed = self.state.newest
         self._draw_next(fed)
         self.state.fresh = False
@@ -135,6 +136,7 @@ class SingleRow:
         return []
 
     def _plain(self, now: _NextPass) -> list[DecodeRow]:
+        """Begins the next pass, then waits for the token that it feeds, and reports that."""
         fed = self.state.newest
         self._draw_next(fed)
         token = self._read(fed, now)
@@ -142,6 +144,7 @@ class SingleRow:
         return self._report([token])
 
     def _block(self, now: _NextPass) -> list[DecodeRow]:
+        """Waits for the newest token, and feeds it with a draft, if one pays. Reports it and what was right."""
         token = self._read(self.state.newest, now)
         draft = self._draft(token, now.carried, now.ahead)
         if draft is not None:
@@ -187,6 +190,7 @@ class SingleRow:
         mx.async_eval(state.newest)  # type: ignore[no-untyped-call]
 
     def _forward(self, fed: mx.array) -> mx.array:
+        """Logits [1, tokens, vocab] behind `fed`, not evaluated yet. Makes room in the KV, which takes the tokens."""
         self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
         make_room(self.state.cache, fed.size)
         began = self._timer.clock()
@@ -204,6 +208,7 @@ class SingleRow:
         self._next = self._next_pass()
 
     def _keep_states(self) -> None:
+        """Keeps the layers that cannot be cut as they are here, at a landmark: a later checkpoint."""
         kept, tokens, here = self.state.states, self.state.tokens, len(self.state.tokens)
         alike = (length for length, _ in kept if tokens[length - 1] == tokens[-1])
         if len(kept) == _MOST_STATES or any(here - length < _NEAR for length in alike):
@@ -224,6 +229,7 @@ class SingleRow:
         return _NextPass(hopeful, guess=guess, outlook=outlook)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
+        """Of tokens that went through the model. If the answer ends with them, the last one takes the KV along."""
         state, rows = self.state, list[DecodeRow]()
         finish: Literal["stop", "length"] | None = None
         for token in tokens:
@@ -286,6 +292,7 @@ class SingleRow:
     # --- drawing ----------------------------------------------------------------
 
     def _read(self, drawn: mx.array, now: _NextPass) -> int:
+        """Waits for a token that was drawn; the gate learns whether it was guessed, the index gets it."""
         token, text = cast(int, drawn.item()), self.text
         self._timer.result(len(self.state.tokens))
         if self._gate is None or text is None:
@@ -321,6 +328,7 @@ class _PassTimer:
         self._launched.append((began, width, self.clock() - began))
 
     def result(self, held: int) -> None:
+        """The oldest pass has its result: its seconds go to the gate. `held`: tokens in the KV."""
         if not self._launched:
             return
         now = self.clock()

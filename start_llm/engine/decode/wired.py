@@ -56,10 +56,8 @@ def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: 
 
 
 def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> bool:
-    """To be called once, when the weights are loaded and nothing else is. True: something is wired now.
-
-    Raises what `wired_bytes` raises.
-    """
+    """To be called once, when the weights are loaded and nothing else is. True: something is wired now. Raises
+    NotSupported: `setting` is more bytes than Metal allows."""
     mx.clear_cache()  # buffers left over from loading must not take the weights' place
     nbytes = wired_bytes(setting, device, mx.get_active_memory())
     if nbytes is None:

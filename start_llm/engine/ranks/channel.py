@@ -82,6 +82,7 @@ class Channel:
                 raise TimeoutError
 
     def _next(self, given: bytes) -> bytes:
+        """What a message says. Raises ValueError: its digest is not that of the other end's next one."""
         digest, data = given[:_DIGEST], given[_DIGEST:]
         if not hmac.compare_digest(digest, _digest(self._other_key, self._received, data)):
             raise ValueError("it is not what the other rank has sent")
@@ -120,7 +121,7 @@ _NOT_SENT = {"images", "left_open", "compiled"}  # with several ranks a prompt h
 
 
 def described(work: Submit) -> dict[str, Any]:
-    """A request as JSON, without its sink."""
+    """A request as JSON for the other ranks: without its sink, images and what was compiled of its grammar."""
     parts = {name: kind.dump_python(getattr(work, name), exclude=_NOT_SENT) for name, kind in _PARTS.items()}
     return parts | {name: getattr(work, name) for name in _PLAIN}
 

@@ -43,13 +43,14 @@ class FollowerGroup(RankGroup):
             self._channel.send(["done", self.sequence, digest])
 
     def agree(self, value: Any) -> Any:
+        """Waits for rank 0's value; its own does not count. An entry of another kind ends the process."""
         kind, *given = self.next()
         if kind != "value":
             self.fail(f"it needs a value of rank 0, and entry {self.sequence} is {kind}.")
         return given[0]
 
     def next(self) -> list[Any]:
-        """The next entry: its kind, and what belongs to it."""
+        """Model thread: waits for the next entry, its kind and the rest. A gap in the numbers ends the process."""
         sequence, *entry = self._entries.get()
         if sequence != self.sequence + 1:
             self.fail(f"entry {sequence} follows {self.sequence}.")
@@ -59,6 +60,7 @@ class FollowerGroup(RankGroup):
         return entry
 
     def fail(self, why: str) -> NoReturn:
+        """Tells rank 0 why, and ends this process at once."""
         self._ended.set()
         with suppress(OSError):
             self._channel.send(["failed", why])

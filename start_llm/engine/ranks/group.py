@@ -81,7 +81,7 @@ class RankGroup(Ranks, ABC):
         return float(self.agree(now)) if threading.get_ident() == self._thread else now
 
     def connect(self, usable: int) -> int:
-        """The thread that calls this is the model thread."""
+        """Makes the ring. Returns bytes, the least of all ranks. The thread that calls this is the model thread."""
         self._thread = threading.get_ident()
         try:
             self._reach_neighbour()
@@ -104,6 +104,7 @@ class RankGroup(Ranks, ABC):
         return int(self.agree(min(usable, self.least_usable)))
 
     def shard(self, model: Any, name: str, config: Mapping[str, Any]) -> None:
+        """In place, before its weights are read. Raises NotSupported: it cannot be divided, or not by so many."""
         if not hasattr(model, "shard"):
             raise NotSupported(f"{name} cannot be divided: mlx-lm has no shard for model_type {config['model_type']}.")
         inner = config.get("text_config") or config
@@ -165,6 +166,7 @@ class _LeadersSampler:
         self.inner = getattr(sampler, "inner", sampler)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
+        """Token ids [rows], as rank 0 draws them of `logprobs` [rows, vocab]: a sum to which the others give zeros."""
         # Not `zeros_like`: that would not need the pass, which would then come later or never, and all would hang.
         drawn = self._sampler(logprobs).astype(mx.int32) * (self._group.rank() == 0)
         return mx.distributed.all_sum(drawn, group=self._group)

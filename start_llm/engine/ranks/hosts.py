@@ -77,7 +77,7 @@ def shared_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _read(settings: Settings) -> list[RankHost]:
-    """A list of hosts, or an object with ``hosts``; each has ``ssh`` and ``ips``."""
+    """A list of hosts, or an object with ``hosts``; each has ``ssh`` and ``ips``. Raises SettingsError."""
     path = settings.hostfile
     assert path is not None
     try:

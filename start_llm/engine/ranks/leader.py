@@ -65,6 +65,7 @@ class LeaderGroup(RankGroup):
     # --- start and end; not the model thread --------------------------------------
 
     def start(self, about: dict[str, Any]) -> None:
+        """Starts the other ranks with `about`, and waits for all. Raises Unavailable: one ended, or differs."""
         key, here = secrets.token_bytes(32), self._hosts[0].address
         self.token = secrets.token_hex(16)
         with socket.create_server((here, 0), backlog=MOST_CALLERS) as server:
@@ -124,6 +125,7 @@ class LeaderGroup(RankGroup):
         self._ended.set()
 
     def stop(self) -> None:
+        """Tells the other ranks to end; kills those that have not after `END_SECONDS`. May be called twice."""
         self.leave()
         with suppress(OSError):
             self.write("stop")
@@ -157,6 +159,7 @@ class LeaderGroup(RankGroup):
         self._lose(why)
 
     def _lose(self, why: str) -> None:
+        """Once, on any thread: tells `on_lost`, then the other ranks."""
         if self._ending.acquire(blocking=False):
             self._is_lost = True
             self._ended.set()
@@ -164,6 +167,7 @@ class LeaderGroup(RankGroup):
             self.write("lost")
 
     def fail(self, why: str) -> NoReturn:
+        """Ends all: by `on_lost`, unless it was told of another cause, and by itself after `END_SECONDS`."""
         if not self._ended.wait(OTHER_CAUSE_SECONDS):
             self._lose(f"Rank 0 on {self._hosts[0].name} cannot go on: {why}")
         time.sleep(END_SECONDS)
@@ -211,6 +215,7 @@ def _authenticated(caller: socket.socket, key: bytes) -> Channel:
 
 
 def _start(rank: int, host: RankHost, leader: str, key: bytes) -> subprocess.Popen[bytes]:
+    """A rank's process, here or by ssh. It reads the key from its standard input. `leader`: ``address:port``."""
     command = host_command(host, "rank", "--rank", str(rank), "--leader", leader, "--address", host.address)
     environment = os.environ | {"PYTHONPATH": python_path()}
     # In a group of its own: Ctrl-C is for rank 0, which tells the others.

@@ -53,6 +53,7 @@ class LeaderScheduler(Scheduler):
         super().cancel(work_id)
 
     def step(self) -> None:
+        """Waits until all ranks have confirmed the step; only then its events go out."""
         self._ranks.write("step", self.digest(), self.crowded)
         super().step()
         self._ranks.confirm(self.digest())
@@ -94,7 +95,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def follow(scheduler: Scheduler, ranks: FollowerGroup) -> None:
-    """Does what rank 0 does, until that one ends."""
+    """A follower's model thread: does what rank 0 does, until that one ends. What differs ends the process."""
     while (entry := ranks.next())[0] != "stop":
         kind, *given = entry
         if kind in {"step", "step_idle", "tidy"} and given[0] != scheduler.digest():

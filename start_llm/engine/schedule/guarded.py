@@ -119,7 +119,7 @@ class GuardedStore:
         return self._store.snapshot()
 
     def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
-        """The caches are the store's again after `take_back`."""
+        """Caches that hold what `plan` has found; empty ones if the store fails. They are lent until `take_back`."""
         if not self._reuse:
             return Restored(self._fresh(), 0, 0)
         return self._call(None, self._store.restore, tokens, plan) or Restored(self._fresh(), 0, 0)

@@ -133,7 +133,7 @@ class IdlePrefill:
         self._job = Job(work, tokens, submitted=self._clock(), state=Prefilling(), idle=True)
 
     def step(self) -> None:
-        """Computes a small chunk."""
+        """Computes a small chunk. What goes wrong ends this work, is logged, and raises nothing."""
         job = self._job
         if job is None:
             return
@@ -295,6 +295,7 @@ class Prompts:
         return done
 
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
+        """Gives the job its caches, and a new one its report. `joined`: tokens that another job computed meanwhile."""
         restored = self._prefill.restore(job, plan)
         self.trim_misses += plan.reason == "no_checkpoint"
         if job.report.prompt:

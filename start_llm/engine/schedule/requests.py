@@ -156,6 +156,7 @@ class Requests:
             self.fail(job, error)
 
     def fail(self, job: Job, error: Exception) -> None:
+        """Ends a request with its final event. What is no StartLLMError becomes one; its traceback is logged."""
         log.warning("request %s failed: %s", job.work.id, error, exc_info=not isinstance(error, StartLLMError))
         if isinstance(job.state, Decoding):
             self._take_out(job)
@@ -213,6 +214,7 @@ class Requests:
         return True
 
     def _to_waiting(self, job: Job, pending: int | None = None, *, valid: bool = True) -> None:
+        """To the front of the queue, without KV. `pending`: see `Job.pause`. `valid`: see `KVStore.take_back`."""
         self._prompts.discard(job)
         self._prefill.take_back(job, valid=valid)
         job.pause(self._clock(), pending)
@@ -231,6 +233,7 @@ class Requests:
         return None
 
     def _store(self, job: Job, kv: tuple[Cache, Sequence[int]] | None, *, answered: bool = False) -> None:
+        """Layers of a row that has left the runner, and the tokens in them; ``None``: nothing is stored."""
         if kv is not None:
             cache, tokens = kv
             calls = self._rows.calls(job) if answered else None

@@ -135,6 +135,7 @@ class Scheduler:
         return crc32(repr((jobs, self._tokens_decoded, self._prefill.tokens, self.store.digest())).encode())
 
     def step(self) -> None:
+        """One step of everything that runs, called by `LoadedModels.step`; what it raises goes to `recover`."""
         self._reap()
         if self.busy:
             self.idle_prefill.end()
@@ -146,10 +147,8 @@ class Scheduler:
             self._compute()
 
     def recover(self, error: Exception) -> None:
-        """After a step that failed outside of any request's own work: what was running starts again.
-
-        A request that was there each of `MOST_FAILURES` times is given up.
-        """
+        """After `step` has raised, outside of any request's own work: what was running starts again. A request that was
+        there each of `MOST_FAILURES` times is given up."""
         self._failed_steps += 1
         self.idle_prefill.forget(valid=trusted(error))
         for job in reversed([*self._rows.clear(), *self._prompts]):
@@ -176,6 +175,7 @@ class Scheduler:
     # --- the parts of a step --------------------------------------------------
 
     def _reap(self) -> None:
+        """Ends jobs that are cancelled or late. Of seconds in which the process was stopped few count."""
         now, limit = self._clock(), self._limits.deadline or math.inf
         # Of what passed since the last look, more than a part of the limit was a process that was stopped.
         stopped, self._looked = max(0.0, now - self._looked - limit / _LOOKS), now
@@ -187,6 +187,7 @@ class Scheduler:
                     self.requests.abort(job, "cancelled" if job.cancelled else "deadline")
 
     def _admit(self) -> None:
+        """From waiting to prefill, while there are places and memory; a small question first, where it is its turn."""
         waiting = self.requests.waiting
         self.requests.full = False
         while waiting and self.running < self._most_running:
@@ -206,6 +207,7 @@ class Scheduler:
         self.requests.full = bool(waiting)
 
     def _decode(self) -> None:
+        """One pass of all rows. If it fails, each is decoded alone from then on; who fails alone ends."""
         began, urgent = self._clock(), self._rows.are_urgent
         try:
             rows = self._rows.step()
@@ -272,6 +274,7 @@ class Scheduler:
             self._share.prefilled(self._clock() - began)
 
     def _start_decoding(self, job: Job) -> None:
+        """A job whose prompt is done: what it computed is stored, and it becomes a row."""
         cache = job.prefill.cache
         assert cache is not None
         self._prefill.keep(job, checkpoint=False)
