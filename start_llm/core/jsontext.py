@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,7 @@ CHUNK = 1 << 20
 LARGE = 1 << 18
 INNER_VALUES = 100_000
 """Of JSON text in a string. The body's limits do not see it, and it is read several times on its way to the model."""
-_IN_TURN = threading.Lock()
-"""Large bodies are decoded one after the other: threads that each want the interpreter's lock for so long take turns
-among themselves, and nobody else has one."""
+_IN_TURN = threading.RLock()
 _OPEN, _CLOSE, _QUOTE = 1, 2, 3
 _COMMA, _COLON = 4, 5
 _KINDS = bytes.maketrans(b'[{]}",:', bytes([_OPEN, _OPEN, _CLOSE, _CLOSE, _QUOTE, _COMMA, _COLON]))
@@ -32,13 +30,19 @@ _OTHERS = bytes(byte for byte in range(256) if byte not in b'[{]}",:')
 _STEPS = np.array([0, 1, -1, 0, 0, 0], dtype=np.int32)
 
 
+def in_turn(raw: bytes) -> AbstractContextManager[Any]:
+    """Large bodies are read and checked one after the other. Threads that each want the interpreter's lock for so long
+    take turns among themselves, and nobody else has one; and a body makes many times its bytes of objects."""
+    return _IN_TURN if len(raw) > LARGE else nullcontext()
+
+
 def parse_json(raw: bytes) -> Any:
     """The value of a body. Raises BadRequest, TooLarge."""
     if not raw.strip():
         raise BadRequest("The request has no body; a JSON object is needed.")
-    check_structure(raw)
     try:
-        with _IN_TURN if len(raw) > LARGE else nullcontext():
+        with in_turn(raw):
+            check_structure(raw)
             value = _DECODER.decode(raw.decode().removeprefix("\ufeff"))
     except RecursionError:
         raise _too_deep() from None

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from start_llm.api.common.documents import begin_request
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.jsontext import parse_object
+from start_llm.core.jsontext import in_turn, parse_object
 from start_llm.core.limits import LOOK_BACK, MESSAGES, MODEL, NAME, SESSION, TOOLS, WORDS, Limit
 from start_llm.core.modelmap import plain_name
 
@@ -80,11 +80,12 @@ class SamplingBody(Drawn):
 def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
     """The validated body and the plain dictionary it came from. Raises BadRequest."""
     begin_request()
-    data = parse_object(raw)
-    for name, kind, limit in _LENGTHS:
-        if isinstance(data.get(name), kind):
-            within(limit, len(data[name]), name)
-    return validate(model, data), data
+    with in_turn(raw):
+        data = parse_object(raw)
+        for name, kind, limit in _LENGTHS:
+            if isinstance(data.get(name), kind):
+                within(limit, len(data[name]), name)
+        return validate(model, data), data
 
 
 def refuse(data: Mapping[str, Any], why: Mapping[str, str]) -> None:
