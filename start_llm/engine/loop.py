@@ -306,7 +306,7 @@ class Loop:
     # --- model thread -----------------------------------------------------------
 
     def run(self) -> None:
-        """Until it is told to stop; then it ends the requests of all models."""
+        """The rounds of the model thread, until the command ``None``; then it ends the requests of all models."""
         while self._run_commands():
             model = self.models.next(others=len(self.chores) > 0)
             self.set("ready" if model is None else "busy")
@@ -357,7 +357,7 @@ class Loop:
             self.models.look_again()
 
     def _waited(self) -> bool:
-        """No command came while there was nothing to do. True: now there is."""
+        """No command came in `_seconds_without_work`: tidies up, if nobody waits for memory. True: some may go on."""
         if self.models.busy:  # all requests waited for memory
             self.models.look_again()
             return True

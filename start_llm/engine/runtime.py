@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
@@ -25,6 +24,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.schedule.steps import DECODE_SHARE
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.events import KVListener
 from start_llm.kvcache.kinds import undescribed
 from start_llm.kvcache.layers import LayerKit
@@ -166,7 +166,7 @@ def make_store(
     loaded: LoadedModel,
     budget_bytes: int,
     ranks: Ranks,
-    disk: Any = None,
+    disk: DiskTier | None = None,
     listener: KVListener | None = None,
 ) -> Generator[float, None, GuardedStore]:
     """The model's KV store, behind its guard. The tree of what is on disk is built in the background: it holds no

@@ -124,7 +124,7 @@ def broken(name: str, dialect: str) -> dict[str, Any]:
 
 
 def _able(members: Sequence[Member], now: float) -> tuple[list[Member], list[Member]]:
-    """Those that may get a request, and those that are in doubt: late, and perhaps only busy."""
+    """For `pick`: those that may get a request (perhaps none), and those in doubt: late, and perhaps only busy."""
     in_doubt = [member for member in members if member.is_in_doubt(now)]
     offered = [member for member in members if member.is_offered(now)] or in_doubt
     # One request that all nodes refuse, as with 507, must not leave the others without a node.

@@ -271,7 +271,7 @@ async def _look_at(client: httpx.AsyncClient, node: ServerNode) -> NodeStatus:
 def status_of(
     name: str, health: Mapping[str, Any], cards: Sequence[Mapping[str, Any]], loads: Mapping[str, Any]
 ) -> NodeStatus:
-    """Of what a server says at `/health`, `/v1/models` and `/v1/loads`."""
+    """For `_look_at`, of what a server says at `/health` (it has a state), `/v1/models` and `/v1/loads`."""
     listed = loads.get("loads")
     load = listed[0] if isinstance(listed, list) and listed else None
     loaded = loaded_of(cards)

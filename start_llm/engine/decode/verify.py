@@ -282,7 +282,7 @@ class SingleRow:
         return min(most, before - width) if before > 0 else most
 
     def _from_text(self, token: int, most: int) -> Proposal | None:
-        """What stands behind the same words elsewhere, or what a grammar leaves no choice about."""
+        """What follows `token`, which the index has already: as elsewhere, or as a grammar leaves no choice."""
         proposal = self.text.propose(most) if self.text is not None else None
         forced = self._guide.forced(token)[:most] if self._guide is not None else []
         if forced and (proposal is None or proposal.tokens[: len(forced)] != forced):

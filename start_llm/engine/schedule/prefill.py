@@ -107,11 +107,11 @@ def trusted(error: BaseException | None) -> bool:
 class IdlePrefill:
     """At most one piece of idle work at a time. Whatever goes wrong with it ends it and nothing else.
 
-    `step`: prompt tokens a chunk; small, so that a request never waits for long. `tokens`: those that were computed.
+    `chunk_tokens`: the most of a chunk; small, so that a request never waits for long. `tokens`: that were computed.
     """
 
-    def __init__(self, prefill: Prefill, store: GuardedStore, step: int, clock: Callable[[], float]) -> None:
-        self._prefill, self._store, self._step, self._clock = prefill, store, step, clock
+    def __init__(self, prefill: Prefill, store: GuardedStore, chunk_tokens: int, clock: Callable[[], float]) -> None:
+        self._prefill, self._store, self._clock, self._chunk_tokens = prefill, store, clock, chunk_tokens
         self._job: Job | None = None
         self._done: deque[tuple[Tokens, int, int, str | None]] = deque(maxlen=_REMEMBERED)
         """Prompt, computed from, to, whose."""
@@ -142,7 +142,7 @@ class IdlePrefill:
                 self._job = None
                 return
             usual = self._prefill.steps.next(job.prefill.position, shared=True)  # nobody should notice it
-            self.tokens += self._prefill.chunk(job, min(self._step, usual))
+            self.tokens += self._prefill.chunk(job, min(self._chunk_tokens, usual))
             if job.prefill.position >= job.prefix:
                 self.end()
         except Exception as error:
