@@ -10,15 +10,9 @@ from start_llm.core.request import ChatRequest
 from start_llm.dashboard.board import KEPT, Board
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.request_log import RequestLog
+from tests.clock import Clock
 
 REPORT = CacheReport(prompt=1000, reused=400, computed=600, new=600)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def request(name: str = "a", **more) -> ChatRequest:

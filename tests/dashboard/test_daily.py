@@ -7,15 +7,9 @@ from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AuditEntry
 from start_llm.dashboard.history import DAY, MOST_CLIENTS, OTHERS, History
 from start_llm.dashboard.observer import Outcome
+from tests.clock import Clock
 
 SLOT_SECONDS, SLOTS = DAY
-
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def end(daily: History, client: str, **counts: int) -> None:
@@ -23,7 +17,7 @@ def end(daily: History, client: str, **counts: int) -> None:
 
 
 def test_tokens_are_counted_by_client_and_quarter() -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     daily = History(lambda: 0.0, clock)
     end(daily, "pi", prompt=100, reused=60, computed=40, new=30)
     end(daily, "pi", prompt=100, reused=90, computed=10, new=10)
@@ -36,7 +30,7 @@ def test_tokens_are_counted_by_client_and_quarter() -> None:
 
 
 def test_what_is_older_than_a_day_is_forgotten_and_failures_do_not_count() -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     daily = History(lambda: 0.0, clock)
     end(daily, "pi", prompt=10, computed=10, new=10)
     daily.ended(ChatRequest("id", "chat", "m"), Outcome(400, 1.0))
@@ -45,7 +39,7 @@ def test_what_is_older_than_a_day_is_forgotten_and_failures_do_not_count() -> No
 
 
 def test_it_begins_with_what_was_written_down() -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     daily = History(lambda: 0.0, clock)
 
     def written(when: float, prompt: int) -> AuditEntry:
@@ -59,7 +53,7 @@ def test_it_begins_with_what_was_written_down() -> None:
 
 
 def test_clients_are_bounded() -> None:
-    daily = History(lambda: 0.0, Clock())
+    daily = History(lambda: 0.0, Clock(1_000_000.0))
     for number in range(MOST_CLIENTS + 9):
         end(daily, f"agent-{number}", prompt=10 + number, computed=10, new=10)
     clients = {client["name"]: client for client in daily.day()["clients"]}
@@ -68,7 +62,7 @@ def test_clients_are_bounded() -> None:
 
 def test_clients_of_yesterday_take_no_place_from_those_of_today() -> None:
     """Also where nobody has looked at the page meanwhile."""
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     daily = History(lambda: 0.0, clock)
     for number in range(MOST_CLIENTS):
         end(daily, f"agent-{number}", prompt=10, computed=10, new=10)

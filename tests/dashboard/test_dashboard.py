@@ -31,19 +31,12 @@ from start_llm.dashboard.terminal import (
     terminal,
 )
 from tests.api.fakes import FakeService
+from tests.clock import Clock
 
 REPORT = CacheReport(prompt=1200, reused=1000, computed=200, new=150, miss=Miss("diverged", 1000, detail="the clock"))
 REQUEST = ChatRequest("chatcmpl-abcdef123456", "chat", "m", session="ses/1")
 GOOD = Outcome(200, 2.5, 0.5, Usage(1200, 30, 1000), REPORT)
 GONE = Outcome(499, 1.0, error="The client went away.")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_metrics_count_requests_and_tokens() -> None:

@@ -14,17 +14,10 @@ from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AuditEntry
 from start_llm.dashboard.history import DAY, HOUR, History
 from start_llm.dashboard.observer import Outcome
+from tests.clock import Clock
 
 REQUEST = ChatRequest("a", "chat", "m", client="pi", stream=True)
 NOON = time.mktime((2026, 11, 21, 12, 0, 30, 0, 0, -1))
-
-
-class Clock:
-    def __init__(self, now: float = NOON) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def outcome(reused: int = 900, computed: int = 100, **more: Any) -> Outcome:
@@ -38,7 +31,7 @@ def history(clock: Clock) -> History:
 
 
 def test_a_request_counts_in_both_series() -> None:
-    seen = history(Clock())
+    seen = history(Clock(NOON))
     seen.ended(REQUEST, outcome())
     seen.ended(REQUEST, outcome())
     told = seen.as_dict()
@@ -51,13 +44,13 @@ def test_a_request_counts_in_both_series() -> None:
 
 
 def test_what_is_sent_as_a_whole_tells_no_rate_of_its_answer() -> None:
-    seen = history(Clock())
+    seen = history(Clock(NOON))
     seen.ended(ChatRequest("a", "chat", "m"), outcome())
     assert seen.as_dict()["hour"]["points"][0][4:6] == [0, 0.0]
 
 
 def test_seconds_are_spared_by_the_prefill_that_was_measured() -> None:
-    seen = history(Clock())
+    seen = history(Clock(NOON))
     assert (seen.as_dict()["spared"], seen.as_dict()["spared_seconds"]) == (0, None)
     seen.ended(REQUEST, outcome(reused=12_000, computed=100))  # 100 tokens in 0.5 s
     told = seen.as_dict()
@@ -76,7 +69,7 @@ def test_today_begins_at_midnight() -> None:
 
 
 def test_it_begins_with_what_was_written_down() -> None:
-    seen = history(Clock())
+    seen = history(Clock(NOON))
     entry = AuditEntry(120, 100, 20, 16, 3, 1.0, 0.5, NOON - 7200, "a", "pi", "", "chat", "m", "answered", 200, "")
     seen.begin_with([entry])
     told = seen.as_dict()
@@ -86,7 +79,7 @@ def test_it_begins_with_what_was_written_down() -> None:
 
 @given(st.lists(st.floats(-40 * 3600, 40 * 3600), max_size=60))
 def test_it_is_bounded_whenever_requests_end(moments: list[float]) -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     seen = history(clock)
     for moment in moments:  # the machine's clock may be set back
         clock.now = NOON + moment

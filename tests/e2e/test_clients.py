@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,9 +11,8 @@ import pytest
 
 from start_llm.clients import CLIENTS
 from tests.e2e.counting import NewTokens, is_opening
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario
-from tests.e2e.world import Run, World
+from tests.e2e.world import Run, World, skip_unless_installed
 from tests.kinds import RUN
 from tests.oracle import make_tokenizer
 from tests.oracle.oracle import script
@@ -116,9 +113,7 @@ class Session:
 
 @pytest.mark.parametrize("name", [pytest.param("pi", marks=pytest.mark.smoke), *sorted(CLIENTS.keys() - {"pi"})])
 def test_agent(name: str, world: World, counter: NewTokens, table: list[str], request: pytest.FixtureRequest) -> None:
-    path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(name, path=path) is None:
-        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
+    skip_unless_installed(name)
     scenario = SCENARIOS[name]
     session = Session(world, scenario, counter)
     repo, data = session.repository, session.data

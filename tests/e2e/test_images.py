@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -16,11 +15,10 @@ import httpx
 import pytest
 
 from start_llm.clients import CLIENTS
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS, Scenario, call
 from tests.e2e.served import Target, make_served
 from tests.e2e.test_clients import check
-from tests.e2e.world import Run, World, make_world
+from tests.e2e.world import Run, World, make_world, skip_unless_installed
 from tests.images.pictures import b64, data_url, encoded, noise
 from tests.oracle.oracle import script
 from tests.vendors import anthropic, openai
@@ -53,9 +51,7 @@ class Session:
     """An agent in a repository of its own, with pictures in it."""
 
     def __init__(self, world: World, name: str, part: str) -> None:
-        path = os.pathsep.join(str(folder) for folder in search_path(name))
-        if shutil.which(name, path=path) is None:
-            pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
+        skip_unless_installed(name)
         self.world, self.name = world, name
         self.scenario: Scenario = SCENARIOS[name]
         self.folder = world.folder / name / part

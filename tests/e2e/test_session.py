@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +15,9 @@ from typing import IO
 
 import pytest
 
-from start_llm.clients import CLIENTS
 from start_llm.host.ports import free_port, is_free
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, typed
-from tests.e2e.world import ROOT, World, end
+from tests.e2e.world import ROOT, World, end, skip_unless_installed
 from tests.integration.lifecycle import Machine
 from tests.oracle.oracle import script
 from tests.waiting import until
@@ -114,9 +111,7 @@ def launch(machine: Installed, world: World, name: str, stack: ExitStack) -> Age
 @pytest.mark.parametrize("first", ["pi", "aider"])
 def test_of_two_agents_on_one_server_either_may_end_first(first: str, oracle_folder: Path, tmp_path: Path) -> None:
     for name in TALKS:
-        path = os.pathsep.join(str(folder) for folder in search_path(name))
-        if shutil.which(name, path=path) is None:
-            pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
+        skip_unless_installed(name)
     proxy_port = free_port()
     path = "" if ELSEWHERE else str(ROOT)
     machine = Installed(oracle_folder, tmp_path, PROXY="on", PROXY_PORT=str(proxy_port), PYTHONPATH=path)

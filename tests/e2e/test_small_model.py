@@ -7,8 +7,6 @@ costs one minute or six, by chance. So its helper asks a second oracle, and Smol
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.clients import CLIENTS
 from start_llm.models.catalog import EMBEDDED_NAME
 from tests.e2e.counting import NewTokens
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import AIDER, AIDER_COMMIT, CLAUDE, call, hidden
-from tests.e2e.world import Run, World, make_world
+from tests.e2e.world import Run, World, make_world, skip_unless_installed
 from tests.oracle import build_oracle, make_tokenizer
 from tests.oracle.oracle import script
 
@@ -63,12 +59,6 @@ def two_models(
         yield world
 
 
-def installed(name: str) -> None:
-    path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(name, path=path) is None:
-        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
-
-
 class Turns:
     """The requests of an agent, by the model that answered them."""
 
@@ -93,7 +83,7 @@ class Turns:
 
 
 def test_claude_codes_small_model(two_models: World, small: str, table: list[str]) -> None:
-    installed("claude")
+    skip_unless_installed("claude")
     turns = Turns(two_models, "claude")
 
     def ask(answer: str) -> str:
@@ -126,7 +116,7 @@ def test_claude_codes_small_model(two_models: World, small: str, table: list[str
 
 
 def test_aiders_weak_model(two_models: World, table: list[str]) -> None:
-    installed("aider")
+    skip_unless_installed("aider")
     turns = Turns(two_models, "aider")
     weak = ["--weak-model", f"openai/{WEAK}"]
     arguments, _ = AIDER.first("", Path())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from start_llm.clients import CLIENTS
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS
 from tests.e2e.served import Target, make_served
-from tests.e2e.world import World
+from tests.e2e.world import World, skip_unless_installed
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -28,9 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Ite
 
 @pytest.mark.parametrize("name", list(CLIENTS))
 def test_every_agent_through_the_proxy(name: str, served: tuple[dict[str, Target], World]) -> None:
-    path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(name, path=path) is None:
-        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
+    skip_unless_installed(name)
     world, scenario = served[1], SCENARIOS[name]
     repository = world.repository(name)
     data = world.folder / name / "cache" / "launch" / name

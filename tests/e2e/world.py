@@ -19,6 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
+from start_llm.clients import CLIENTS
 from start_llm.host.ports import free_port
 from tests.e2e.install import search_path
 
@@ -46,6 +49,12 @@ for _ in range(int(sys.argv[2]) * 10):
 sys.exit("no answer from " + sys.argv[1])
 """
 KEPT = ("LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def skip_unless_installed(name: str) -> None:
+    path = os.pathsep.join(str(folder) for folder in search_path(name))
+    if shutil.which(name, path=path) is None:
+        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,10 @@ from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, Failed
 from start_llm.engine.loop import STUCK_SECONDS, Chores, LoadedModels
 from start_llm.engine.thread import EngineThread
+from tests.clock import Clock
 from tests.engine.fakes import FakeRunner, FakeStore, FixedMemory, submit
 from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made
 from tests.waiting import until
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Worker:

@@ -12,19 +12,12 @@ from start_llm.core.prompt import Prompt
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd
+from tests.clock import Clock
 from tests.kinds import rounds
 from tests.kvcache.tiny import WINDOW, known_cache, random_tokens, read_known
 
 TOKEN_BYTES = 8  # of a known_cache: one float32 key and value a token
 STATE_BYTES = 8 + WINDOW * TOKEN_BYTES  # of its hybrid form, where no window is shared
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def store_of(hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:

@@ -13,10 +13,11 @@ from start_llm.kvcache.disk import paging
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.clock import Clock
 from tests.kinds import rounds
 from tests.kvcache import tiny
 from tests.kvcache.segments import adjusted
-from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run, store_of
+from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, held_bytes, put, restored, run, store_of
 from tests.memory_folder import memory_folder
 
 MAX = 100 << 20
