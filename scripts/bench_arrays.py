@@ -113,7 +113,9 @@ def main() -> int:
             shares = [f"{one.computed / one.optimum:.4f}" for one in (free, bound)]
             counts = [f"{one.arrays:,}" for one in (free, bound)]
             worse = f"{bound.computed / free.computed - 1:.2%}"
-            table.add_row(kind.name, f"{budget:,}", *counts, *shares, worse)
+            row = kind.name, f"{budget:,}", *counts, *shares, worse
+            print(f"{at_once} at once:", *row, sep="  ", file=sys.stderr, flush=True)  # each takes up to an hour
+            table.add_row(*row)
         table.title = f"{len(sessions)} sessions, {len(requests)} requests, {at_once} at once"
         Console(width=140).print(table)
     return 0
