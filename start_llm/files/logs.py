@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import stat
@@ -40,45 +41,45 @@ class DailyLogs:
     def append(self, day: str, name: str, line: str) -> None:
         """Adds a line, readable by this user only. Raises OSError."""
         data = (line + "\n").encode("utf-8", "replace")
-        path = self._root / day / name
+        path = os.path.join(self._root, day, name)  # not a `Path`: Python 3.12 keeps each part of one for good
         with self._lock:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                size = path.stat().st_size
+                size = os.stat(path).st_size
             except FileNotFoundError:
                 size = 0
                 self._files_to_look -= 1
             if size and size + len(data) > self._most_bytes // _SHARE:
-                os.replace(path, path.with_name(name + _OLDER))
+                os.replace(path, path + _OLDER)
             with open(path, "ab", opener=_private) as file:
                 file.write(data)
             self._bytes_to_look -= len(data)
             if self._bytes_to_look <= 0 or self._files_to_look <= 0:
                 self._prune(path)
 
-    def _prune(self, current: Path) -> None:
-        files: list[tuple[str, float, int, Path]] = []  # day, last change, bytes, path
-        for path in self._root.glob("*/*"):
-            day, name = path.parent, path.name.removesuffix(_OLDER)
-            if not _DAY.fullmatch(day.name) or day.is_symlink() or not name.endswith(self._suffix):
+    def _prune(self, current: str) -> None:
+        files: list[tuple[str, float, int, str]] = []  # day's folder, last change, bytes, path
+        for path in glob.iglob(os.path.join(glob.escape(str(self._root)), "*", "*")):
+            day, name = os.path.split(path.removesuffix(_OLDER))
+            if not _DAY.fullmatch(os.path.basename(day)) or os.path.islink(day) or not name.endswith(self._suffix):
                 continue
             with suppress(FileNotFoundError):
-                status = path.lstat()
+                status = os.lstat(path)
                 if not stat.S_ISDIR(status.st_mode):
-                    files.append((day.name, status.st_mtime, status.st_size, path))
+                    files.append((day, status.st_mtime, status.st_size, path))
         files.sort()
         used = sum(size for _, _, size, _ in files)
         left = len(files)
         # A little below the bounds, so that not every line has to look again.
-        for _, _, size, path in files:
+        for day, _, size, path in files:
             if used <= self._most_bytes - self._most_bytes // _SHARE and left <= self._most_files * 9 // 10:
                 break
             if path == current:
                 continue
             with suppress(OSError):
-                path.unlink()
+                os.unlink(path)
                 used, left = used - size, left - 1
-                path.parent.rmdir()  # fails while there is something in it
+                os.rmdir(day)  # fails while there is something in it
         self._bytes_to_look = self._most_bytes // _LOOKS
         self._files_to_look = self._most_files // 20
 

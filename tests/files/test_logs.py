@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_what_is_not_a_log_is_never_deleted(tmp_path: Path) -> None:
     for _ in range(2000):
         logs.append("2026-11-02", "s.jsonl", LINE)
     assert all(path.exists() for path in others)
+
+
+def test_names_of_files_are_not_kept(tmp_path: Path) -> None:
+    """`pathlib` of Python 3.12 interns each part of a path, and what is interned stays for good: 100 bytes for each
+    conversation."""
+    logs, name = DailyLogs(tmp_path, ".jsonl", MOST, most_files=2), f"session-{tmp_path.name}-{os.getpid()}.jsonl"
+    for number in range(5):
+        logs.append("2026-11-01", f"{number}{name}", LINE)
+    kept = "".join([*"2", *name])
+    assert sys.intern(kept) is kept, "else an equal one was interned before"
 
 
 def test_threads(tmp_path: Path) -> None:
