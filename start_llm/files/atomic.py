@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED = ".writing"  # the ending of a file that is being written; one that a killed process left may be removed
 
 
-def write_atomic(path: Path, data: bytes | str | list[bytes], *, mode: int = 0o600, sync: bool = False) -> None:
+def write_atomic(path: Path | str, data: bytes | str | list[bytes], *, mode: int = 0o600, sync: bool = False) -> None:
     """Writes `data` (text as UTF-8, parts one after the other) under another name and renames that.
 
     Args:
-        path: in a folder that exists. A link in its place is replaced, not followed.
+        path: in a folder that exists. A link in its place is replaced, not followed. A string where names are without
+            end: Python 3.12 keeps each part of a `Path` for good.
         mode: of the file, less the umask.
         sync: return only when a power failure cannot undo it.
 
     Raises:
         OSError: `path` is as it was before.
     """
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    parent, name = os.path.split(path)
+    fresh = os.path.join(parent, f".{name}.{secrets.token_hex(4)}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(fresh, flags, mode), "wb") as file:
@@ -31,19 +34,20 @@ def write_atomic(path: Path, data: bytes | str | list[bytes], *, mode: int = 0o6
                 os.fsync(file.fileno())
         os.replace(fresh, path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        remove_anything(fresh)
         raise
     if sync:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        folder = os.open(parent or os.curdir, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
 
-def remove_anything(path: Path) -> None:
+def remove_anything(path: Path | str) -> None:
     """Removes a file, a link (not what it leads to) or a whole folder; nothing may be there. Raises OSError."""
-    if path.is_dir() and not path.is_symlink():
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)

@@ -21,6 +21,13 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, sync: bool) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_string_is_a_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_atomic("here", "words", sync=True)
+    write_atomic(str(tmp_path / "there"), "words")
+    assert (tmp_path / "here").read_text() == (tmp_path / "there").read_text() == "words"
+
+
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "state").symlink_to(tmp_path / "mine")
@@ -43,7 +50,7 @@ def test_what_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_a_kill_leaves_is_known_by_its_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: None)
     with pytest.raises(TypeError):
         write_atomic(tmp_path / "state", object())  # type: ignore[arg-type]
     (left,) = tmp_path.iterdir()

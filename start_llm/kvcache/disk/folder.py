@@ -98,7 +98,7 @@ class DiskFolder:
         OSError."""
         if name not in self.files:
             return None
-        with _open(self._root / name) as stream:
+        with _open(self._path(name)) as stream:
             _, layout_bytes, sha256 = read_head(stream, name, self._model)
             return read_body(stream, layout_bytes, sha256)
 
@@ -109,8 +109,8 @@ class DiskFolder:
             return None
         nbytes = sum(map(len, parts))
         self._check_free(nbytes)
-        path = self._root / name
-        if path.is_dir() and not path.is_symlink():
+        path = self._path(name)
+        if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         write_atomic(path, parts, sync=True)
         self._enter(piece, nbytes, self._next_use())
@@ -132,7 +132,7 @@ class DiskFolder:
         todo = [name]
         for gone in todo:
             if FILE_NAME.fullmatch(gone):
-                remove_anything(self._root / gone)
+                remove_anything(self._path(gone))
             if (file := self.files.pop(gone, None)) is not None:
                 self.nbytes -= file.nbytes
                 todo += file.standing
@@ -162,7 +162,7 @@ class DiskFolder:
         for entry in os.scandir(self._root):
             if FILE_NAME.fullmatch(entry.name):
                 try:
-                    with _open(self._root / entry.name) as stream:
+                    with _open(entry.path) as stream:
                         piece, _, _ = read_head(stream, entry.name, self._model)
                         about = os.fstat(stream.fileno())
                         found.append((piece, about.st_size, about.st_mtime_ns))
@@ -170,9 +170,9 @@ class DiskFolder:
                     if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
                         raise
                     unreadable.append(f"{entry.name}: {error}")
-                    remove_anything(self._root / entry.name)
+                    remove_anything(entry.path)
             elif entry.name.endswith(UNFINISHED):
-                remove_anything(self._root / entry.name)
+                remove_anything(entry.path)
         if unreadable:
             log.warning("stored KV: %d files cannot be read and were removed, %s", len(unreadable), unreadable[0])
         found.sort(key=lambda each: each[0].start)  # a piece begins behind the beginning of what it stands on
@@ -184,7 +184,7 @@ class DiskFolder:
                 self._enter(piece, nbytes, used)
                 self._last_use = max(self._last_use, used)
             else:
-                remove_anything(self._root / name)
+                remove_anything(self._path(name))
         return list(entered.values())
 
     def _enter(self, piece: StoredPiece, nbytes: int, used: int) -> None:
@@ -201,9 +201,12 @@ class DiskFolder:
         self._last_use = max(time.time_ns(), self._last_use + 1)
         return self._last_use
 
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)  # see `write_atomic`
+
     def _set_time(self, name: str) -> None:
         with suppress(OSError):
-            os.utime(self._root / name, ns=(self._last_use, self._last_use), follow_symlinks=False)
+            os.utime(self._path(name), ns=(self._last_use, self._last_use), follow_symlinks=False)
 
     def _make_room(self) -> None:
         """Keeps under the limit: first the folders of models not used now, then the longest unused ends."""
@@ -264,7 +267,7 @@ def _take_lock(folder: Path) -> FileLock | None:
     return lock if lock.take() else None
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: str) -> BinaryIO:
     """A pipe in its place does not hang, a link in its place is not followed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     return os.fdopen(descriptor, "rb", buffering=_HEAD_BYTES)

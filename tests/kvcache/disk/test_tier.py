@@ -109,6 +109,21 @@ def test_it_is_not_ready_before_its_folder_is_open(tmp_path: Path, monkeypatch: 
     tier.close()
 
 
+def test_names_of_files_are_not_kept(tmp_path: Path) -> None:
+    """What `pathlib` of Python 3.12 has once seen as a part of a path stays in memory for good."""
+    tier = DiskTier(tmp_path, "model", MAX)
+    piece = StoredPiece(os.urandom(32), "", 0, tokens_of(1).tobytes(), 0.25)
+    name = tier.write(piece, {"rows": np.ones(3, np.float32)}, "layout")
+    tier.flush()
+    tier.touch((name,))
+    tier.flush()
+    assert tier.read(name) is not None
+    tier.drop(name)
+    tier.close()
+    kept = "".join(name)
+    assert kept is not name and sys.intern(kept) is kept, "else an equal one was interned before"
+
+
 def test_modes(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path / "kv", "model", MAX)
     write(tier, 1)
