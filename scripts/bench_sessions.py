@@ -173,9 +173,6 @@ def timeline(sessions: Sequence[Session], at_once: int) -> list[Request]:
     return sorted(requests, key=lambda request: request.time)
 
 
-# --- what is counted --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Device:
     """Prefill: tokens a second. Disk: bytes a second. KV: real bytes a token."""
@@ -444,9 +441,6 @@ def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def scores(requests: Sequence[Request], budget: int, device: Device, options: argparse.Namespace) -> Iterator[Score]:

@@ -88,18 +88,9 @@ class Eviction:
         Checkpoints inside conversations go before KV does. Where a conversation's KV has to go, too, the last one in
         front of it comes back: else what is left of it down to another one would be of no use.
         """
-        resident, cuttable = self._resident, self._kit.cuttable
-        ends = self._sessions.protection(now)
+        resident, ends = self._resident, self._sessions.protection(now)
         strengths = whole_paths(resident.tree, ends)
-        nearest = {} if cuttable else nearest_ends(resident.tree, ends)
-        state_tokens = resident.sizes.estimate(0) / max(resident.sizes.token_bytes, 1)
-        window = int(_WINDOW * math.sqrt(state_tokens))
-
-        def order(segment: Segment) -> Rank:
-            if segment.is_leaf:
-                return rank(segment, strengths, cuttable, now)
-            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
-
+        order = self._order(ends, strengths, now)
         # Of equals the first goes. Not by `id`: that differs between the ranks of one model.
         turns = itertools.count()
         queue = [(order(s), next(turns), s) for s in resident.tree if s.is_leaf or s.checkpoint is not None]
@@ -119,6 +110,19 @@ class Eviction:
                 if id(above) in strengths:
                     self._bring_back(above, given_up)
                 heapq.heappush(queue, (order(above), next(turns), above))
+
+    def _order(self, ends: Strengths, strengths: Strengths, now: float) -> Callable[[Segment], Rank]:
+        """Ranks a segment as the tree is when it is asked. `strengths`: of `whole_paths`, for these `ends`."""
+        resident, cuttable = self._resident, self._kit.cuttable
+        nearest = {} if cuttable else nearest_ends(resident.tree, ends)
+        window = int(_WINDOW * math.sqrt(resident.sizes.estimate(0) / max(resident.sizes.token_bytes, 1)))
+
+        def order(segment: Segment) -> Rank:
+            if segment.is_leaf:
+                return rank(segment, strengths, cuttable, now)
+            return checkpoint_rank(segment, strengths, nearest.get(id(segment), _FAR), now, window)
+
+        return order
 
     def _bring_back(self, end: Segment, given_up: dict[Segment, Checkpoint]) -> None:
         """A conversation ends here now. Its last checkpoint comes back if it is one of those that were `given_up`."""
