@@ -138,6 +138,10 @@ class ModelListing:
             self._refresh(LEAST_SECONDS)
         return self._by_alias.get(name)
 
+    def look_again(self) -> None:
+        """The next who asks looks at the disk, even if it was looked at a moment ago."""
+        self._looked = -math.inf
+
     def _refresh(self, oldest: float = math.inf) -> None:
         """Makes the listing anew if it is `oldest` seconds old, or models have come or gone: a name may mean another
         folder then. Who can do with the old one does not wait for another thread that looks at the disk.
@@ -209,7 +213,7 @@ class NameResolver:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._listing = ModelListing(settings)
+        self.listing = ModelListing(settings)
         unknown = StoredModel(MAIN_NAME, Path(), 0, None, ())
         self.default = KnownModel("", MAIN_NAME, MAIN_NAME, MAIN_NAMES, unknown, default=True)
         self._table = settings.models_by_name
@@ -224,7 +228,7 @@ class NameResolver:
         Again whenever it has been loaded anew: its repository may have another commit by then.
         """
         key, names = group_of(folder), aliases_of(name, source)
-        self._listing.leave_out(key, names)
+        self.listing.leave_out(key, names)
         self.default = KnownModel(key, name, source, MAIN_NAMES | names | {key}, describe(source, folder), default=True)
 
     def folder_now(self, known: KnownModel) -> Path:
@@ -241,7 +245,7 @@ class NameResolver:
         """MODEL_MAP's word on it. What a model itself is called always means that model."""
         if name in (self.default.name, self.default.source):
             return name
-        listed = self._listing.find(name, look=False)
+        listed = self.listing.find(name, look=False)
         called_so = listed is not None and name in (listed.name, listed.source)
         return name if called_so else self._table.resolve(name)
 
@@ -266,7 +270,7 @@ class NameResolver:
 
     def _parts(self, name: str) -> tuple[str, str]:
         """A model's name and its adapter's, which is empty for most. A model that is called so itself has none."""
-        if ADAPTER_SIGN not in name or name in self.default.aliases or self._listing.find(name, look=False) is not None:
+        if ADAPTER_SIGN not in name or name in self.default.aliases or self.listing.find(name, look=False) is not None:
             return name, ""
         base, _, adapter = name.rpartition(ADAPTER_SIGN)
         return base, check_name(adapter, "adapter")
@@ -276,7 +280,7 @@ class NameResolver:
         if meant in self.default.aliases:
             return self.default
         foreign = _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1]) is not None
-        known = self._listing.find(meant, look=not foreign)
+        known = self.listing.find(meant, look=not foreign)
         if known is None and meant in self._elsewhere.values():
             names = ", ".join(each for each, model in self._elsewhere.items() if model == meant)
             what = f"model={name[:100]!r}: {meant} is not on this machine; ask the proxy, by the name {names}, for"
@@ -336,7 +340,7 @@ class NameResolver:
         """All but the main model. Every model is followed by itself with each adapter that was trained on it."""
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
-        for model in (self.default, *self._listing.all()):
+        for model in (self.default, *self.listing.all()):
             fitting = [each for each in adapters if model.task is None and each.fits(*_names_of(model))]
             found += [] if model.default else [model]
             found += [model.with_adapter(each) for each in fitting if not self._is_own(model, each)]
