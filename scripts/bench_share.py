@@ -156,8 +156,8 @@ class FirstToken(Collected):
         super().__init__()
         self._runner, self.came, self.waited = runner, runner.now, math.inf
 
-    def put(self, event: EngineEvent, /) -> None:
-        super().put(event)
+    def __call__(self, event: EngineEvent) -> None:
+        super().__call__(event)
         if isinstance(event, Sampled):
             self.waited = min(self.waited, self._runner.now - self.came)
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -59,16 +59,6 @@ def _is_lost(engine: EngineThread) -> bool:
     return engine.status().state in {"wedged", "failed", "stopped"}
 
 
-class _ChoiceSink:
-    """A sink that says which choice, and which work for it, an event belongs to."""
-
-    def __init__(self, queue: _Queue, choice: ChoiceParser) -> None:
-        self._queue, self._choice, self._work_id = queue, choice, choice.work_id
-
-    def put(self, event: ev.EngineEvent, /) -> None:
-        self._queue.put((self._choice, self._work_id, event))
-
-
 class ChatStream:
     """One request on its way: its choices, and the queue that all their events come through.
 
@@ -107,12 +97,17 @@ class ChatStream:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
         for choice in self._choices:
             try:
-                self._engine.submit(self._work.of(choice, _ChoiceSink(self._queue, choice)))
+                self._run(choice)
             except StartLLMError:
                 for other in self._choices:
                     self._engine.cancel(other.work_id)
                 raise
         self._fresh = self._model.pipeline.sent(self._prepared)
+
+    def _run(self, choice: ChoiceParser, said: Sequence[int] = ()) -> None:
+        """Has the model thread go on behind the tokens that are said. Raises QueueFull, Unavailable."""
+        queue, work_id = self._queue, choice.work_id
+        self._engine.submit(self._work.of(choice, lambda event: queue.put((choice, work_id, event)), said))
 
     def __iter__(self) -> Iterator[ev.Event]:
         return self
@@ -222,7 +217,7 @@ class ChatStream:
         choice.ending, choice.is_anew, choice.work_id = None, True, f"{choice.work_id}+"
         self._ready.extend(choice.sampled(tags[1], None))
         try:
-            self._engine.submit(self._work.of(choice, _ChoiceSink(self._queue, choice), kept))
+            self._run(choice, kept)
         except StartLLMError as error:
             self._fail(error)
         if self._closed.is_set():  # while this was on its way: nobody else cancels it

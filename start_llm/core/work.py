@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from start_llm.core.events import EngineEvent
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 
-
-class Sink(Protocol):
-    """Where a work's events go; `queue.SimpleQueue` is one. Called on the model thread; must not block."""
-
-    def put(self, event: EngineEvent, /) -> None: ...
+Sink = Callable[[EngineEvent], None]
+"""Takes a work's events, as the `put` of a `queue.SimpleQueue` does. Called on the model thread; must not block."""
 
 
 @dataclass(frozen=True, slots=True)

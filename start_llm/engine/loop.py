@@ -264,7 +264,7 @@ class Loop:
         error = _caught(lambda: self.scheduler(work.model).add(work))
         if error is not None:
             why = Internal(f"The request cannot be run: {type(error).__name__}: {error}")
-            work.sink.put(Failed(error if isinstance(error, StartLLMError) else why))
+            work.sink(Failed(error if isinstance(error, StartLLMError) else why))
 
     def cancel(self, work_id: str) -> None:
         for model in self.models:

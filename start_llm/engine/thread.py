@@ -171,7 +171,7 @@ class EngineThread:
     def prefill_idle(self, prompt: Prompt, session: str | None, owner: str | None = None, *, model: str = "") -> None:
         """Computes `prompt` when there is nothing else to do; dropped as soon as there is."""
         self._idle_prefills += 1
-        name, nobody = f"idle-{self._idle_prefills}", SimpleQueue[Any]()
+        name, nobody = f"idle-{self._idle_prefills}", lambda event: None
         work = Submit(name, prompt, Sampling(), max_tokens=1, sink=nobody, session=session, owner=owner, model=model)
         self._commands.put(partial(self._loop.prefill_idle, work))
 

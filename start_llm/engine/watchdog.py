@@ -8,7 +8,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from start_llm.core.errors import QueueFull, StartLLMError
 from start_llm.core.events import EngineDone, EngineEvent, Failed
@@ -17,18 +18,6 @@ from start_llm.core.work import Submit
 log = logging.getLogger(__name__)
 
 TICK = 0.25  # seconds between two looks, at most
-
-
-@dataclass(frozen=True, slots=True)
-class _TrackedSink:
-    """Lets exactly one final event through, whichever thread sends it."""
-
-    work: Submit
-    end: Callable[[str], bool]
-
-    def put(self, event: EngineEvent, /) -> None:
-        if not isinstance(event, EngineDone | Failed) or self.end(self.work.id):
-            self.work.sink.put(event)
 
 
 class InflightRequests:
@@ -49,7 +38,7 @@ class InflightRequests:
             if open_now >= self._most:
                 raise QueueFull(f"{open_now} requests are running or waiting already.", retry_after=max(1.0, open_now))
             self._works[work.id] = work
-        return replace(work, sink=_TrackedSink(work, self._end))
+        return replace(work, sink=partial(self._pass_on, work))
 
     def fail(self, error: StartLLMError) -> list[str]:
         """Fails all of them; returns their ids. Clients must not hang on a dead model thread."""
@@ -57,13 +46,16 @@ class InflightRequests:
             left = list(self._works.values())
             self._works.clear()
         for work in left:
-            work.sink.put(Failed(error))
+            work.sink(Failed(error))
         return [work.id for work in left]
 
-    def _end(self, work_id: str) -> bool:
-        """Marks the work as ended; False if somebody else had ended it before."""
-        with self._lock:
-            return self._works.pop(work_id, None) is not None
+    def _pass_on(self, work: Submit, event: EngineEvent) -> None:
+        """Lets exactly one final event through, whichever thread sends it."""
+        if isinstance(event, EngineDone | Failed):
+            with self._lock:
+                if self._works.pop(work.id, None) is None:
+                    return
+        work.sink(event)
 
 
 class Watchdog:

@@ -274,7 +274,7 @@ class Collected:
         self.queue: SimpleQueue[EngineEvent] = SimpleQueue()
         self.events: list[EngineEvent] = []
 
-    def put(self, event: EngineEvent, /) -> None:
+    def __call__(self, event: EngineEvent) -> None:
         self.events.append(event)
         self.queue.put(event)
 

@@ -57,7 +57,7 @@ class Client:
     tokens: list[int] = field(default_factory=list)
     finals: list[EngineEvent] = field(default_factory=list)
 
-    def put(self, event: EngineEvent, /) -> None:
+    def __call__(self, event: EngineEvent) -> None:
         if isinstance(event, Sampled):
             self.tokens.append(event.token)
             self.on_token(len(self.tokens))

@@ -96,12 +96,12 @@ class ScriptedEngine:
         if work.constraint is not None:
             runtime.grammars.processor(work.constraint)
         report = CacheReport(prompt=len(work.prompt.tokens), computed=len(work.prompt.tokens))
-        work.sink.put(Started(report))
+        work.sink(Started(report))
         tokens = self.answer[: work.max_tokens]
         top = None if work.logprobs is None else ((1, -1.0), (2, -2.0))[: work.logprobs]
         for token in tokens:
-            work.sink.put(Sampled(token, None if top is None else TokenLogprob(token, -0.5, top)))
-        work.sink.put(EngineDone("length" if len(tokens) == work.max_tokens else "stop", tokens, report))
+            work.sink(Sampled(token, None if top is None else TokenLogprob(token, -0.5, top)))
+        work.sink(EngineDone("length" if len(tokens) == work.max_tokens else "stop", tokens, report))
 
     def cancel(self, work_id: str) -> None:
         """Nothing runs on."""

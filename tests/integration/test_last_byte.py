@@ -154,11 +154,11 @@ def server(serve: Callable[..., Any]) -> Iterator[Live]:
     class WithAnswer:
         work: Submit
 
-        def put(self, event: EngineEvent, /) -> None:
+        def __call__(self, event: EngineEvent) -> None:
             name, _, choice = self.work.id.rpartition("#")
             if isinstance(event, EngineDone) and choice == "0":
                 running.prompts[name] += event.tokens
-            self.work.sink.put(event)
+            self.work.sink(event)
 
     with serve(model_probe="off", audit_days=1, enable_request_logging=True) as running:
         submit = running.app.engine.submit

@@ -47,7 +47,7 @@ class _Sink:
         self.tokens: list[int] = []
         self.done: EngineDone | None = None
 
-    def put(self, event: EngineEvent, /) -> None:
+    def __call__(self, event: EngineEvent) -> None:
         if isinstance(event, Sampled):
             self.tokens.append(event.token)
         elif isinstance(event, EngineDone):

@@ -126,13 +126,7 @@ def described(work: Submit) -> dict[str, Any]:
     return parts | {name: getattr(work, name) for name in _PLAIN}
 
 
-class _Nobody:
-    """Takes the events of a request on a follower, and keeps none: only rank 0 answers."""
-
-    def put(self, event: Any, /) -> None: ...
-
-
 def submit_of(about: dict[str, Any]) -> Submit:
-    """What `described` has described."""
+    """What `described` has described. Nobody gets its events: only rank 0 answers."""
     parts = {name: kind.validate_python(about[name]) for name, kind in _PARTS.items()}
-    return Submit(**parts, **{name: about[name] for name in _PLAIN}, sink=_Nobody())
+    return Submit(**parts, **{name: about[name] for name in _PLAIN}, sink=lambda event: None)

@@ -17,16 +17,6 @@ if TYPE_CHECKING:  # few need them, and what they import
     from start_llm.engine.ranks.leader import LeaderGroup
 
 
-class _StepEvents:
-    """The events of one request, kept until the step is confirmed: see `LeaderScheduler`."""
-
-    def __init__(self, sink: Sink, kept: list[tuple[Sink, Any]]) -> None:
-        self._sink, self._kept = sink, kept
-
-    def put(self, event: Any, /) -> None:
-        self._kept.append((self._sink, event))
-
-
 class LeaderScheduler(Scheduler):
     """Rank 0's. An entry stands in the log before the call is made: a pass of the model needs all ranks.
 
@@ -36,13 +26,13 @@ class LeaderScheduler(Scheduler):
 
     def __init__(self, *args: Any, ranks: LeaderGroup, **kwargs: Any) -> None:
         self._ranks = ranks
-        self._kept: list[tuple[Sink, Any]] = []
+        self._kept: list[tuple[Sink, Any]] = []  # events, until the step is confirmed
         super().__init__(*args, **kwargs)
 
     def add(self, work: Submit) -> None:
         self._ranks.write("add", described(work))
         # The others have no such text to draft from.
-        super().add(replace(work, views=None, sink=_StepEvents(work.sink, self._kept)))
+        super().add(replace(work, views=None, sink=lambda event: self._kept.append((work.sink, event))))
 
     def add_idle(self, work: Submit) -> None:
         self._ranks.write("add_idle", described(work))
@@ -81,7 +71,7 @@ class LeaderScheduler(Scheduler):
 
     def _send_kept(self) -> None:
         for sink, event in self._kept:
-            sink.put(event)
+            sink(event)
         self._kept.clear()
 
 

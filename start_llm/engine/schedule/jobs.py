@@ -153,7 +153,7 @@ class Job:
 
     def send(self, event: EngineEvent) -> None:
         if not isinstance(self.state, Ended):
-            self.work.sink.put(event)
+            self.work.sink(event)
 
     def end(self, reason: EndReason) -> None:
         """Sends the final event; later calls do nothing."""

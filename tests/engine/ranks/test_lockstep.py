@@ -108,6 +108,10 @@ def make(oracle: Oracle, make_scheduler: Any, ranks: RankGroup, budget: int) -> 
     return scheduler
 
 
+def nobody(event: Any) -> None:
+    """Takes the events of a request that nobody reads."""
+
+
 def play(scheduler: Scheduler, rounds: int) -> None:
     """Turns that fork, join, are cancelled, and grow beyond the memory; idle work between them."""
     pick, ends = random.Random(4), [(2,)]
@@ -117,7 +121,7 @@ def play(scheduler: Scheduler, rounds: int) -> None:
             tokens = (*base[: pick.randrange(len(base) + 1)], *(pick.randrange(8, 200) for _ in range(90)))
             ends = [*ends[-4:], tokens[:400]]
             prompt = Prompt(tokens, tuple(range(50, len(tokens), 50)), generation=len(tokens))
-            work = Submit(f"{turn}.{side}", prompt, Sampling(temperature=0), 8, SimpleQueue(), session=f"s{turn % 3}")
+            work = Submit(f"{turn}.{side}", prompt, Sampling(temperature=0), 8, nobody, session=f"s{turn % 3}")
             scheduler.add(work)
         for _ in range(pick.randrange(1, 12)):
             scheduler.step()
@@ -126,7 +130,7 @@ def play(scheduler: Scheduler, rounds: int) -> None:
             scheduler.step()
         if not scheduler.busy:
             next_turn = Prompt((*tokens[:100], *(pick.randrange(8, 200) for _ in range(40))))
-            scheduler.add_idle(Submit(f"i{turn}", next_turn, Sampling(), 1, SimpleQueue()))
+            scheduler.add_idle(Submit(f"i{turn}", next_turn, Sampling(), 1, nobody))
             scheduler.step_idle()
             scheduler.tidy()
 
@@ -188,7 +192,7 @@ def test_a_step_that_not_all_have_confirmed_says_nothing(oracle: Oracle, ends: t
 
     log, events = Alone(ends[0]), SimpleQueue[Any]()
     leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
-    leader.add(Submit("a", Prompt((2, 9, 9)), Sampling(temperature=0, logit_bias=((3, -100.0),)), 20, events))
+    leader.add(Submit("a", Prompt((2, 9, 9)), Sampling(temperature=0, logit_bias=((3, -100.0),)), 20, events.put))
     leader.step()
     leader.step()
     (job,) = leader.requests
@@ -320,12 +324,11 @@ class Event:
 )
 def test_a_request_arrives_as_it_was_sent(tokens: Any, bias: Any, constraint: Any, thinking: Any, session: Any) -> None:
     prompt, sampling = Prompt(tokens, tokens, len(tokens), None, 3), Sampling(logit_bias=bias, seed=7)
-    sink: SimpleQueue[Any] = SimpleQueue()
-    work = Submit("a", prompt, sampling, 5, sink, 2, constraint, thinking, session, session, one_shot=True, model="m")
+    work = Submit("a", prompt, sampling, 5, nobody, 2, constraint, thinking, session, session, one_shot=True, model="m")
     arrived = submit_of(json.loads(json.dumps(described(work))))
     assert arrived == work
     event: Any = Event()
-    arrived.sink.put(event)
+    arrived.sink(event)
     kept = weakref.ref(event)
     del event
     assert kept() is None, "nobody reads it on a follower, and the end of a failed row holds arrays"

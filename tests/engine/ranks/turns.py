@@ -66,7 +66,9 @@ class RandomTurns:
         prompt = Prompt(tokens, tuple(range(64, len(tokens), 64)), generation=len(tokens))
         model = self._app.pool.main_runtime and next(iter(self._app.engine._loop.models._models))
         most = self._random.randrange(1, 60 if few else 24)
-        work = Submit(f"r{self._sent}", prompt, sampling, most, events, session=f"s{self._sent % 5}", model=model or "")
+        work = Submit(
+            f"r{self._sent}", prompt, sampling, most, events.put, session=f"s{self._sent % 5}", model=model or ""
+        )
         self._app.engine.submit(work)
         return work, events
 
