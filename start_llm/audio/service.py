@@ -20,7 +20,7 @@ from start_llm.chat.handle import WAIT_SECONDS, Lease, still_loading
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.events import Progress
 from start_llm.core.extras import check_installed
-from start_llm.core.limits import RECORDED
+from start_llm.core.limits import RECORDED, Allowance
 from start_llm.core.media import AudioTask, Computation, Hints, Sound, SoundForm, Transcript
 from start_llm.core.settings import Settings
 from start_llm.embeddings.checkpoint import whole_encoder
@@ -45,28 +45,6 @@ class AudioModels(Protocol):
     def open_audio(self, name: str, task: AudioTask) -> Lease[Any]: ...
 
 
-class SoundMemory:
-    """Seconds of sound that may be in memory at a time; who finds too little left waits. Thread-safe."""
-
-    def __init__(self, most: float) -> None:
-        self._left = self._most = most
-        self._freed = threading.Condition()
-
-    def take(self, seconds: float, wait: float) -> bool:
-        """False: not within `wait`. More than there ever is counts as all of it."""
-        need = min(seconds, self._most)
-        with self._freed:
-            if not self._freed.wait_for(lambda: self._left >= need, wait):
-                return False
-            self._left -= need
-            return True
-
-    def give(self, seconds: float) -> None:
-        with self._freed:
-            self._left += min(seconds, self._most)
-            self._freed.notify_all()
-
-
 class AudioService:
     """Thread-safe; called on HTTP threads."""
 
@@ -75,7 +53,7 @@ class AudioService:
         self._sources: dict[AudioTask, str | None] = {"transcription": transcription, "speech": speech}
         self._models, self._thread = models, thread
         self._problems: dict[AudioTask, StartLLMError] = {}
-        self._memory = SoundMemory(RECORDED.most)
+        self._memory = Allowance(RECORDED.most)  # seconds of sound that may be in memory at a time
         self._heard = 0.0
         self._spoken = 0.0
         self._counting = threading.Lock()
@@ -112,19 +90,12 @@ class AudioService:
                 raise self._problems[task].again() from None
             raise
 
-    def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Transcript]:
-        """`model`: as `named` says."""
-        return Computation(self._transcribe(model, file, hints))
-
-    def speak(self, model: str, text: str, form: SoundForm) -> Computation[bytes]:
-        """`text` is not blank. The result is a file."""
-        return Computation(self._speak(model, text, form))
-
     def figures(self) -> dict[str, float]:
         """Totals, by the names that `/metrics` shows."""
         return {"transcribed_seconds": self._heard, "spoken_seconds": self._spoken}
 
-    def _transcribe(self, model: str, file: bytes, hints: Hints) -> Generator[Progress, None, Transcript]:
+    def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Transcript]:
+        """`model`: as `named` says."""
         recording = look_at(file, "file")
         if recording.seconds > RECORDED.most:
             length = f"a recording of {recording.seconds:,.0f} seconds; at most {RECORDED.most:,} are allowed"
@@ -139,12 +110,13 @@ class AudioService:
                 samples = samples_of(recording, "file")
                 found: Transcript = yield from self._steps(listener.transcribe(samples, hints), len(samples) / RATE)
             finally:
-                self._memory.give(recording.seconds)
+                self._memory.give_back(recording.seconds)
         with self._counting:
             self._heard += found.seconds
         return found
 
-    def _speak(self, model: str, text: str, form: SoundForm) -> Generator[Progress, None, bytes]:
+    def speak(self, model: str, text: str, form: SoundForm) -> Computation[bytes]:
+        """`text` is not blank. The result is a file."""
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
             yield from _waiting(lease.wait, still_loading(model))

@@ -6,6 +6,7 @@ far above what clients send. No setting raises them: whoever needs more would me
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 
@@ -16,6 +17,28 @@ class Limit:
     what: str
     most: int
     status: int = 400
+
+
+class Allowance:
+    """What all requests together may hold at a time; who finds too little left may wait for it. Thread-safe."""
+
+    def __init__(self, most: float) -> None:
+        self._left = self._most = most
+        self._freed = threading.Condition()
+
+    def take(self, amount: float, wait: float = 0.0) -> bool:
+        """False: not within `wait` seconds. More than there ever is counts as all of it."""
+        need = min(amount, self._most)
+        with self._freed:
+            if not self._freed.wait_for(lambda: self._left >= need, wait):
+                return False
+            self._left -= need
+            return True
+
+    def give_back(self, amount: float) -> None:
+        with self._freed:
+            self._left += min(amount, self._most)
+            self._freed.notify_all()
 
 
 # The body as a whole, counted in its bytes, before it is read as JSON.

@@ -15,20 +15,12 @@ SoundForm = Literal["mp3", "wav", "flac", "opus", "pcm"]
 """``pcm``: 16 bits, little-endian, 24,000 samples a second, as OpenAI's has."""
 
 
-class Computation[Result]:
-    """Work on its way, a step of the model for each part. `result`, what `work` returns, is there when they are over.
+type Computation[Result] = Generator[Progress, None, Result]
+"""Work on its way, a step of the model for each part; it returns the result.
 
-    The parts count tokens of texts to encode, seconds of a recording, or pieces of a text to speak.
-    The iteration raises BadRequest (it is no audio, or too long), OutOfMemory, Unavailable, NotSupported.
-    """
-
-    result: Result
-
-    def __init__(self, work: Generator[Progress, None, Result]) -> None:
-        self._work = work
-
-    def __iter__(self) -> Generator[Progress]:
-        self.result = yield from self._work
+The parts count tokens of texts to encode, seconds of a recording, or pieces of a text to speak.
+The iteration raises BadRequest (it is no audio, or too long), OutOfMemory, Unavailable, NotSupported.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,11 +105,11 @@ class EncoderService:
             raise BadRequest(f"dimensions={dimensions}: {allowed}", param="dimensions")
         with self._counting:
             self._texts, self._tokens = self._texts + len(rows), self._tokens + total
-        return Computation(self._batches(rows, cut, encoder, dimensions or encoder.dimensions))
+        return self._batches(rows, cut, encoder, dimensions or encoder.dimensions)
 
     def _batches(
         self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, dimensions: int
-    ) -> Generator[Progress, None, Encoded]:
+    ) -> Computation[Encoded]:
         """Texts of about the same length share a step."""
         found, done = Encoded(np.zeros((len(rows), dimensions), np.float32), sum(map(len, rows)), cut), 0
         waiting = deque(sorted(range(len(rows)), key=lambda index: len(rows[index])))

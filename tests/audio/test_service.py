@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.audio.service import AudioService, SoundMemory
+from start_llm.audio.service import AudioService
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailable
 from start_llm.core.limits import RECORDED
 from start_llm.core.media import Hints, Transcript
 from start_llm.core.settings import Settings
 from tests.audio.tiny import RATE, tone, wav
+from tests.steps import through
 
 pytestmark = pytest.mark.live
 
@@ -89,9 +90,9 @@ def service(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Au
 
 def test_a_recording_goes_through_in_steps(service: Callable[..., AudioService], pool: FakePool) -> None:
     audio = service()
-    hearing = audio.transcribe("known", wav(tone(0.5)), Hints("de"))
-    assert len(list(hearing)) == 3
-    assert hearing.result == Transcript("8000 samples", "de", 0.5, ())
+    parts, found = through(audio.transcribe("known", wav(tone(0.5)), Hints("de")))
+    assert len(parts) == 3
+    assert found == Transcript("8000 samples", "de", 0.5, ())
     assert (pool.open, pool.chores) == (0, 4)
     assert audio.figures() == {"transcribed_seconds": 0.5, "spoken_seconds": 0.0}
 
@@ -123,7 +124,7 @@ def test_recordings_wait_for_each_other_where_they_are_long(
     parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
     assert next(parts).total == 0
     assert pool.handle.steps == 0
-    audio._memory.give(RECORDED.most - 0.25)
+    audio._memory.give_back(RECORDED.most - 0.25)
     assert len(list(parts)) == 3
 
 
@@ -151,14 +152,6 @@ def test_who_waits_too_long_for_its_model_is_told_so(
         for _ in range(100_000):
             assert next(parts) is not None
     assert pool.open == 0
-
-
-def test_a_room_of_its_size_takes_what_is_larger() -> None:
-    room = SoundMemory(10.0)
-    assert room.take(25.0, 0.0)
-    assert not room.take(0.5, 0.0)
-    room.give(25.0)
-    assert room.take(10.0, 0.0)
 
 
 def test_a_recording_that_is_too_long_is_refused_before_it_is_decoded(

@@ -17,8 +17,9 @@ from start_llm.audio.speech import Speaker, load_steps
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import Limit
 from start_llm.core.media import Sound
-from tests.audio.test_transcription import on_a_thread, through
+from tests.audio.test_transcription import on_a_thread
 from tests.audio.tiny import tone
+from tests.steps import through
 
 pytestmark = [pytest.mark.thorough, pytest.mark.live]
 

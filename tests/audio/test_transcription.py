@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from start_llm.audio.transcription import FFT, HOP, WINDOW, Transcriber, load_st
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.media import Hints, Transcript
 from tests.audio.tiny import RATE, build_whisper, tone
+from tests.steps import through
 
 pytestmark = pytest.mark.thorough
 
@@ -35,16 +36,6 @@ def on_a_thread[T](work: Callable[[], T]) -> T:
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]  # type: ignore[no-any-return]
-
-
-def through(steps: Iterator[Any]) -> tuple[list[float], Any]:
-    """What the steps yield, and what they return."""
-    seen = []
-    while True:
-        try:
-            seen.append(next(steps))
-        except StopIteration as end:
-            return seen, end.value
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from tests.embeddings.conftest import OneThread
 from tests.embeddings.reference import Reference
 from tests.embeddings.texts import texts
 from tests.embeddings.tiny import CONFIG, build_encoder
+from tests.steps import through
 
 Service = Callable[..., EncoderService]
 MOST = 48
@@ -31,9 +32,9 @@ MOST = 48
 def vectors(encoders: EncoderService, wanted: Sequence[Text], **options: Any) -> Any:
     options = {"truncate": True, "dimensions": None, **options}
     encoding = encoders.encode(wanted, "input", **options)
-    parts = list(encoding)
-    assert parts[-1].done == parts[-1].total == encoding.result.tokens
-    return encoding.result.vectors
+    parts, found = through(encoding)
+    assert parts[-1].done == parts[-1].total == found.tokens
+    return found.vectors
 
 
 @pytest.mark.usefixtures("needs_library")
@@ -89,9 +90,8 @@ class TestVectors:
 
     def test_a_text_that_is_cut_is_counted(self, service: Service, encoder_path: Path) -> None:
         encoders, long = service(encoder_path), " ".join("abcdefghij" * 20)
-        encoding = encoders.encode(["a", long], "input", truncate=True, dimensions=None)
-        list(encoding)
-        assert (encoding.result.cut, encoding.result.tokens) == (1, 3 + MOST)
+        _, found = through(encoders.encode(["a", long], "input", truncate=True, dimensions=None))
+        assert (found.cut, found.tokens) == (1, 3 + MOST)
         with pytest.raises(BadRequest, match=r"input\[1\]: 202 tokens, but tiny-encoder reads at most 48"):
             encoders.encode(["a", long], "input", truncate=False, dimensions=None)
         with pytest.raises(BadRequest, match=r"at least \d+ tokens"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from start_llm.api.common.shapes import ChosenLogprobShape, TokenLogprobShape
 from start_llm.api.http import sse
@@ -12,6 +13,7 @@ from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
+from start_llm.core.media import Computation
 from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import error_body, error_headers, style_of
 from start_llm.core.report import CacheReport
@@ -111,17 +113,18 @@ class Task(EventStream):
     Args:
         request: as observers see it: its id, its kind and its model; no messages.
         work: computes; each part is a step. Raises StartLLMError.
-        answer, tokens: asked when the steps are over: the answer, and the tokens that were read.
+        answer, tokens: of what it returns: the answer, and the tokens that were read.
     """
 
     def __init__(
         self,
         request: ChatRequest,
-        work: Iterable[ev.Progress],
-        answer: Callable[[], Reply],
-        tokens: Callable[[], int] = lambda: 0,
+        work: Computation[Any],
+        answer: Callable[[Any], Reply],
+        tokens: Callable[[Any], int] = lambda result: 0,
     ) -> None:
         self.request = request
+        self._result: Any = None
         self._answer, self._tokens = answer, tokens
         self._steps, self._closed = self._events(work), False
 
@@ -131,7 +134,7 @@ class Task(EventStream):
     def reply(self, events: Iterator[ev.Event]) -> Reply:
         for _ in events:
             pass
-        return self._answer()
+        return self._answer(self._result)
 
     def __next__(self) -> ev.Event:
         if self._closed:
@@ -145,10 +148,10 @@ class Task(EventStream):
     def last_report(self, patience: float) -> CacheReport | None:
         return None
 
-    def _events(self, work: Iterable[ev.Progress]) -> Generator[ev.Event]:
-        yield from work
+    def _events(self, work: Computation[Any]) -> Generator[ev.Event]:
+        self._result = yield from work
         # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
-        yield ev.Done(ev.Usage(prompt=self._tokens(), completion=0, cached=0), CacheReport())
+        yield ev.Done(ev.Usage(prompt=self._tokens(self._result), completion=0, cached=0), CacheReport())
 
 
 def logprobs_body(logprobs: Sequence[ev.TokenLogprob], token_text: TokenText) -> list[ChosenLogprobShape]:

@@ -9,7 +9,6 @@ import logging
 import selectors
 import socket
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from start_llm.api.http.answers import CONTINUE
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import ChunkedBody, Head, PlainBody, body_reader, find_head, read_head
 from start_llm.core.errors import Unavailable
+from start_llm.core.limits import Allowance
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +28,10 @@ SILENCE_SECONDS = 20.0
 MEMORY_OF_ONE = 1 << 18
 """Bytes of a body that stay in memory: as many bodies as there may be connections fit."""
 MOST_BYTES = 1 << 30
+"""What all bodies that wait may hold together."""
 
 Admit = Callable[[Head], Request]
 """Raises StartLLMError: the request is refused, whatever its body is."""
-
-
-class Bodies:
-    """What all bodies that wait may hold together, in bytes. Thread-safe."""
-
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        self._lock = threading.Lock()
-        self._left = most
-
-    def take(self, count: int) -> bool:
-        """False: so much does not fit."""
-        with self._lock:
-            fits = count <= self._left
-            self._left -= count if fits else 0
-        return fits
-
-    def give_back(self, count: int) -> None:
-        with self._lock:
-            self._left += count
 
 
 class ReceivedBody:
@@ -58,7 +40,7 @@ class ReceivedBody:
     A file has no name: it is gone with the process, however that ends.
     """
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: Allowance) -> None:
         self._bodies = bodies
         self._size = 0
         self._file: tempfile.SpooledTemporaryFile[bytes] | None = None
@@ -103,7 +85,7 @@ class RequestReader:
         following: bytes that have arrived behind it.
     """
 
-    def __init__(self, bodies: Bodies, admit: Admit, following: bytes = b"") -> None:
+    def __init__(self, bodies: Allowance, admit: Admit, following: bytes = b"") -> None:
         self.deadline = 0.0
         self.head: Head | None = None
         self.request: Request | None = None

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from start_llm.api.http.connection import HEAD_SECONDS, Bodies, Connection, Connections, RequestReader, send_now
+from start_llm.api.http.connection import HEAD_SECONDS, MOST_BYTES, Connection, Connections, RequestReader, send_now
 from start_llm.api.http.listener import ListeningSocket, Waker, connections_allowed
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Head
 from start_llm.core.errors import RequestTimeout, StartLLMError, Unavailable
+from start_llm.core.limits import Allowance
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Front:
 
     def __init__(self, listeners: Sequence[socket.socket], dispatcher: RequestDispatcher) -> None:
         self._dispatcher = dispatcher
-        self._bodies = Bodies()
+        self._bodies = Allowance(MOST_BYTES)
         self._selector = selectors.DefaultSelector()
         self._listeners = [ListeningSocket(listener, self._selector) for listener in listeners]
         self._connections = Connections(self._selector, connections_allowed())

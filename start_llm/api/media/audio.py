@@ -94,7 +94,7 @@ class AudioRoutes:
         )
         hints = Hints(body.language or None, body.prompt, body.temperature)
         hearing = self.audio.transcribe(request.model, file, hints)
-        return Task(request, hearing, lambda: _transcript(hearing.result, body.response_format))
+        return Task(request, hearing, lambda found: _transcript(found, body.response_format))
 
     def speech(self, inbound: Request) -> Task:
         body, data = parse_body(SpeechBody, inbound.body)
@@ -110,7 +110,7 @@ class AudioRoutes:
         request = counted_request("speech", self.audio.named(body.model or "", "speech"), data, inbound, self.owners)
         form = body.response_format or "mp3"
         speaking = self.audio.speak(request.model, body.input, form)
-        return Task(request, speaking, lambda: Reply(speaking.result, content_type=SOUNDS[form]))
+        return Task(request, speaking, lambda sound: Reply(sound, content_type=SOUNDS[form]))
 
 
 def _read(form: Form) -> TranscriptionBody:

@@ -76,11 +76,10 @@ class Encodings:
 
 
 def _task(request: ChatRequest, encoding: Computation[Encoded], body: Callable[[Encoded], bytes]) -> Task:
-    def answer() -> Reply:
-        cut = encoding.result.cut
-        return Reply(body(encoding.result), headers={CUT_HEADER: str(cut)} if cut else {})
+    def answer(found: Encoded) -> Reply:
+        return Reply(body(found), headers={CUT_HEADER: str(found.cut)} if found.cut else {})
 
-    return Task(request, encoding, answer, tokens=lambda: encoding.result.tokens)
+    return Task(request, encoding, answer, tokens=lambda found: found.tokens)
 
 
 def _embeddings(model: str, found: Encoded, as_base64: bool) -> bytes:

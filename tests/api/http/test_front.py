@@ -20,11 +20,12 @@ from start_llm.api import handler
 from start_llm.api.http import connection as connections
 from start_llm.api.http import front
 from start_llm.api.http import listener as door
-from start_llm.api.http.connection import Bodies, ReceivedBody
+from start_llm.api.http.connection import ReceivedBody
 from start_llm.api.http.listener import ListeningSocket
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import Unavailable
 from start_llm.core.events import TextDelta
+from start_llm.core.limits import Allowance
 from tests.api.conftest import Raw
 from tests.api.fakes import FIRST, FakeService, answer, hold
 from tests.kinds import rounds
@@ -133,7 +134,7 @@ def test_a_large_body_waits_on_disk(
 
 
 def test_room_for_bodies_is_given_back() -> None:
-    bodies = Bodies(3 << 20)
+    bodies = Allowance(3 << 20)
     mib = bytes(1 << 20)
     first, second = ReceivedBody(bodies), ReceivedBody(bodies)
     first.write(mib)

@@ -16,7 +16,7 @@ from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.events import Progress
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE
-from start_llm.core.media import AudioTask, Hints, Transcript, TranscriptSegment
+from start_llm.core.media import AudioTask, Computation, Hints, Transcript, TranscriptSegment
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService, make_server
 
@@ -34,15 +34,12 @@ SOUND = b"RIFF or whatever"
 PATH = "/v1/audio/transcriptions"
 
 
-class FakeHearing:
-    def __init__(self, bad: str) -> None:
-        self.result, self._bad = SAID, bad
-
-    def __iter__(self) -> Iterator[Progress]:
-        yield Progress(0, 3)
-        if self._bad:
-            raise BadRequest(self._bad, param="file")
-        yield Progress(3, 3)
+def computed(result: Any, bad: str) -> Computation[Any]:
+    yield Progress(0, 3)
+    if bad:
+        raise BadRequest(bad, param="file")
+    yield Progress(3, 3)
+    return result
 
 
 class FakeAudio:
@@ -57,16 +54,14 @@ class FakeAudio:
             raise NotSupported("Install it: pip install it", code="extra_not_installed")
         return asked or "tiny-whisper"
 
-    def transcribe(self, model: str, file: bytes, hints: Hints) -> FakeHearing:
+    def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Any]:
         self.threads.add(threading.get_ident())
         self.asked.append((model, file, hints))
-        return FakeHearing(self.bad)
+        return computed(SAID, self.bad)
 
-    def speak(self, model: str, text: str, form: str) -> FakeHearing:
+    def speak(self, model: str, text: str, form: str) -> Computation[Any]:
         self.asked.append((model, text, form))
-        spoken = FakeHearing(self.bad)
-        spoken.result = f"{form} of {text}".encode()  # type: ignore[assignment]
-        return spoken
+        return computed(f"{form} of {text}".encode(), self.bad)
 
 
 @pytest.fixture

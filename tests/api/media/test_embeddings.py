@@ -15,7 +15,7 @@ import pytest
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import NotSupported
 from start_llm.core.events import Progress
-from start_llm.core.media import Encoded, Text
+from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Outcome
@@ -25,17 +25,14 @@ from tests.api.fakes import FakeService, make_server
 ANGLES = {"north": 0.0, "north by east": 0.2, "east": 1.2, "south": 3.0}
 
 
-class FakeEncoding:
-    def __init__(self, texts: Sequence[Text], cut: int, held: threading.Event) -> None:
-        angles = [ANGLES.get(str(text), len(text) / 7) for text in texts]
-        vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in angles], np.float32)
-        self.result = Encoded(vectors, 3 * len(texts), cut)
-        self._held = held
-
-    def __iter__(self) -> Iterator[Progress]:
-        while not self._held.wait(0.01):
-            yield Progress(1, self.result.tokens)
-        yield Progress(self.result.tokens, self.result.tokens)
+def encoded(texts: Sequence[Text], cut: int, held: threading.Event) -> Computation[Encoded]:
+    angles = [ANGLES.get(str(text), len(text) / 7) for text in texts]
+    vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in angles], np.float32)
+    result = Encoded(vectors, 3 * len(texts), cut)
+    while not held.wait(0.01):
+        yield Progress(1, result.tokens)
+    yield Progress(result.tokens, result.tokens)
+    return result
 
 
 class FakeEncoders:
@@ -52,10 +49,12 @@ class FakeEncoders:
             raise NotSupported("Install it: pip install it", code="extra_not_installed")
         return "tiny-encoder"
 
-    def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> FakeEncoding:
+    def encode(
+        self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None
+    ) -> Computation[Encoded]:
         self.asked.append({"texts": list(texts), "param": param, "truncate": truncate, "dimensions": dimensions})
         self.begun.set()
-        return FakeEncoding(texts, self.cut, self.held)
+        return encoded(texts, self.cut, self.held)
 
     def cards(self) -> tuple[ModelCard, ...]:
         return (ModelCard("tiny-encoder", 1_700_000_000, 512, tools=False, details={"kind": "embedding"}),)
