@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
 from collections.abc import Callable
@@ -14,9 +13,7 @@ from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.files.batches import BatchWriter
-from start_llm.files.database import CacheDatabase, FileUnavailable
-
-log = logging.getLogger(__name__)
+from start_llm.files.database import CacheDatabase
 
 AUDIT_FILE = "audit.sqlite3"
 """In START_LLM_CACHE_DIR."""
@@ -110,10 +107,9 @@ class Audit(Observer):
     """Writes, on a thread of its own, at most `MOST_ROWS`, for so many days. Servers may share the file (0600)."""
 
     def __init__(self, path: Path, days: float, clock: Callable[[], float] = time.time) -> None:
-        self._database = _database(path)
         self._seconds, self._clock = days * DAY_SECONDS, clock
         self._until_trim = 0
-        self._writer = BatchWriter("audit", self._write, gather_seconds=0.0)
+        self._writer = BatchWriter("audit", _database(path), self._write, gather_seconds=0.0)
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self._writer.put(entry(request, outcome, self._clock()))
@@ -121,30 +117,16 @@ class Audit(Observer):
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread. May be called twice."""
-        if not self._writer.closing:
-            self._writer.close()
-            self._database.close()
+        self._writer.close()
 
-    # --- the writer thread --------------------------------------------------
-
-    def _write(self, rows: list[AuditEntry]) -> None:
-        def write(connection: sqlite3.Connection) -> None:
-            connection.executemany(
-                f"INSERT INTO requests ({_COLUMNS}) VALUES ({_MARKS})", [astuple(row) for row in rows]
+    def _write(self, connection: sqlite3.Connection, rows: list[AuditEntry]) -> None:
+        """The writer thread."""
+        connection.executemany(f"INSERT INTO requests ({_COLUMNS}) VALUES ({_MARKS})", [astuple(row) for row in rows])
+        if self._until_trim <= 0:
+            connection.execute("DELETE FROM requests WHERE time < ?", (self._clock() - self._seconds,))
+            connection.execute(
+                "DELETE FROM requests WHERE number <= (SELECT MAX(number) FROM requests) - ?", (MOST_ROWS,)
             )
-            if self._until_trim <= 0:
-                connection.execute("DELETE FROM requests WHERE time < ?", (self._clock() - self._seconds,))
-                connection.execute(
-                    "DELETE FROM requests WHERE number <= (SELECT MAX(number) FROM requests) - ?", (MOST_ROWS,)
-                )
-
-        try:
-            self._database.run(write)
-        except FileUnavailable:
-            return  # said once by the file itself
-        except Exception as error:  # noqa: BLE001 - a thread's edge: the next rows may do better
-            log.warning("audit: %d requests could not be written (%s)", len(rows), error)
-            return
         self._until_trim = _TRIM_EVERY if self._until_trim <= 0 else self._until_trim - len(rows)
 
 

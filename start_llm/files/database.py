@@ -79,7 +79,7 @@ class CacheDatabase:
         self.path = path
         self._statements = [statement for part in schema.split(";") if (statement := part.strip())]
         self._version = version
-        self._what = what
+        self.what = what
         self._check = check
         self._busy_seconds = busy_seconds
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class CacheDatabase:
                 raise self._unavailable(error) from error
             if self._failing:
                 self._failing = False
-                log.warning("%s: %s can be used again", self._what, self.path)
+                log.warning("%s: %s can be used again", self.what, self.path)
             return result
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class CacheDatabase:
         if self._connection is not None:
             if _identity(self.path) == self._identity:
                 return self._connection
-            log.warning("%s: %s was taken away and is begun afresh", self._what, self.path)
+            log.warning("%s: %s was taken away and is begun afresh", self.what, self.path)
             self._disconnect()
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Nobody else opens or sets aside a file of this folder meanwhile: a process could write a journal for the
@@ -206,10 +206,10 @@ class CacheDatabase:
                 remove_anything(gone)
             os.replace(self.path, aside)
         reason = " ".join(str(why).split())
-        log.warning("%s: %s is damaged (%s); it is set aside as %s", self._what, self.path, reason, aside.name)
+        log.warning("%s: %s is damaged (%s); it is set aside as %s", self.what, self.path, reason, aside.name)
 
     def _unavailable(self, error: Exception) -> FileUnavailable:
-        message = f"{self._what}: {self.path} cannot be used now: {error}"
+        message = f"{self.what}: {self.path} cannot be used now: {error}"
         if not self._failing:
             self._failing = True
             log.warning("%s (said once)", message)

@@ -49,7 +49,7 @@ class TurnDB:
         self._limit = limit_bytes
         self._load_limit = load_bytes
         self._fingerprint = ""
-        self._writer = BatchWriter("turndb", self._write, _GATHER_SECONDS)
+        self._writer = BatchWriter("turndb", self._database, self._write, _GATHER_SECONDS)
 
     def load(self, fingerprint: str) -> list[Node]:
         """The nodes of `fingerprint`, the newest up to the byte limit, parents first; damaged rows are left out."""
@@ -84,24 +84,13 @@ class TurnDB:
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread."""
-        if not self._writer.closing:
-            self._writer.close()
-            self._database.close()
+        self._writer.close()
 
-    # --- the writer thread --------------------------------------------------
-
-    def _write(self, waiting: list[Node]) -> None:
-        def write(connection: sqlite3.Connection) -> None:
-            rows = ((node.id, node.parent, node.id, self._fingerprint, encode(node)) for node in waiting)
-            connection.executemany(_INSERT, rows)
-            _trim(connection, self._limit)
-
-        try:
-            self._database.run(write)
-        except FileUnavailable:
-            pass  # said once by the file itself
-        except Exception as error:  # noqa: BLE001 - a thread's edge: the next batch may do better
-            log.warning("conversation tree: %d turns could not be written (%s)", len(waiting), error)
+    def _write(self, connection: sqlite3.Connection, waiting: list[Node]) -> None:
+        """The writer thread."""
+        rows = ((node.id, node.parent, node.id, self._fingerprint, encode(node)) for node in waiting)
+        connection.executemany(_INSERT, rows)
+        _trim(connection, self._limit)
 
 
 def _trim(connection: sqlite3.Connection, limit: int) -> None:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from start_llm.files.batches import BatchWriter
+from start_llm.files.database import CacheDatabase
 
 
-def test_everything_is_written_in_its_order_in_few_batches():
+@pytest.fixture
+def begin(tmp_path: Path) -> Callable[..., BatchWriter[Any]]:
+    """A writer whose batches go to a function."""
+
+    def begun(take: Callable[[list[Any]], object], gather_seconds: float = 0.0) -> BatchWriter[Any]:
+        database = CacheDatabase(tmp_path / "file", "CREATE TABLE numbers (number INTEGER)", 1, what="test")
+        return BatchWriter("its name", database, lambda connection, items: take(items), gather_seconds)
+
+    return begun
+
+
+def test_everything_is_written_in_its_order_in_few_batches(begin):
     batches: list[list[int]] = []
-    writer = BatchWriter("test", batches.append, gather_seconds=60.0)
+    writer = begin(batches.append, gather_seconds=60.0)
     for number in range(100):
         writer.put(number)
     writer.close()  # waits for no gathering
@@ -17,9 +34,9 @@ def test_everything_is_written_in_its_order_in_few_batches():
     assert len(batches) <= 3
 
 
-def test_flush_waits_for_what_was_put_before():
+def test_flush_waits_for_what_was_put_before(begin):
     seen: list[str] = []
-    writer = BatchWriter("test", seen.extend, gather_seconds=0.0)
+    writer = begin(seen.extend)
     writer.put("one")
     writer.flush()
     assert seen == ["one"]
@@ -27,9 +44,9 @@ def test_flush_waits_for_what_was_put_before():
     writer.close()
 
 
-def test_after_close_nothing_is_taken_and_nothing_hangs():
+def test_after_close_nothing_is_taken_and_nothing_hangs(begin):
     seen: list[str] = []
-    writer = BatchWriter("test", seen.extend, gather_seconds=0.0)
+    writer = begin(seen.extend)
     writer.close()
     writer.close()
     writer.put("late")
@@ -37,9 +54,19 @@ def test_after_close_nothing_is_taken_and_nothing_hangs():
     assert seen == []
 
 
-def test_writing_is_done_by_a_thread_of_that_name():
+def test_writing_is_done_by_a_thread_of_that_name(begin):
     names: list[str] = []
-    writer = BatchWriter("its name", lambda batch: names.append(threading.current_thread().name), gather_seconds=0.0)
+    writer = begin(lambda batch: names.append(threading.current_thread().name))
     writer.put(1)
     writer.close()
     assert names == ["its name"]
+
+
+def test_after_a_batch_that_goes_wrong_the_next_one_is_written(begin, caplog):
+    seen: list[float] = []
+    writer = begin(lambda batch: seen.extend(1 / number for number in batch))
+    for number in (0, 2):
+        writer.put(number)
+        writer.flush()
+    writer.close()
+    assert seen == [0.5] and "test: 1 rows could not be written (division by zero)" in caplog.text
