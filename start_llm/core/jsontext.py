@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,6 +29,7 @@ _OPEN, _CLOSE, _QUOTE = 1, 2, 3
 _COMMA, _COLON = 4, 5
 _KINDS = bytes.maketrans(b'[{]}",:', bytes([_OPEN, _OPEN, _CLOSE, _CLOSE, _QUOTE, _COMMA, _COLON]))
 _OTHERS = bytes(byte for byte in range(256) if byte not in b'[{]}",:')
+_HALF = re.compile("[\ud800-\udfff]")
 _STEPS = np.array([0, 1, -1, 0, 0, 0], dtype=np.int32)
 
 
@@ -156,9 +159,9 @@ def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, in
 
 
 def whole_characters(value: Any) -> Any:
-    """A JSON value without halves of surrogate pairs: pairs are joined, what is left alone becomes U+FFFD."""
+    """A JSON value without halves of surrogate pairs, which become U+FFFD. (Reading JSON has joined whole pairs.)"""
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return "".join(_HALF.sub("\ufffd", value[at : at + CHUNK]) for at in range(0, len(value), CHUNK))
     if isinstance(value, list):
         return [whole_characters(item) for item in value]
     if isinstance(value, dict):
@@ -186,4 +189,5 @@ def _too_deep() -> BadRequest:
     return BadRequest(f"The body is nested too deeply: at most {DEPTH.most} lists and objects inside each other.")
 
 
+sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)  # a number's time grows with their square
 _DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -92,6 +94,28 @@ def test_what_is_too_much_to_read_of_text_in_a_body(text: str, much: bool) -> No
     if much:
         with pytest.raises(ValueError, match="too deeply, or holds too many"):
             parse_inner(text)
+
+
+def test_a_number_has_at_most_640_digits() -> None:
+    """60 MB of numbers with 4,000 digits each kept the interpreter's lock for more than 4 s."""
+    assert parse_json(b"9" * 640) == 10**640 - 1
+    with pytest.raises(BadRequest, match="a number has too many digits"):
+        parse_json(b"9" * 641)
+    for read in (parse_inner, json.loads):  # a call's arguments
+        with pytest.raises(ValueError, match="digits"):
+            read("9" * 641)
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\uDE00"])
+def test_many_halves_of_characters_are_replaced_in_pieces(monkeypatch: pytest.MonkeyPatch, half: str) -> None:
+    """24 MB of them kept the interpreter's lock for more than 3 s."""
+    monkeypatch.setattr(jsontext, "CHUNK", 10)
+    sub = Mock(side_effect=re.compile("[\ud800-\udfff]").sub)
+    monkeypatch.setattr(jsontext, "_HALF", Mock(sub=sub))
+    body = f'{{"{half}a": ["{half * 25}", "\\ud83d\\ude00{half}", "", "{"b" * 9}\\ud83d\\ude00", 1]}}'
+    halves = "\ufffd" * 25
+    assert parse_json(body.encode()) == {"\ufffda": [halves, "\U0001f600\ufffd", "", "b" * 9 + "\U0001f600", 1]}
+    assert max(len(call.args[1]) for call in sub.call_args_list) == 10
 
 
 def test_large_bodies_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
