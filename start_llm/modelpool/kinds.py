@@ -174,7 +174,7 @@ class SideModels:
         assert task is not None
         if task != "embedding":  # whose service has looked itself
             check_installed(LIBRARY)
-        return _LIBRARIES[task](entry.known.stored.folder, entry.name)
+        return _LIBRARIES[task](entry.known.folder, entry.name)
 
     def load(self, entry: PoolEntry, inputs: Generator[float, None, Any], progress: LoadProgress) -> None:
         progress.end()

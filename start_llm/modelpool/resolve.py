@@ -103,6 +103,11 @@ class KnownModel:
         """The key of the model without an adapter: `room.group_of` its folder, as it was when the disk was read."""
         return self.key if self.adapter is None else self.key.rpartition(_ADAPTED)[0]
 
+    @property
+    def folder(self) -> Path:
+        """What is loaded under its key: not what a link in its place leads to by then."""
+        return self.stored.folder if self.is_reserved else Path(self.group)
+
 
 class ModelListing:
     """All models on this disk by their names, except the main one (see `leave_out`). Any thread."""
@@ -139,18 +144,18 @@ class ModelListing:
         return self._by_alias.get(name)
 
     def look_again(self) -> None:
-        """The next who asks looks at the disk, even if it was looked at a moment ago."""
-        self._looked = -math.inf
+        """As it is on the disk now, even if that was looked at a moment ago, or another thread looks at it."""
+        self._refresh(again=True)
 
-    def _refresh(self, oldest: float = math.inf) -> None:
+    def _refresh(self, oldest: float = math.inf, *, again: bool = False) -> None:
         """Makes the listing anew if it is `oldest` seconds old, or models have come or gone: a name may mean another
         folder then. Who can do with the old one does not wait for another thread that looks at the disk.
         """
-        if not self._lock.acquire(timeout=0.0 if oldest == math.inf else PATIENCE_SECONDS):
+        if not self._lock.acquire(timeout=0.0 if oldest == math.inf and not again else PATIENCE_SECONDS):
             return
         try:
             now = time.monotonic()
-            if now - self._read < oldest and now - self._looked < SEEN_SECONDS:
+            if now - self._read < oldest and now - self._looked < SEEN_SECONDS and not again:
                 return
             there, self._looked = seen(self._settings.cache_dir), now  # first: what comes meanwhile is noticed later
             if now - self._read < oldest and there == self._seen:
@@ -235,7 +240,7 @@ class NameResolver:
         """Where the model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
         source = self._settings.model_path
         if not known.default or source is None:
-            return known.stored.folder
+            return known.folder
         found = folder_of(source)
         if found is None:
             raise NotFound(f"{known.name} cannot be loaded: {source} is not on this disk any more; fetch it again.")

@@ -14,6 +14,7 @@ import pytest
 
 from start_llm.engine.assembly import ModelBuilder
 from start_llm.modelpool import resolve as names
+from start_llm.modelpool.loader import Loader
 from tests.integration.live import ENDLESS, WAIT, Live
 from tests.integration.pooled import TURN, admin, states
 from tests.oracle import build_oracle, expected_truth
@@ -193,6 +194,40 @@ def test_other_weights_in_the_same_folder_never_find_the_old_ones_kv(
             assert _right(server, name, talk)["reused"] == 0
             server.app.pool._names.listing.look_again()
             assert _right(server, name, talk)["reused"] > 0
+
+
+def test_a_link_that_is_changed_while_its_load_waits_puts_no_other_model_under_its_key(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [build_oracle(tmp_path / "a", "plain"), build_oracle(tmp_path / "b", "hybrid")]
+    link = tmp_path / "models" / "link"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(folders[0])
+    reached, leave = threading.Event(), threading.Event()
+    load = Loader._load
+
+    def waits(loader: Loader, entry: Any) -> None:
+        reached.set()
+        assert entry.is_starting or leave.wait(10 * WAIT)
+        load(loader, entry)
+
+    monkeypatch.setattr(Loader, "_load", waits)
+    with serve() as server:
+        reached.clear()
+        waiting = Asking(server, "link")
+        assert reached.wait(WAIT)
+        link.unlink()
+        link.symlink_to(folders[1])
+        leave.set()
+        assert waiting.answer().status_code == 200
+        until(lambda: Asking(server, "link").answer().status_code == 200 and len(_loaded(server)) == 3)
+        assert all(Path(key) == folder.resolve() for key, folder in _loaded(server).items() if key)
+
+
+def _loaded(server: Live) -> dict[str, Path]:
+    """Which folder was loaded under which key."""
+    entries = server.app.pool._registry.entries()
+    return {entry.key: entry.runtime.loaded.folder for entry in entries if entry.runtime is not None}
 
 
 def _unload(server: Live, name: str) -> None:

@@ -303,6 +303,24 @@ def test_only_a_sound_request_is_one_that_another_model_could_answer(
         assert told_again.value.refusal == refusal
 
 
+def test_a_name_is_looked_up_again_before_a_load_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool(tmp_path)
+    pool._registry.default.card = Mock()
+    first, second = known("mine", key="/nowhere/a"), known("mine", key="/nowhere/b")
+    looks = Mock()
+    monkeypatch.setattr(pool._names.listing, "look_again", looks)
+    for find in ("find", "find_chat", "find_audio"):
+        monkeypatch.setattr(pool._names, find, lambda *_: second if looks.called else first)
+    for ask in (lambda: pool.open("mine"), lambda: pool.open_any("mine"), lambda: pool.open_audio("mine", "speech")):
+        looks.reset_mock()
+        pool._registry.entry(first).state = pool._registry.entry(second).state = "stored"
+        assert ask()._entry.key == "/nowhere/b" and looks.call_count == 1
+        assert pool._registry.entry(first).state == "stored"
+        looks.reset_mock()
+        pool._registry.entry(first).state = "ready"
+        assert ask()._entry.key == "/nowhere/a" and not looks.called
+
+
 def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     pool = make_pool(tmp_path, said.append, weight_bytes=7, preload_models="tiny")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from huggingface_hub import constants
 
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
+from start_llm.modelpool import kinds
 from start_llm.modelpool import resolve as names_module
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapter import AdapterFolder
@@ -276,6 +278,60 @@ def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: py
         link.symlink_to(folder)
         known = found.find("mine")
         assert known.key == str(folder.resolve())
+
+
+def test_what_is_loaded_is_what_the_name_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load may have to wait for room: a link that was changed meanwhile does not put another model under its key."""
+    main, *others = (build_oracle(tmp_path / name) for name in ("main", "one", "two"))
+    found = names(tmp_path, model_path=str(main))
+    found.default_loaded("main", str(main), main)
+    link = tmp_path / "models" / "mine"
+    link.parent.mkdir()
+    link.symlink_to(others[0])
+    found.listing.look_again()
+    known = found.find("mine")
+    link.unlink()
+    link.symlink_to(others[1])
+    assert str(found.folder_now(known)) == known.key == str(others[0].resolve())
+    load = Mock()
+    monkeypatch.setitem(kinds._LIBRARIES, "transcription", load)
+    monkeypatch.setattr(kinds, "check_installed", Mock())
+    heard = replace(known, stored=replace(known.stored, can=("transcription",)))
+    kinds.SideModels(Mock(), Mock(), Mock()).read(Mock(known=heard))
+    assert load.call_args.args[0] == others[0].resolve()
+    adapted = found.find("main").with_adapter(Mock(links=()))
+    assert adapted.folder == main.resolve()
+
+
+def test_who_is_to_look_again_waits_for_another_one_who_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that one sees may be older than the question."""
+    monkeypatch.setattr(names_module, "SEEN_SECONDS", 3600.0)
+    listing = names_module.ModelListing(load_settings(None, start_llm_cache_dir=tmp_path))
+    reached, leave, looked = threading.Event(), threading.Event(), threading.Event()
+    see = names_module.seen
+
+    def slow(folder: Path) -> Any:
+        there = see(folder)
+        reached.set()
+        assert leave.wait(60)
+        return there
+
+    def again() -> None:
+        listing.look_again()
+        looked.set()
+
+    monkeypatch.setattr(names_module, "seen", slow)
+    threads = [threading.Thread(target=listing.find, args=("quick",), kwargs={"look": False})]
+    threads[0].start()
+    assert reached.wait(60)
+    build_oracle(tmp_path / "models" / "quick")
+    threads.append(threading.Thread(target=again))
+    threads[1].start()
+    assert not looked.wait(0.05)
+    leave.set()
+    for thread in threads:
+        thread.join(60)
+    assert looked.is_set() and listing.find("quick", look=False) is not None
 
 
 def test_what_could_not_be_listed_once_is_noticed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
