@@ -255,7 +255,7 @@ class KVStore:
         """From now on at most so many bytes in memory; ``None``: as before.
 
         The device's room for arrays is for so many `stores`, and the `others` hold so many: this one may have an equal
-        part, or what these leave, if that is more. Acted on when something is stored, or nothing runs.
+        part, or what these leave, if that is more. Without bytes that is acted on when something is stored, or at rest.
         """
         most = self._config.most_arrays
         self._eviction.most_arrays = max(most // stores, most - others)
