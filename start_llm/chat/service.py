@@ -13,10 +13,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import reduce
 
 from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.search import SearchingStream
-from start_llm.chat.stream import ChatStream, RecentReports, WaitingStream
+from start_llm.chat.stream import AnyStream, ChatStream, PromptsStream, RecentReports, WaitingStream
 from start_llm.chat.work import RequestWork
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import Background, CacheReport, StoredTree
@@ -65,8 +66,10 @@ class ChatService:
             stream.begin()
         return stream
 
-    def _begin(self, model: ModelHandle, request: ChatRequest, poll: float) -> ChatStream:
+    def _begin(self, model: ModelHandle, request: ChatRequest, poll: float) -> AnyStream:
         """Everything that is done for a request whose model is there."""
+        if request.more_prompts:
+            return PromptsStream(lambda one: self._begin(model, one, poll), request, self._reports)
         model.check(request)
         request = replace(request, sampling=request.sampling.with_defaults(model.sampling))
         # 1. messages -> tokens
@@ -79,13 +82,11 @@ class ChatService:
         asked = request.max_tokens or self._settings.default_max_tokens or left
         if left < 1:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=model.context)
-        # 3. off to the model thread
+        # 3. off to the model thread, as soon as it is told to `submit`
         constraint = model.constraint(request, prepared.rendering.in_reasoning)
         work = RequestWork(request, model, prepared, constraint, min(asked, left))
-        stream = ChatStream(self._engine, self._reports, work, poll)
-        stream.submit()
         # 4. tokens come back as events
-        return stream
+        return ChatStream(self._engine, self._reports, work, poll)
 
     def _prepare(self, model: ModelHandle, request: ChatRequest) -> tuple[ChatRequest, Prepared]:
         """The request with its images read, and its prompt."""
@@ -108,8 +109,9 @@ class ChatService:
 
     def explain(self, request: ChatRequest) -> CacheReport:
         with loaded(self.models.open(request.model), request.model) as model:
-            _, prepared = self._prepare(model, request)
-            return model.pipeline.explain(self._engine.plan(prepared.prompt, model.model), prepared)
+            prompts = [self._prepare(model, one)[1] for one in request.by_prompt()]
+            plans = (model.pipeline.explain(self._engine.plan(each.prompt, model.model), each) for each in prompts)
+            return reduce(CacheReport.plus, plans)
 
     def cache_report(self, request_id: str) -> CacheReport | None:
         return self._reports.report(request_id)

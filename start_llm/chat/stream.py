@@ -12,16 +12,19 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import partial, reduce
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from start_llm.chat.handle import Lease, ModelHandle
 from start_llm.chat.work import RequestWork
 from start_llm.core import events as ev
-from start_llm.core.errors import Internal, StartLLMError, TimedOut
+from start_llm.core.errors import BadRequest, Internal, StartLLMError, TimedOut
 from start_llm.core.messages import Message
 from start_llm.core.report import DRAFT_COUNTS, Background, CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import EventStream
 from start_llm.engine.thread import EngineThread
 from start_llm.files.lru import Lru
 from start_llm.parsing.choice import ChoiceParser, Ending
@@ -75,7 +78,7 @@ class ChatStream:
         self._model = work.model
         self._prepared = work.prepared
         self._queue: _Queue = SimpleQueue()
-        self._choices = [work.choice(index) for index in range(work.request.n)]
+        self._choices = [work.choice(work.request.first_choice + index) for index in range(work.request.n)]
         self._ready: deque[ev.Event] = deque()
         self._last_sent = time.monotonic()
         self._progress = ev.Progress(0, 0)
@@ -308,17 +311,90 @@ class ChatStream:
         )
 
 
+class PromptsStream(EventStream):
+    """The streams of a request's prompts as one. Each is read by a thread of its own: stop strings are found where a
+    stream is read, so that no prompt may wait for the end of another one. `close` may come from any thread.
+    """
+
+    def __init__(self, make: Callable[[ChatRequest], AnyStream], request: ChatRequest, reports: RecentReports) -> None:
+        """`make` makes one prompt's stream. Raises StartLLMError; BadRequest names the prompt."""
+        self._remember = partial(reports.remember, request.id)
+        self._news: SimpleQueue[ev.Event | None] = SimpleQueue()
+        self._events, self._streams = self._all(), list[AnyStream]()
+        self._readers: list[threading.Thread] = []
+        try:
+            for one in request.by_prompt():
+                self._streams.append(make(one))
+        except BadRequest as error:
+            error.param = f"prompt[{len(self._streams)}]"
+            error.message = f"{error.param}: {error.message}"
+            raise
+
+    def submit(self) -> None:
+        """Sends all prompts to the model thread, or none. Raises QueueFull, Unavailable."""
+        try:
+            for stream in self._streams:
+                stream.submit()
+        except StartLLMError:
+            self.close()
+            self.last_report(0.0)  # what was not computed does not count as sent
+            raise
+        self._readers = [threading.Thread(target=self._read, args=(each,), daemon=True) for each in self._streams]
+        for reader in self._readers:
+            reader.start()
+
+    def __next__(self) -> ev.Event:
+        return next(self._events)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def last_report(self, patience: float) -> CacheReport:
+        until = time.monotonic() + patience
+        for reader in self._readers:
+            reader.join(max(0.0, until - time.monotonic()))
+        reports = (stream.last_report(until - time.monotonic()) for stream in self._streams)
+        self._remember(report := reduce(CacheReport.plus, reports))
+        return report
+
+    def _read(self, stream: AnyStream) -> None:
+        event: ev.Event | None = None
+        try:
+            for event in stream:
+                if stream is self._streams[0] or not isinstance(event, ev.Started):
+                    self._news.put(event)
+        finally:
+            if not isinstance(event, ev.Done):
+                self._news.put(None)
+
+    def _all(self) -> Iterator[ev.Event]:
+        ends: list[ev.Done] = []
+        while len(ends) < len(self._streams):
+            if (event := self._news.get()) is None:
+                return
+            if isinstance(event, ev.Done):
+                ends.append(event)
+            else:
+                yield event
+        self._remember(report := reduce(CacheReport.plus, (end.report for end in ends)))
+        yield ev.Done(ev.Usage(*map(sum, zip(*(astuple(end.usage) for end in ends), strict=True))), report)
+
+
+AnyStream = ChatStream | PromptsStream
+
+
 class WaitingStream:
     """Implements `core.service.EventStream`: a request's stream and its hold on the model, which may not be there yet.
 
     Until the model is loaded it shows life; closing it gives the model free.
     """
 
-    def __init__(self, lease: Lease[ModelHandle], begin: Callable[[], ChatStream], poll: float) -> None:
+    def __init__(self, lease: Lease[ModelHandle], begin: Callable[[], AnyStream], poll: float) -> None:
         self._lease = lease
         self._begin = begin
         self._poll = poll
-        self._stream: ChatStream | None = None
+        self._stream: AnyStream | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
 
@@ -326,6 +402,7 @@ class WaitingStream:
         """The model is there, or cannot be loaded. Raises StartLLMError; it is closed then."""
         try:
             stream = self._begin()
+            stream.submit()
         except BaseException:
             self.close()
             raise

@@ -53,7 +53,7 @@ class RequestWork:
     def of(self, choice: ChoiceParser, sink: Sink, said: Sequence[int] = ()) -> Submit:
         """What the model thread is to do; `said`: tokens of the answer that stand already, its reasoning closed."""
         sampling, prompt = self.request.sampling, self.prepared.prompt
-        seed = None if sampling.seed is None else sampling.seed + choice.index
+        seed = None if sampling.seed is None else sampling.seed + choice.index - self.request.first_choice
         return Submit(
             id=choice.work_id,
             prompt=replace(prompt, tokens=(*prompt.tokens, *said)) if said else prompt,

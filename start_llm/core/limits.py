@@ -50,7 +50,7 @@ DEPTH = Limit("lists and objects inside each other, in a body or in JSON that a 
 # Fields of all dialects.
 MESSAGES = Limit("messages, or items of `input`", 20_000)
 TOOLS = Limit("tools, those of namespaces included", 2_000)
-PROMPTS = Limit("prompts in one request", 1)
+PROMPTS = Limit("prompts in one request (times `n`)", 64)
 CHOICES = Limit("answers to one prompt (`n`)", 64)
 NAME = Limit("characters of a tool's name", 256)
 MODEL = Limit("characters of `model`", 512)

@@ -112,7 +112,8 @@ class CacheReport:
 
     def plus(self, other: CacheReport) -> CacheReport:
         """Both requests as one: counts are sums, the rest is the other's where this one has nothing to say."""
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        names = (*_COUNTS, *DRAFT_COUNTS, "seconds_prefill")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         first = {name: getattr(self, name) or getattr(other, name) for name in ("miss", "cut", "repeated")}
         return replace(other, **sums, **first)
 

@@ -85,12 +85,13 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    n: int = 1
+    n: int = 1  # answers to a prompt; they are the choices from number `first_choice` on
+    first_choice: int = 0
     logprobs: int | None = None  # ``None``: none; N: the chosen token's and the N likeliest ones'
     stream: bool = False
     begun: str = ""  # how the answer begins: the client's own last message, which is no more in `messages`
     prompt: str | tuple[int, ...] | None = None  # raw text (or token ids) for ``completions``; ``None`` otherwise
-    echo: bool = False
+    more_prompts: tuple[str | tuple[int, ...], ...] = ()  # answered beside `prompt`, as one answer
     thinking: bool | None = None  # ``None`` lets `DEFAULT_THINKING` decide
     reasoning_effort: str | None = None  # passed to templates that take it (gpt-oss)
     thinking_budget: int | None = None  # most reasoning tokens, or ``None``
@@ -103,6 +104,11 @@ class ChatRequest:
     received: float = 0.0  # ``time.monotonic()`` at arrival, in seconds
     # the images whose marks stand in `messages`, by identity
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)
+
+    def by_prompt(self) -> list[ChatRequest]:
+        """One for each of its prompts."""
+        prompts = enumerate((self.prompt, *self.more_prompts))
+        return [replace(self, prompt=prompt, more_prompts=(), first_choice=i * self.n) for i, prompt in prompts]
 
 
 def begun_by_client(request: ChatRequest) -> ChatRequest:

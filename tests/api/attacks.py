@@ -74,7 +74,7 @@ ATTACKS = [
     Attack("UTF-16", CHAT, lambda: '{"messages":[]}'.encode("utf-16"), 400, "not UTF-8"),
     Attack("a window of 2**63 tokens", CHAT, chat(repetition_context_size=2**63 - 1), 400, "repetition_context_size"),
     Attack("1,000 variables", CHAT, chat(chat_template_kwargs={f"v{i}": 1 for i in range(1000)}), 400, "chat"),
-    Attack("100 prompts", COMPLETIONS, body(prompt=["x"] * 100), 400, "prompt: send one request for each"),
+    Attack("100 prompts", COMPLETIONS, body(prompt=["x"] * 100), 400, "prompt: at most"),
     Attack("a token id of 400 digits", COMPLETIONS, body(prompt=[10**400]), 400, "prompt"),
     Attack("1,000 include words", RESPONSES, body(input="x", include=["a"] * 1000), 400, "include"),
 ]

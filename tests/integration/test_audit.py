@@ -17,7 +17,7 @@ def test_a_request_leaves_a_row_a_dump_and_counters(oracle_path: Callable[..., P
     told = [{"role": "user", "content": f"Say hello to {KEY}."}]
     with live(oracle_path("plain"), tmp_path, dump_requests=True, kv_disk_dir="auto") as server:
         answer = server.chat(told, max_tokens=8)
-        body = {"model": "default", "prompt": ["one two"], "max_tokens": 2}
+        body = {"model": "default", "prompt": ["one two", "three"], "max_tokens": 2}
         headers = {"User-Agent": "my-agent/1.0"}
         assert server.post("/v1/completions", json=body, headers=headers).status_code == 200
         assert server.post("/v1/completions", json=body | {"model": "x"}).status_code == 404
@@ -34,7 +34,7 @@ def test_a_request_leaves_a_row_a_dump_and_counters(oracle_path: Callable[..., P
     dump = dumps[first.id]
     assert "Say hello to [redacted]." in dump["prompt"][0] and dump["sent"][0]["content"] == "Say hello to [redacted]."
     assert dump["answer"][0]["text"] == (answer["message"]["content"] or "")
-    assert dumps[second.id]["prompt"] == ["one two"]
+    assert dumps[second.id]["prompt"] == ["one two", "three"]
     assert not any(KEY in path.read_text() for path in (tmp_path / "logs").rglob("*.json*"))
     (server_log,) = (tmp_path / "logs").rglob("server.jsonl")
     assert json.loads(server_log.read_text())["model"] == "plain"

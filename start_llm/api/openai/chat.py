@@ -256,12 +256,12 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> O
     if response_format_of(data.get("response_format")).kind != "text":
         raise NotSupported("response_format: raw prompts have none; ask /v1/chat/completions.", param="response_format")
     choices = body.choices()
-    if isinstance(body.prompt, list) and len(body.prompt) > PROMPTS.most and isinstance(body.prompt[0], str | list):
-        raise fields.wrong("prompt", f"send one request for each prompt; here are {len(body.prompt):,}.")
-    ((_, prompt),) = parts.texts_of(body.prompt, "prompt", PROMPTS)
+    prompt, *others = (text for _, text in parts.texts_of(body.prompt, "prompt", PROMPTS))
+    fields.within(PROMPTS, choices * (1 + len(others)), "prompt")
     request = ChatRequest(
         **read_alike("completions", body, data, inbound, settings),
         prompt=prompt,
+        more_prompts=tuple(others),
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),
         n=choices,

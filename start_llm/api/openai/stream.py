@@ -59,7 +59,7 @@ class ChunkWriter(AnswerWriter):
     """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
     def __init__(self, exchange: OpenAIExchange) -> None:
-        super().__init__(exchange.request.n)
+        super().__init__(exchange.request.n * (1 + len(exchange.request.more_prompts)))
         self._exchange = exchange
 
     def _head(self) -> shapes.OlderPieceShape:

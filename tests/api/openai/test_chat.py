@@ -209,9 +209,7 @@ def test_completion_logprobs(client: openai.OpenAI, service: FakeService) -> Non
     assert (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) == (["<7>"], [-0.5], [{"<8>": -1.0}])
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("suffix", "x"), ("echo", True), ("prompt", ["a", []]), ("prompt", []), ("best_of", 3)]
-)
+@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("echo", True), ("prompt", []), ("best_of", 3)])
 def test_completions_refusals(client: openai.OpenAI, field: str, value: object) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.completions.create(**({"model": "m", "prompt": "a"} | {field.partition("[")[0]: value}))
@@ -225,7 +223,26 @@ def test_a_list_of_one_prompt_is_that_prompt(client: openai.OpenAI, service: Fak
     assert asked.prompt in ("a", (5, 6)) and asked.n == 2
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[5], [6]]])
-def test_several_prompts_are_refused_with_what_to_do(client: openai.OpenAI, prompt: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="prompt: send one request for each prompt; here are 2"):
-        client.completions.create(model="m", prompt=prompt)
+@pytest.mark.parametrize("prompts", [["a", "b"], [[5], [6, 7]]])
+def test_several_prompts_are_one_request_with_more_choices(
+    client: openai.OpenAI, service: FakeService, prompts: Any
+) -> None:
+    service.script = lambda request: [
+        FIRST, *(TextDelta(str(i), i) for i in (3, 0, 2, 1)), *(ChoiceDone("stop", i) for i in range(4)), DONE
+    ]  # fmt: skip
+    completion = client.completions.create(model="m", prompt=prompts, n=2)
+    assert [(choice.index, choice.text) for choice in completion.choices] == [(i, str(i)) for i in range(4)]
+    (asked,) = service.requests
+    assert [each.first_choice for each in asked.by_prompt()] == [0, 2]
+    assert [each.prompt for each in asked.by_prompt()] == [tuple(p) if isinstance(p, list) else p for p in prompts]
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt", "n"),
+    [("prompt[1]", ["a", []], 1), ("prompt[2]", [[5], [6], [-1]], 1), ("prompt", ["a"] * 65, 1),
+     ("prompt", ["a"] * 33, 2)],
+)  # fmt: skip
+def test_which_prompt_is_wrong_is_told(client: openai.OpenAI, field: str, prompt: Any, n: int) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="m", prompt=prompt, n=n)
+    assert caught.value.body["param"] == field
