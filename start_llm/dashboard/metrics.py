@@ -26,7 +26,7 @@ GAUGES: dict[str, str] = _TABLES["gauges"]
 COUNTERS: dict[str, str] = _TABLES["counters"]
 
 
-class Metrics(Observer):
+class Metrics(Observer, Collector):
     """One registry per object, so that tests and servers do not share counts."""
 
     content_type = CONTENT_TYPE_LATEST
@@ -34,6 +34,7 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._prompted = self._reused = 0
+        self._service: Service | None = None
         self._sources: list[Callable[[], Mapping[str, float]]] = []
         counter = partial(Counter, namespace="start_llm", registry=self.registry)
         gauge = partial(Gauge, namespace="start_llm", registry=self.registry)
@@ -54,17 +55,17 @@ class Metrics(Observer):
         vllm, labels = partial(Counter, registry=self.registry), ["model_name", "engine"]
         self.prefix_queries = vllm("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", labels)
         self.prefix_hits = vllm("vllm:prefix_cache_hits", "Prompt tokens whose KV was stored.", labels)
+        self.registry.register(self)
 
     def watch(self, service: Service) -> None:
         """Reads the engine's gauges from `service` at every scrape."""
+        self._service = service
         self.running.set_function(lambda: service.health().running)
         self.queued.set_function(lambda: service.health().queued)
-        self.registry.register(_VLLMGauges(service, self.figures))
 
     def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
         """Shows ``figures()`` at every scrape: those of `GAUGES` as gauges, all others as counters."""
         self._sources.append(figures)
-        self.registry.register(_Figures(figures))
 
     def figures(self) -> dict[str, float]:
         """What `watch_figures` was given to watch, now."""
@@ -105,29 +106,19 @@ class Metrics(Observer):
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-
-class _Figures(Collector):
-    def __init__(self, figures: Callable[[], Mapping[str, float]]) -> None:
-        self._figures = figures
-
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._figures().items():
+        """The watched figures, and the server's load under vLLM's names; its model is the main one."""
+        figures = self.figures()
+        for name, value in figures.items():
             full_name = f"start_llm_{name}"
             if name in GAUGES:
                 yield GaugeMetricFamily(full_name, GAUGES[name], value)
             else:
                 yield CounterMetricFamily(full_name, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
                 yield GaugeMetricFamily(full_name, f"Deprecated: {full_name}_total.", value)
-
-
-class _VLLMGauges(Collector):
-    """The server's load under vLLM's names; its model is the main one."""
-
-    def __init__(self, service: Service, figures: Callable[[], Mapping[str, float]]) -> None:
-        self._service, self._figures = service, figures
-
-    def collect(self) -> Iterator[Metric]:
-        health, figures = self._service.health(), self._figures()
+        if self._service is None:
+            return
+        health = self._service.health()
         names = [next((card.id for card in self._service.models.cards()), ""), "0"]
         values = (
             ("num_requests_running", "Requests being computed.", health.running),

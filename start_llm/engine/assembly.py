@@ -29,7 +29,7 @@ from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import LanguageAlone, VisionModel
 from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier, Identify
-from start_llm.kvcache.events import KVListener
+from start_llm.kvcache.events import KVEvents
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.checkpoint import library_of
@@ -155,7 +155,7 @@ class ModelBuilder:
         self._left(model)
 
     def first_steps(
-        self, settings: Settings, model: str = "", listener: KVListener | None = None
+        self, settings: Settings, model: str = "", listener: KVEvents | None = None
     ) -> Generator[float, None, TextRuntime]:
         """`steps` of the model that the server starts with. All ranks wait for each other, then it is looked for."""
         self.shared.usable = self.ranks.connect(self.shared.usable)
@@ -167,7 +167,7 @@ class ModelBuilder:
         found: Found,
         model: str,
         weights: Weights,
-        listener: KVListener | None = None,
+        listener: KVEvents | None = None,
         pinned: Sequence[Weights] = (),
     ) -> Generator[float, None, TextRuntime]:
         """Loads the model of `settings`, some weights at a step. Raises StartLLMError if it cannot be served.

@@ -25,7 +25,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.schedule.steps import DECODE_SHARE
 from start_llm.kvcache.disk.tier import DiskTier
-from start_llm.kvcache.events import KVListener
+from start_llm.kvcache.events import KVEvents
 from start_llm.kvcache.kinds import undescribed
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
@@ -167,7 +167,7 @@ def make_store(
     budget_bytes: int,
     ranks: Ranks,
     disk: DiskTier | None = None,
-    listener: KVListener | None = None,
+    listener: KVEvents | None = None,
 ) -> Generator[float, None, GuardedStore]:
     """The model's KV store, behind its guard. The tree of what is on disk is built in the background: it holds no
     arrays yet."""

@@ -14,39 +14,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from start_llm.kvcache.blocks import PathHash, Tokens, TokenSequence, common_prefix
+from start_llm.kvcache.blocks import Tokens, common_prefix
 from start_llm.kvcache.types import RestorePlan
+
+if TYPE_CHECKING:  # few have what it imports
+    from start_llm.kvcache.publisher import KVEventPublisher
+
+type KVEvents = KVEventPublisher
+"""Is told what a store gave up, and publishes what is held."""
 
 BLOCK = 64
 """Tokens of a block. A router has to be configured with the same number."""
 _TOKEN = 4  # bytes
 
 Peek = Callable[[Tokens, int], RestorePlan]
-
-
-class KVListener(Protocol):
-    """Is told what a store gave up. Called on the model thread: returns at once."""
-
-    def evicted(self, before: PathHash, start: int, raw: bytes) -> None:
-        """KV of a run of tokens is neither in memory nor on disk any more.
-
-        `before`: of all `start` tokens before it. `raw`: the tokens, int32.
-        """
-
-    def cleared(self) -> None:
-        """Nothing is held any more."""
-
-
-class KVEvents(KVListener, Protocol):
-    """Publishes what is held. Any thread."""
-
-    def announce(self, plain: TokenSequence, prompt: TokenSequence, peek: Peek) -> None:
-        """A conversation's tokens: as routers make them of the client's messages, and as they were computed.
-
-        `peek`: how much of the latter is held; asked later, and on another thread.
-        """
 
 
 @dataclass(frozen=True, slots=True)

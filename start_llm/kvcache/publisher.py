@@ -44,7 +44,7 @@ _Work = tuple[Callable[..., list[Any]], *tuple[Any, ...]]
 
 
 class KVEventPublisher:
-    """`KVEvents` with a thread and sockets of its own. All public methods may be called from any thread.
+    """Has a thread and sockets of its own. All public methods may be called from any thread, and return at once.
 
     What nobody takes in time is dropped, the oldest first; then all blocks are cleared, and each turn that follows
     publishes what it finds.
@@ -104,12 +104,21 @@ class KVEventPublisher:
     # --- what is said -------------------------------------------------------------
 
     def evicted(self, before: PathHash, start: int, raw: bytes) -> None:
+        """KV of a run of tokens is neither in memory nor on disk any more.
+
+        `before`: of all `start` tokens before it. `raw`: the tokens, int32.
+        """
         self._put((KVEventPublisher._release, before, start, raw))
 
     def cleared(self) -> None:
+        """Nothing is held any more."""
         self._put((KVEventPublisher._clear,))
 
     def announce(self, plain: TokenSequence, prompt: TokenSequence, peek: Peek) -> None:
+        """A conversation's tokens: as routers make them of the client's messages, and as they were computed.
+
+        `peek`: how much of the latter is held; asked later, and on another thread.
+        """
         self._put((KVEventPublisher._announce, plain, prompt, peek))
 
     def _put(self, work: _Work) -> None:

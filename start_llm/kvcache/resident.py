@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
-from start_llm.kvcache.events import KVListener
+from start_llm.kvcache.events import KVEvents
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.rows import RowKV, Run
 from start_llm.kvcache.tree import Segment, SegmentTree, path_hash
@@ -58,7 +58,7 @@ class ResidentKV:
         ghosts: tokens remembered without KV in memory.
     """
 
-    def __init__(self, kit: LayerKit, listener: KVListener | None = None) -> None:
+    def __init__(self, kit: LayerKit, listener: KVEvents | None = None) -> None:
         self._kit, self._listener = kit, listener
         self.tree = SegmentTree(self._divide)
         # rows at rest with more room than their segments need; counted as if `tidy` had cut them already

@@ -30,7 +30,7 @@ from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens
 from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
-from start_llm.kvcache.events import KVListener
+from start_llm.kvcache.events import KVEvents
 from start_llm.kvcache.evict import Eviction, thin_after
 from start_llm.kvcache.kinds import held_tokens
 from start_llm.kvcache.layers import LayerKit
@@ -70,7 +70,7 @@ class KVStore:
         config: StoreConfig,
         *,
         disk: DiskTier | None = None,
-        listener: KVListener | None = None,
+        listener: KVEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # it knows this module
+    from start_llm.kvcache.rows import Run
 
 KVReader = Callable[[int | None], Sequence[Any]]
 """Gives a row's layers as they are now, or the one in that place; not to be written into, nor to be kept."""
@@ -29,23 +32,6 @@ class RowForm(NamedTuple):
         return slice(start // rate - base // rate, stop // rate - base // rate) if rate else slice(0, 0)
 
 
-class StoredRows(Protocol):
-    """The KV of a run of tokens: `Slices`, or a `Run` of a row (`rows`)."""
-
-    @property
-    def arrays(self) -> Sequence[tuple[Any, ...]]: ...
-    @property
-    def forms(self) -> tuple[RowForm, ...]: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    def layer(self, index: int) -> tuple[Any, ...]: ...
-    def free_layer(self, index: int) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Slices:
     """The rows of the tokens [start, start + length). Every array is evaluated and owns its buffer."""
@@ -65,6 +51,10 @@ class Slices:
 
     def free_layer(self, index: int) -> None:
         self.arrays[index] = ()
+
+
+type StoredRows = Slices | Run
+"""The KV of a run of tokens."""
 
 
 @dataclass(slots=True, eq=False)

@@ -86,7 +86,7 @@ def test_division_of_what_is_on_disk(tmp_path: Path) -> None:
 
 
 class EvictedRuns:
-    """A `KVListener` that keeps what it is told."""
+    """A listener that keeps what it is told."""
 
     def __init__(self) -> None:
         self.runs: list[list[int]] = []
