@@ -65,7 +65,7 @@ class TextRuntime:
         made.callback(self.runner.close)
         self._made = made
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
-        store.budget.learn(*self.runner.sample())
+        store.learn(*self.runner.sample())
         self.scheduler: Scheduler = ranks.scheduler(Scheduler)(
             self.runner,
             store,

@@ -68,7 +68,7 @@ class ModelCards:
             state="failed" if failed else now.state,
             pinned=now.pinned,
             weight_bytes=card.weight_bytes if now.known.task is None else now.weights.all,
-            kv_bytes=now.runtime.store.budget.nbytes if now.runtime is not None else 0,
+            kv_bytes=now.runtime.store.nbytes if now.runtime is not None else 0,
             problem=now.failure.message if failed and now.failure is not None else "",
         )
 

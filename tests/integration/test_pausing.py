@@ -52,7 +52,7 @@ def test_four_answers_where_two_fit(
     with live(oracle_path(kind), tmp_path / "alone") as server:
         for number in range(CLIENTS):
             stream(server, number, alone)
-        row = server.app.engine.call(lambda scheduler: scheduler.store.budget.estimate(WORDS + 160))
+        row = server.app.engine.call(lambda scheduler: scheduler.store.estimate(WORDS + 160))
     monkeypatch.setattr("start_llm.engine.schedule.memory.kv_bytes", lambda usable, weights: int(2.5 * row))
     together: dict[int, Any] = {}
     fault = tmp_path / "fault"

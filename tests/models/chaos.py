@@ -152,7 +152,7 @@ class Order:
         )
         self.scheduler = self.engine.scheduler
         if self.random.random() < 0.5:  # one long prompt and a short one fit in
-            self.engine.memory.fixed = int(1.6 * self.engine.budget.estimate(MOST_PROMPT))
+            self.engine.memory.fixed = int(1.6 * self.engine.store.estimate(MOST_PROMPT))
 
     # --- what may happen -------------------------------------------------------------
 
@@ -193,8 +193,8 @@ class Order:
         self.scheduler.add_idle(self.work(Request(tokens, request.ends, [0]), "idle"))
 
     def squeeze(self) -> None:
-        held = self.engine.budget.nbytes
-        self.engine.budget.set(self.random.choice([STORED, held // 3, held // 2]))
+        held = self.engine.store.nbytes
+        self.engine.store.set_budget(self.random.choice([STORED, held // 3, held // 2]))
         self.counts["squeezes"] += 1
 
     def restart(self) -> None:

@@ -70,7 +70,7 @@ class Engine:
             ),
         )
         store = at_once(make_store(settings, loaded, STORED, Ranks(), DiskTier(folder, name, STORED)))
-        self.budget = store.budget
+        self.store = store
         self.memory = FixedMemory(4 * STORED, STORED)
         guard, made = MemoryGuard(store, self.memory), ExitStack()
         made.callback(store.close)
@@ -185,9 +185,9 @@ def try_model(name: str, model: Any, prompt: Sequence[int], fork_at: int = 25) -
             # The state of the cancelled request was stored in the middle of its prompt, or of its answer.
             served.say((*prompt, *range(11, 30)), cancel_after=3)
             result["cancelled"] = _compared(model, served, (*prompt, *range(11, 30)), least=not check.reuse)
-            held = served.budget.nbytes
-            served.budget.set(held // 3)
-            assert served.budget.nbytes < held
+            held = served.store.nbytes
+            served.store.set_budget(held // 3)
+            assert served.store.nbytes < held
             result["evicted"] = _compared(model, served, last, fork)
     return result
 

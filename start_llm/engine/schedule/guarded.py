@@ -27,35 +27,6 @@ _FAILED, _NOT_RESTORABLE = RestorePlan(0, 0, 0, STORE_ERROR), RestorePlan(0, 0, 
 _FAULT = "fault"  # no method returns it
 
 
-class StoredBudget:
-    """What stored KV takes of memory, and what it may take. `call`: see `GuardedStore._call`."""
-
-    def __init__(self, store: KVStore, call: Callable[..., Any], reuse: bool) -> None:
-        self._store, self._call, self._reuse = store, call, reuse
-
-    def has_room(self, tokens: int) -> bool:
-        return self._reuse and bool(self._call(False, self._store.has_room, tokens))
-
-    def learn(self, tokens: int, cache: Cache) -> None:
-        self._call(None, self._store.learn, tokens, cache)
-
-    def estimate(self, tokens: int) -> int:
-        return int(self._call(0, self._store.resident.sizes.estimate, tokens))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of KV in memory."""
-        return self._store.resident.nbytes
-
-    @property
-    def arrays(self) -> int:
-        """Arrays that this KV is in."""
-        return self._store.resident.arrays
-
-    def set(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
-        self._call(None, self._store.set_budget, budget_bytes, others, stores)
-
-
 class GuardedStore:
     """Each method of `KVStore` with an answer for the case that the store raises: nothing found, nothing stored.
 
@@ -76,7 +47,6 @@ class GuardedStore:
         passing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._store, self._fresh, self._reuse, self._passing = store, fresh, reuse, passing
-        self.budget = StoredBudget(store, self._call, reuse)
         self._errors = Counter[str]()  # by method
         self._figures: dict[str, float] = {}
         self.retreats = 0
@@ -140,6 +110,32 @@ class GuardedStore:
     def put(self, tokens: TokenSequence, cache: Cache, about: StoredEnd) -> None:
         if self._reuse:
             self._call(None, self._store.put, tokens, cache, about)
+
+    # --- what stored KV takes of memory, and what it may take ---
+
+    def has_room(self, tokens: int) -> bool:
+        return self._reuse and self._call(False, self._store.has_room, tokens)
+
+    def learn(self, tokens: int, cache: Cache) -> None:
+        self._call(None, self._store.learn, tokens, cache)
+
+    def estimate(self, tokens: int) -> int:
+        return self._call(0, self._store.resident.sizes.estimate, tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV in memory."""
+        return self._store.resident.nbytes
+
+    @property
+    def arrays(self) -> int:
+        """Arrays that this KV is in."""
+        return self._store.resident.arrays
+
+    def set_budget(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
+        self._call(None, self._store.set_budget, budget_bytes, others, stores)
+
+    # --- when nobody asks ---
 
     def idle(self) -> None:
         self._call(None, self._store.idle)

@@ -60,7 +60,7 @@ class SharedMemory:
 
     def press(self, level: Pressure) -> None:
         """The system is short of memory, still is, or is so no more: stored KV gives way, a part each time."""
-        stored = sum(guard.store.budget.nbytes for guard in self.guards)
+        stored = sum(guard.store.nbytes for guard in self.guards)
         least = min(stored, LEAST_STORED)
         self._pressed = None if level is Pressure.NORMAL else max(least, int(stored * _KEPT_SHARE[level]))
         self.apply()
@@ -82,12 +82,12 @@ class SharedMemory:
         """Gives each store its bytes and its arrays: an equal part, or what the others do not hold now, if that is
         more. To be called whenever something has changed."""
         self.running = sum(guard.held_bytes for guard in self.guards)
-        budgets, total = [guard.store.budget for guard in self.guards], self.total
+        stores, total = [guard.store for guard in self.guards], self.total
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
-        for budget in budgets:
-            others = [other for other in budgets if other is not budget]
-            most = max(pot // len(budgets), pot - sum(other.nbytes for other in others))
-            budget.set(most if total else None, sum(other.arrays for other in others), len(budgets))
+        for store in stores:
+            others = [other for other in stores if other is not store]
+            most = max(pot // len(stores), pot - sum(other.nbytes for other in others))
+            store.set_budget(most if total else None, sum(other.arrays for other in others), len(stores))
 
 
 class MemoryGuard:
@@ -132,7 +132,7 @@ class MemoryGuard:
 
         Raises OutOfMemory if it can never fit.
         """
-        need, total = self.store.budget.estimate(tokens), self.shared.total
+        need, total = self.store.estimate(tokens), self.shared.total
         if not total or need <= total:
             return True
         if self.shared.reclaim(need - total):
@@ -147,9 +147,9 @@ class MemoryGuard:
 
         `model`: it is this model's, and all others may go for it but those of the weights `staying`: see `check`.
         """
-        state = self.store.budget.estimate(0)
+        state = self.store.estimate(0)
         total = self.shared.total if model is None else self.shared.total_alone(model, staying)
-        a_million = self.store.budget.estimate(2**20) - state
+        a_million = self.store.estimate(2**20) - state
         return max(0, (total - state) * 2**20 // a_million) if total and a_million > 0 else None
 
     def take(self, key: str, tokens: int) -> None:
@@ -174,4 +174,4 @@ class MemoryGuard:
 
     def _bytes(self, held: Iterable[int]) -> int:
         rows = list(held)
-        return len(rows) * self.store.budget.estimate(max(rows)) if rows else 0
+        return len(rows) * self.store.estimate(max(rows)) if rows else 0

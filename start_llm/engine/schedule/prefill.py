@@ -178,7 +178,7 @@ class IdlePrefill:
     def _restore(self, job: Job) -> bool:
         """False: nothing is to be done, or there is no room for it."""
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
-        if plan.length >= job.prefix or not self._store.budget.has_room(job.prefix - plan.length):
+        if plan.length >= job.prefix or not self._store.has_room(job.prefix - plan.length):
             return False
         job.report = replace(job.report, reused=self._prefill.restore(job, plan).length)
         return True

@@ -206,7 +206,7 @@ def real(
     quantisation = None if kv_bits is None else Quantisation(kv_bits, 32, LONGEST + 8)
     gate = drafts.gate if drafts is not None else None
     runner = ModelRunner(model(name), eos=eos, max_rows=4, gate=gate, quantisation=quantisation)
-    guarded.budget.learn(*runner.sample())
+    guarded.learn(*runner.sample())
     return Scheduler(
         runner,
         guarded,
@@ -265,7 +265,7 @@ def check_answers(name: str, way: str, monkeypatch: pytest.MonkeyPatch, **more: 
     monkeypatch.setattr(pressure, "LEAST_ANSWER", 4)
     monkeypatch.setattr(pressure, "GROWTH", 5)
     plenty = real(name, 2**40, kv_bits=more.get("kv_bits"))
-    enough = 3 * plenty.store.budget.estimate(LONGEST + 18)  # to begin together, not to go on together
+    enough = 3 * plenty.store.estimate(LONGEST + 18)  # to begin together, not to go on together
     alone = answers(plenty, way, together=False)
     scheduler = real(name, enough, **more)
     found = answers(scheduler, way, together=True)
@@ -311,7 +311,7 @@ def test_a_row_that_decodes_alone_is_paused(
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []
-    scheduler.requests._memory.shared.fixed = plenty.store.budget.estimate(380)  # room for the longer one only
+    scheduler.requests._memory.shared.fixed = plenty.store.estimate(380)  # room for the longer one only
     scheduler.step()
     assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
     drain(scheduler, 2000)
@@ -325,7 +325,7 @@ def test_a_row_that_decodes_alone_is_paused(
 def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, tokens in SMALL:
         monkeypatch.setattr(pressure, setting, tokens)
-    scheduler = real("llama", real("llama", 2**40).store.budget.estimate(120))
+    scheduler = real("llama", real("llama", 2**40).store.estimate(120))
     work, sink = submit("a", random_tokens(60, seed=3), max_tokens=FAR)
     scheduler.add(work)
     drain(scheduler, 2000)
@@ -341,12 +341,11 @@ class Held:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.most = nbytes, 0
-        self.budget = self
 
     def estimate(self, tokens: int) -> int:
         return tokens * MIB
 
-    def set(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
+    def set_budget(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
         self.shares = others, stores
         if budget_bytes is None:
             return
