@@ -48,7 +48,7 @@ if sys.argv[1] == "bound":
 c = ctypes.CDLL(None)
 c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 c.free(c.malloc(16 << 20))
-c.malloc(4 << 20)
+[c.malloc(256 << 10) for _ in range(16)]
 class Told(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
 c.mallinfo2.restype = Told
