@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import astuple, replace
 from functools import partial, reduce
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream
 from start_llm.engine.thread import EngineThread
 from start_llm.files.lru import Lru
+from start_llm.models.background import on_thread
 from start_llm.parsing.choice import ChoiceParser, Ending
 
 log = logging.getLogger(__name__)
@@ -313,15 +315,14 @@ class ChatStream:
 
 class PromptsStream(EventStream):
     """The streams of a request's prompts as one. Each is read by a thread of its own: stop strings are found where a
-    stream is read, so that no prompt may wait for the end of another one. `close` may come from any thread.
-    """
+    stream is read, so that no prompt may wait for the end of another one. `close` may come from any thread."""
 
     def __init__(self, make: Callable[[ChatRequest], AnyStream], request: ChatRequest, reports: RecentReports) -> None:
         """`make` makes one prompt's stream. Raises StartLLMError; BadRequest names the prompt."""
         self._remember = partial(reports.remember, request.id)
         self._news: SimpleQueue[ev.Event | None] = SimpleQueue()
         self._events, self._streams = self._all(), list[AnyStream]()
-        self._readers: list[threading.Thread] = []
+        self._readers: list[Future[None]] = []
         try:
             for one in request.by_prompt():
                 self._streams.append(make(one))
@@ -339,9 +340,7 @@ class PromptsStream(EventStream):
             self.close()
             self.last_report(0.0)  # what was not computed does not count as sent
             raise
-        self._readers = [threading.Thread(target=self._read, args=(each,), daemon=True) for each in self._streams]
-        for reader in self._readers:
-            reader.start()
+        self._readers = [on_thread(partial(self._read, each), "prompt") for each in self._streams]
 
     def __next__(self) -> ev.Event:
         return next(self._events)
@@ -352,33 +351,32 @@ class PromptsStream(EventStream):
 
     def last_report(self, patience: float) -> CacheReport:
         until = time.monotonic() + patience
-        for reader in self._readers:
-            reader.join(max(0.0, until - time.monotonic()))
+        wait(self._readers, patience)
         reports = (stream.last_report(until - time.monotonic()) for stream in self._streams)
         self._remember(report := reduce(CacheReport.plus, reports))
         return report
 
     def _read(self, stream: AnyStream) -> None:
-        event: ev.Event | None = None
         try:
             for event in stream:
                 if stream is self._streams[0] or not isinstance(event, ev.Started):
                     self._news.put(event)
         finally:
-            if not isinstance(event, ev.Done):
-                self._news.put(None)
+            self._news.put(None)
 
     def _all(self) -> Iterator[ev.Event]:
         ends: list[ev.Done] = []
-        while len(ends) < len(self._streams):
-            if (event := self._news.get()) is None:
-                return
-            if isinstance(event, ev.Done):
-                ends.append(event)
-            else:
-                yield event
-        self._remember(report := reduce(CacheReport.plus, (end.report for end in ends)))
-        yield ev.Done(ev.Usage(*map(sum, zip(*(astuple(end.usage) for end in ends), strict=True))), report)
+        for _ in self._streams:
+            while (event := self._news.get()) is not None:
+                if isinstance(event, ev.Done):
+                    ends.append(event)
+                else:
+                    yield event
+        for reader in self._readers:
+            reader.result()  # raises what broke it
+        if len(ends) == len(self._streams):
+            self._remember(report := reduce(CacheReport.plus, (end.report for end in ends)))
+            yield ev.Done(ev.Usage(*map(sum, zip(*(astuple(end.usage) for end in ends), strict=True))), report)
 
 
 AnyStream = ChatStream | PromptsStream
