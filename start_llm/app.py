@@ -31,7 +31,7 @@ from start_llm.dashboard.process_log import json_line, redactor
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.tables import words_only
-from start_llm.dashboard.terminal import terminal
+from start_llm.dashboard.terminal import LiveRows, terminal
 from start_llm.embeddings.service import EncoderService
 from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.ranks.hosts import RankHost, one_model_only, rank_hosts, shared_settings
@@ -89,7 +89,8 @@ class App:
         self.settings = settings
         self._shows_key = console is not None and console.is_terminal and not settings.log_json
         self._say = say or (lambda line: None) if console is None else _speaker(settings, console)
-        self._progress: Progress = (lambda step, part: None) if console is None else ProgressLines(self._say)
+        rows = self._rows = LiveRows(None if settings.log_json else console)
+        self._progress: Progress = (lambda step, part: None) if console is None else ProgressLines(self._say, rows)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
         self._ranks = _leader(hosts, self._rank_lost) if hosts else Ranks()
@@ -194,6 +195,7 @@ class App:
             False: the model thread or a worker has not ended. The process must be left with `os._exit`: a thread that
             is inside a library when the interpreter goes away can end it with an abort.
         """
+        self._rows.close()
         self._memory_watch.stop()
         self._ranks.leave()
         if self._keeper is not None:

@@ -20,6 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from start_llm.dashboard.progress import ProgressLines
+from start_llm.dashboard.terminal import LiveRows
 from start_llm.host.blas import known
 from tests.kinds import OPTIONS, RUN, Kinds
 from tests.lazy import shared
@@ -189,5 +190,5 @@ def embedded_model() -> Path:
     from start_llm.models.embedded import ensure_embedded_model  # imports transformers, which the controller needs not
 
     folder = os.environ.get("START_LLM_CACHE_DIR", "~/.cache/start_llm")
-    lines = ProgressLines(lambda line: print(line, file=sys.stderr))
+    lines = ProgressLines(lambda line: print(line, file=sys.stderr), LiveRows(None))
     return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=lines)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
+
+from rich.console import Console
 
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.tables import print_table
+from start_llm.dashboard.terminal import LiveRows
 from start_llm.host.home import command as program
 from start_llm.models.device import GB, inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
@@ -34,7 +38,8 @@ def main_pull(settings: Settings, options: argparse.Namespace) -> int:
 
 def _pull(repository: str, revision: str | None, then: str) -> None:
     """Fetches a model and prints the outcome, with `then` behind it. Raises PullError."""
-    done = pull(repository, ProgressLines(partial(print, file=sys.stderr, flush=True)), revision=revision)
+    with closing(LiveRows(Console(stderr=True))) as rows:
+        done = pull(repository, ProgressLines(partial(print, file=sys.stderr, flush=True), rows), revision=revision)
     came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
     print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}.{then}")
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from start_llm.core.settings import SECRETS, Settings
 
@@ -88,9 +88,17 @@ def log_as_json(level: str = "warning") -> None:
     threading.excepthook = lambda raised: _uncaught(raised.exc_type, raised.exc_value, raised.exc_traceback)
 
 
+class _StderrOfNow(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at that time: moving rows put something else there, which keeps them whole."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def log_to_stderr(formatter: logging.Formatter, level: str) -> None:
     """The process's log goes there alone: our own records from `level` on, those of libraries if they warn."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrOfNow()
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("start_llm").setLevel(level.upper())

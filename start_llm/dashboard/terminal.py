@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 
 from start_llm.core.events import Event, FirstToken, Progress, ReasoningDelta, Started, TextDelta, ToolCallDelta
 from start_llm.core.report import CacheReport
@@ -154,6 +155,47 @@ def summary(request: ChatRequest, outcome: Outcome) -> str:
         line += f"  miss: {report.miss.detail or report.miss.reason}"
         line += f"; {report.miss.remedy}" if report.miss.remedy else ""
     return words_only(line if outcome.error is None else f"{line}  {outcome.error}")
+
+
+class LiveRows:
+    """Rows at the bottom of a terminal that are drawn anew: bars, requests. Any thread. There is one for a terminal.
+
+    Without rows nothing is drawn, and no thread runs. `live`: the console is a terminal that can do it.
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        self.live = console is not None and console.is_terminal and not console.is_dumb_terminal
+        self._console = console
+        self._rows: dict[str, Callable[[], RenderableType]] = {}
+        self._drawn: Live | None = None
+        self._lock = threading.Lock()
+
+    def show(self, name: str, row: Callable[[], RenderableType] | None) -> None:
+        """`row` is called on rich's thread; ``None``: it goes."""
+        with self._lock:
+            if row is not None and self.live:
+                self._rows[name] = row
+            else:
+                self._rows.pop(name, None)
+            if self._rows and self._drawn is None:
+                logged = sys.stderr.isatty()  # its lines go above then; a file gets them as they are
+                self._drawn = Live(
+                    console=self._console, get_renderable=self._all, transient=True, redirect_stderr=logged
+                )
+                self._drawn.start()
+            elif self._drawn is not None and not self._rows:
+                self._drawn.stop()
+                self._drawn = None
+
+    def close(self) -> None:
+        """Gives the terminal back, in the middle of a step, too."""
+        self.live = False
+        for name in list(self._rows):
+            self.show(name, None)
+
+    def _all(self) -> Group:
+        """On rich's thread, which must not wait for the lock: `Live.stop` waits for it."""
+        return Group(*(row() for row in list(self._rows.values())))
 
 
 class PlainLines(RequestLines):

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 LOOK_SECONDS = 0.005
 Progress = Callable[[str, float], None]
-"""Is called with a step's name, and the part of it that is done, 0 to 1."""
+"""Is called with a step's name, and the part of it that is done, 0 to 1; less than 0: it failed."""
 Say = Callable[[str], None]
 """Shows people a line."""
 

@@ -241,17 +241,21 @@ def load_steps(
     """
     name = found.capabilities.name
     progress(f"loading {name}", 0.0)
-    if found.sees:
-        (model, vision), base = load_vision(found.folder, found.capabilities.config, found.wrapper), None
-    else:
-        (model, base), vision = (yield from _text_model(found, bases, shard)), None
-    if (adapter := found.adapter) is not None:
-        yield 0.0
-        _put_on(model, adapter, name)
-        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.parameters['rank']})")
-    progress(f"loading {name}", 1.0)
-    if stamps_of(found.folder) != found.stamps:  # the fingerprint was made before the weights were read
-        raise Unavailable(f"{name}: its files were changed while they were read; ask again.")
+    done = -1.0
+    try:
+        if found.sees:
+            (model, vision), base = load_vision(found.folder, found.capabilities.config, found.wrapper), None
+        else:
+            (model, base), vision = (yield from _text_model(found, bases, shard)), None
+        if (adapter := found.adapter) is not None:
+            yield 0.0
+            _put_on(model, adapter, name)
+            say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.parameters['rank']})")
+        if stamps_of(found.folder) != found.stamps:  # the fingerprint was made before the weights were read
+            raise Unavailable(f"{name}: its files were changed while they were read; ask again.")
+        done = 1.0
+    finally:
+        progress(f"loading {name}", done)
     facts = {each.name: getattr(found, each.name) for each in fields(ModelFacts)}
     return _of_its_own(LoadedModel(**facts, model=model, weight_bytes=bytes_of(model), vision=vision, base=base))
 

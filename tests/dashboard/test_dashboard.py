@@ -24,6 +24,7 @@ from start_llm.dashboard.request_log import RequestLog, session_name
 from start_llm.dashboard.terminal import (
     JsonLines,
     LastingStream,
+    LiveRows,
     PlainLines,
     RequestLine,
     log_as_lines,
@@ -200,10 +201,21 @@ def test_plain_lines() -> None:
     assert lines[1].endswith("miss: the clock")
 
 
-def test_log_lines_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_file", [False, True])
+def test_log_lines_keep_clear_of_rows_and_move_no_cursor(monkeypatch: pytest.MonkeyPatch, is_file: bool) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])
-    monkeypatch.setattr(sys, "stderr", outside := io.StringIO())
+    outside, inside = io.StringIO(), io.StringIO()
+    outside.isatty = lambda: not is_file  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", outside)
     log_as_lines()
+    rows = LiveRows(Console(file=inside, force_terminal=True, width=120))
+    rows.show("a", lambda: "loading")
+    logging.getLogger("disk").warning("nearly full")
+    rows.show("a", None)
+    line = "WARNING disk: nearly full\n"
+    assert (line in inside.getvalue(), line in outside.getvalue()) == (not is_file, is_file)
+    outside.truncate(0)
+    outside.seek(0)
     logging.getLogger("disk").warning("full\x1b]52;c;aGk=\x07\x9b")
     assert outside.getvalue() == "WARNING disk: full]52;c;aGk=\n"
 

@@ -70,11 +70,13 @@ def test_files_that_change_while_they_are_read_are_refused(
     settings = load_settings(None, model_path=str(tmp_path / "base"))
     quiet: Any = lambda *said: None  # noqa: E731
     found = find_model(settings, MACHINE, quiet, quiet, adapter=read_adapter(tmp_path / "one", "The adapter"))
-    steps = load_steps(found, quiet, quiet, BasesInMemory())
+    parts: list[float] = []
+    steps = load_steps(found, lambda step, part: parts.append(part), quiet, BasesInMemory())
     next(steps)
     os.utime(tmp_path / file, ns=(1, 1))
     with pytest.raises((BadRequest, Unavailable), match=r"changed while .* read; ask again"):
         at_once(steps)
+    assert parts[0] == 0.0 and parts[-1] < 0.0, "its bar goes"
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
