@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.files.atomic import UNFINISHED, write_atomic
+from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -33,6 +33,19 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "state").symlink_to(tmp_path / "mine")
     write_atomic(tmp_path / "state", "new")
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "state").is_symlink()
+
+
+@pytest.mark.parametrize("kind", [Path, str])
+def test_anything_is_removed_but_what_a_link_leads_to(tmp_path: Path, kind: type[Path] | type[str]) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    (folder / "file").write_text("mine")
+    (link := tmp_path / "link").symlink_to(folder)
+    (broken := tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    for path in (link, broken, tmp_path / "nothing"):
+        remove_anything(kind(path))
+    assert list(tmp_path.iterdir()) == [folder] and (folder / "file").exists()
+    remove_anything(kind(folder))
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

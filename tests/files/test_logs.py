@@ -58,6 +58,34 @@ def test_what_is_not_a_log_is_never_deleted(tmp_path: Path) -> None:
     assert all(path.exists() for path in others)
 
 
+def test_a_link_in_place_of_a_day_is_not_emptied(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "a.jsonl").write_text("y" * MOST)
+    (root := tmp_path / "logs").mkdir()
+    (root / "2026-10-01").symlink_to(mine)
+    logs = DailyLogs(root, ".jsonl", MOST)
+    for number in range(1000):
+        logs.append("2026-11-02", f"{number % 20}.jsonl", LINE)
+    assert (mine / "a.jsonl").exists()
+
+
+def test_a_folder_of_any_name_is_kept_within_the_bound(tmp_path: Path) -> None:
+    logs = DailyLogs(tmp_path / "[logs] of *?", ".jsonl", MOST, most_files=20)
+    for number in range(100):
+        logs.append("2026-11-01", f"{number}.jsonl", "{}")
+    assert len(list(tmp_path.rglob("*.jsonl"))) <= 21
+
+
+def test_the_file_that_is_written_stays_whatever_the_clock_said_before(tmp_path: Path) -> None:
+    logs = DailyLogs(tmp_path, ".jsonl", MOST, most_files=20)
+    for number in range(100):
+        logs.append("2026-11-09", f"{number}.jsonl", "{}")
+        logs.append("2026-11-01", "now.jsonl", "{}")
+        assert (tmp_path / "2026-11-01" / "now.jsonl").exists()
+        logs.append("2026-11-01", f"{number}.jsonl", "{}")
+        assert (tmp_path / "2026-11-01" / f"{number}.jsonl").exists()
+
+
 def test_names_of_files_are_not_kept(tmp_path: Path) -> None:
     """`pathlib` of Python 3.12 interns each part of a path, and what is interned stays for good: 100 bytes for each
     conversation."""
