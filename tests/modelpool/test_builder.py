@@ -6,6 +6,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from start_llm.core.errors import Unavailable
+from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import load_settings
 from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.ranks.interface import Ranks
@@ -21,6 +22,7 @@ from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.models.background import at_once
 from start_llm.models.checkpoint import safetensors_header
 from start_llm.models.fingerprint import fingerprint
+from start_llm.models.loader import Found, LoadedModel, load_steps
 from start_llm.models.room import Weights
 from tests.oracle import build_oracle
 from tests.waiting import until
@@ -124,6 +126,47 @@ def test_kv_on_disk_is_of_every_byte_of_the_weights(
 
     for folder, count in ((model, 1), (mended, 2), (model, 2)):
         on_a_thread(partial(load, folder, count))
+
+
+@pytest.mark.parametrize("most", [None, 3 << 30])
+def test_as_much_kv_goes_to_disk_as_the_settings_say(
+    most: int | None, builder: ModelBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.engine.assembly.default_disk_bytes", {tmp_path / "kv": 2 << 30}.__getitem__)
+    settings = builder._settings.model_copy(update={"kv_disk_bytes": most})
+
+    def load() -> float:
+        runtime = at_once(builder.first_steps(settings))
+        figures = runtime.store.figures()
+        runtime.close()
+        return figures["kv_disk_budget_bytes"]
+
+    assert on_a_thread(load) == (most or 2 << 30)
+    assert builder.stored_where == f"{3 if most else 2}.0 GiB in {tmp_path / 'kv'}"
+
+
+def test_a_model_whose_vision_part_cannot_be_loaded_reads_text(
+    builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(builder, "_say", said.append)
+
+    def steps(found: Found, *given: Any) -> Generator[float, None, LoadedModel]:
+        if found.sees:
+            raise NotSupported("mlx-vlm has no such model.")
+        return (yield from load_steps(found, *given))
+
+    monkeypatch.setattr("start_llm.engine.assembly.load_steps", steps)
+
+    def load() -> bool:
+        found = replace(builder.read(builder._settings), sees=True)
+        runtime = at_once(builder.steps(builder._settings, found, "", Weights()))
+        sees = runtime.loaded.vision is not None
+        runtime.close()
+        return sees
+
+    assert on_a_thread(load) is False
+    assert "vision    off: mlx-vlm has no such model; the model reads text only" in said
 
 
 @pytest.mark.parametrize("where", ["make_store", "MemoryGuard", "TextRuntime", "limit_context"])

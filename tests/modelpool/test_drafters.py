@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.runtime import TextRuntime
 from start_llm.host.home import COMMAND_VARIABLE
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from start_llm.models.loader import check_small_model
@@ -59,6 +61,18 @@ def test_a_head_in_the_checkpoint_is_used_and_its_kv_is_of_its_own(checkpoint: P
     without, lines = load(checkpoint, tmp_path, about, draft_model="off")
     assert without[:2] == (False, False) and not lines
     assert with_head[2] != without[2] and with_head[3] > without[3]
+
+
+def test_kv_on_disk_is_of_the_model_with_its_head(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head has entries of its own in a row: KV without them is no KV of that model."""
+    tier = Mock(side_effect=DiskTier)
+    monkeypatch.setattr("start_llm.engine.assembly.DiskTier", tier)
+    for draft_model in (None, "off"):
+        more = {} if draft_model is None else {"draft_model": draft_model}
+        found, _ = load(checkpoint, tmp_path, about, kv_disk_dir="auto", **more)
+        assert tier.call_args.args[1].startswith(f"{found[2]} ")
 
 
 def test_a_small_model_drafts_where_its_vocabulary_fits(checkpoint: Path, tmp_path: Path) -> None:
