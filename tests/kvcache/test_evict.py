@@ -239,9 +239,14 @@ def test_the_weakest_conversation_goes_down_to_a_state_that_there_is_room_for(to
     assert store.stats()["checkpoints"] == 1 + (left > 0)
 
 
-@pytest.mark.parametrize(("session", "left"), [("a", 512), (None, 0)])
-def test_the_last_state_in_front_of_kv_that_has_none_comes_back(session: str | None, left: int) -> None:
-    """That of a conversation in progress."""
+@pytest.mark.parametrize(
+    ("session", "tokens", "left", "kept"), [("a", 1, 512, 576), (None, 1, 0, 576), ("a", 80, 512, 512)]
+)
+def test_the_last_state_in_front_of_kv_that_has_none_comes_back(
+    session: str | None, tokens: int, left: int, kept: int
+) -> None:
+    """That of a conversation in progress, and no other one, even where more of what has none goes. So many `tokens`
+    have to go beside all states inside."""
     kit = LayerKit(lambda: [KVCache(), ArraysCache(1)])
     store = KVStore(kit, StoreConfig(1 << 40, checkpoint_grid=64, checkpoints_recent=0))
     cache: list[Any] = kit.new()
@@ -250,9 +255,10 @@ def test_the_last_state_in_front_of_kv_that_has_none_comes_back(session: str | N
         cache[0].update_and_fetch(rows, rows)
         cache[1][0] = mx.zeros((1, 40), mx.float16)
         store.put(range(stop), cache, StoredEnd(session=session, answered=stop == 640, checkpoint=stop % 128 == 0))
-    store.set_budget(store.resident.nbytes - 4 * (4 * 20 + 1))
+    store.set_budget(store.resident.nbytes - 4 * (4 * 20 + tokens))
     assert store.lookup(range(640)).length == left
-    assert store.stats()["tokens"] == 576
+    assert store.stats()["tokens"] == kept
+    assert store.stats()["checkpoints"] == (left > 0)
 
 
 def test_a_running_conversation_is_not_cut() -> None:
