@@ -23,6 +23,8 @@ from start_llm.parsing.schema import Root
 from start_llm.parsing.schema import Schema as ToolSchema
 from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
+from start_llm.parsing.tools.minimax_m3 import MARK
+from start_llm.parsing.tools.tagged import GLM, IFM, Tags, keyed
 
 _OF_OTHERS = {"properties", "items", "required", "minimum", "maximum"}  # no schema of a text has these
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format", "enum", "const")
@@ -43,10 +45,10 @@ class Lark:
         self.rules = ["%llguidance {}"]
         self.calls = _FORMATS.get(format_id, _FORMATS["hermes_json"])
         if format_id == "mistral" and self.is_token("[ARGS]"):
-            self.calls = CallFormat(_header_body, "[TOOL_CALLS]", "", "")
+            self.calls = CallFormat(_json_body("NAME[ARGS]", ""), "[TOOL_CALLS]", "", "")
         elif format_id == "hy_v4":  # its tags end in the checkpoint's own way
             opening = next((token for token in special if token.startswith("<tool_calls:")), "<tool_calls>")
-            self.calls = _keyed_format(suffix=opening.removeprefix("<tool_calls")[:-1], outer=True)
+            self.calls = _keyed_format(keyed("", opening.removeprefix("<tool_calls")[:-1]), opening)
         elif not self.is_token(self.calls.open) and any(token in self.calls.open for token in special):
             # A grammar's text would run up to the token in the middle of a marker.
             self.calls = _FORMATS["hermes_json"]
@@ -151,13 +153,9 @@ def _json_body(head: str, tail: str) -> Body:
 
     def body(lark: Lark, call: CallableTool, prefix: str) -> str:
         begin = head.replace('"NAME"', json.dumps(call.name)).replace("NAME", call.name)
-        return " ".join(filter(None, [begin and literal(begin), json_arguments(call), tail and literal(tail)]))
+        return " ".join(filter(None, [lark.marker(begin), json_arguments(call), lark.marker(tail)]))
 
     return body
-
-
-def _header_body(lark: Lark, call: CallableTool, prefix: str) -> str:
-    return f"{literal(call.name)} {lark.marker('[ARGS]')} {json_arguments(call)}"
 
 
 def _qwen_body(lark: Lark, call: CallableTool, prefix: str) -> str:
@@ -168,34 +166,28 @@ def _qwen_body(lark: Lark, call: CallableTool, prefix: str) -> str:
     return " ".join([literal(f"\n<function={call.name}>\n"), *rules, literal("</function>\n")])
 
 
-def _keyed_format(prefix: str = "", suffix: str = "", outer: bool = False) -> CallFormat:
-    """A name, and keys and values in tags of their own; `outer`: inside of a second pair of tags."""
-    tag, key_tag, value_tag = (f"{prefix}{name}{suffix}" for name in ("tool_call", "arg_key", "arg_value"))
+def _keyed_format(tags: Tags, outer: str = "") -> CallFormat:
+    """A name, and keys and values in tags of their own; `outer`: begins a second pair of tags around them."""
 
     def body(lark: Lark, call: CallableTool, names: str) -> str:
-        opens, closes, begins = map(lark.marker, (f"<{key_tag}>", f"</{key_tag}>", f"<{value_tag}>"))
+        opens, closes, begins = map(lark.marker, (tags.param[0], tags.head_end, tags.value_start))
 
         def frame(key: str, value: str) -> str:
             return f'"\\n"? {opens} {literal(key)} {closes} "\\n"? {begins} {value}'
 
-        rules = _parameter_rules(lark, call, names, f"</{value_tag}>", frame)
+        rules = _parameter_rules(lark, call, names, tags.param[1], frame)
         inner = " ".join([literal(call.name), *rules, '"\\n"?'])
-        return f'"\\n"? {lark.marker(f"<{tag}>")} {inner} {lark.marker(f"</{tag}>")} "\\n"?' if outer else inner
+        return f'"\\n"? {lark.marker(tags.outer[0])} {inner} {lark.marker(tags.outer[1])} "\\n"?' if outer else inner
 
-    more = "s" if outer else ""
-    tag_of_all = f"{prefix}tool_call{more}{suffix}"
-    return CallFormat(body, f"<{tag_of_all}>", f"</{tag_of_all}>")
-
-
-_MINIMAX = "]<]minimax[>["
+    return CallFormat(body, outer, f"</{outer[1:]}") if outer else CallFormat(body, *tags.outer)
 
 
 def _minimax_body(lark: Lark, call: CallableTool, prefix: str) -> str:
     def frame(key: str, value: str) -> str:
-        return f"{lark.marker(f'{_MINIMAX}<{key}>')} {value}"
+        return f"{lark.marker(f'{MARK}<{key}>')} {value}"
 
-    rules = _parameter_rules(lark, call, prefix, f"{_MINIMAX}</KEY>", frame)
-    opening, end = lark.marker(f'{_MINIMAX}<invoke name="{call.name}">'), lark.marker(f"{_MINIMAX}</invoke>")
+    rules = _parameter_rules(lark, call, prefix, f"{MARK}</KEY>", frame)
+    opening, end = lark.marker(f'{MARK}<invoke name="{call.name}">'), lark.marker(f"{MARK}</invoke>")
     return " ".join(['"\\n"', opening, *rules, end, '"\\n"'])
 
 
@@ -401,9 +393,9 @@ def _operators(pattern: str) -> Iterator[int]:
 
 _FORMATS: Mapping[str, CallFormat] = {
     **dict.fromkeys(("hermes_json", "json_tools"), CallFormat(_json_body('\n{"name": "NAME", "arguments": ', "}\n"))),
-    **dict.fromkeys(("glm47", "glm4_native", "glm4_xml"), _keyed_format()),
-    "k2_horizon": _keyed_format("ifm|", outer=True),
-    "minimax_m3": CallFormat(_minimax_body, f"{_MINIMAX}<tool_call>", f"{_MINIMAX}</tool_call>"),
+    **dict.fromkeys(("glm47", "glm4_native", "glm4_xml"), _keyed_format(GLM)),
+    "k2_horizon": _keyed_format(IFM, "<ifm|tool_calls>"),
+    "minimax_m3": CallFormat(_minimax_body, f"{MARK}<tool_call>", f"{MARK}</tool_call>"),
     "deepseek_v4": CallFormat(_dsml_body, "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
     "inkling": CallFormat(
         _json_body('{"name": "NAME", "args": ', "}"), "<|content_invoke_tool_json|>", "<|end_message|>"

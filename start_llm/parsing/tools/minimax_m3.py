@@ -11,7 +11,7 @@ from start_llm.parsing.schema import Schema, dump, parse_literal
 from start_llm.parsing.source import LEAKED, Source, Step
 from start_llm.parsing.tools.tagged import ValueEnd, ValueReader, ValueWriter
 
-_MARK = "]<]minimax[>["
+MARK = "]<]minimax[>["
 _MAX_DEPTH = 32
 _MAX_LEAF = 1 << 20
 
@@ -19,7 +19,7 @@ _MAX_LEAF = 1 << 20
 def _calls(calls: Calls) -> Step[None]:
     """What follows ``~<tool_call>``."""
     source, count = calls.source, 0
-    while (yield from source.after_space(f'{_MARK}<invoke name="')):
+    while (yield from source.after_space(f'{MARK}<invoke name="')):
         name, end = yield from source.until(('">',), MAX_NAME)
         if not end:
             raise NotACall
@@ -28,35 +28,35 @@ def _calls(calls: Calls) -> Step[None]:
             call.key(key)
             complete = yield from _argument(call, key)
         call.end_keys()
-        yield from call.finish_behind(f"{_MARK}</invoke>", complete)
+        yield from call.finish_behind(f"{MARK}</invoke>", complete)
         count += 1
     if not count:
         raise NotACall
-    yield from source.after_space(f"{_MARK}</tool_call>")
+    yield from source.after_space(f"{MARK}</tool_call>")
 
 
 def _opening(source: Source) -> Step[str]:
     """The name of the tag that opens here, which is consumed; ``""`` if none does."""
     offset = yield from source.blank()
-    if (yield from source.starts((f"{_MARK}<", f"{_MARK}</"), offset)) != f"{_MARK}<":
+    if (yield from source.starts((f"{MARK}<", f"{MARK}</"), offset)) != f"{MARK}<":
         return ""
     with source.lookahead():
-        source.take(offset + len(_MARK) + 1)
+        source.take(offset + len(MARK) + 1)
         name, _ = yield from source.until((">",), MAX_NAME)
-    source.take(offset + len(_MARK) + 1 + (len(name) + 1 if name else 0))
+    source.take(offset + len(MARK) + 1 + (len(name) + 1 if name else 0))
     return name
 
 
 def _argument(call: CallBuilder, key: str) -> Step[bool]:
     """The value of an argument, written as it comes if it is a text. False if the turn ended in it."""
-    source, schema, end = call.source, call.schema.member(key), f"{_MARK}</{key}>"
-    if schema.types & {"array", "object"} or (yield from source.starts((_MARK,), (yield from source.blank()))):
+    source, schema, end = call.source, call.schema.member(key), f"{MARK}</{key}>"
+    if schema.types & {"array", "object"} or (yield from source.starts((MARK,), (yield from source.blank()))):
         value, complete = yield from _tree(source, schema, key, 0)
         call.write(dump(schema.coerce(value)))
         return complete
     writer = ValueWriter(call, schema)
     writer.trim_start = False
-    return (yield from ValueReader(source, ValueEnd((end,), (_MARK,)), writer).read_value())
+    return (yield from ValueReader(source, ValueEnd((end,), (MARK,)), writer).read_value())
 
 
 def _tree(source: Source, schema: Schema, name: str, depth: int) -> Step[tuple[object, bool]]:
@@ -67,7 +67,7 @@ def _tree(source: Source, schema: Schema, name: str, depth: int) -> Step[tuple[o
         inner = schema.items if child == "item" and schema.allows("array") else schema.member(child)
         value, complete = yield from _tree(source, inner, child, depth + 1)
         children.append((child, value))
-    end = f"{_MARK}</{name}>"
+    end = f"{MARK}</{name}>"
     if children or not complete:
         complete = complete and bool((yield from source.after_space(end)))
         listed = all(child == "item" for child, _ in children) and schema.allows("array")
@@ -86,6 +86,6 @@ def _leaf(text: str, schema: Schema) -> object:
 
 MINIMAX_M3 = ToolFormat(
     "minimax_m3",
-    (Opener(f"{_MARK}<tool_call>", _calls),),
-    (f"{_MARK}</tool_call>", f"{_MARK}</invoke>"),
+    (Opener(f"{MARK}<tool_call>", _calls),),
+    (f"{MARK}</tool_call>", f"{MARK}</invoke>"),
 )
