@@ -19,11 +19,11 @@ from start_llm.core.errors import (
     Unavailable,
 )
 from start_llm.core.events import Failed, Progress, TextDelta
-from start_llm.core.media import Hints, Text
+from start_llm.core.media import Computation, Encoded, Hints, Text
 from start_llm.core.request import ChatRequest
 from tests.api.fakes import FakeService, answer
-from tests.api.media.test_audio import FakeAudio, FakeHearing
-from tests.api.media.test_embeddings import FakeEncoders, FakeEncoding
+from tests.api.media.test_audio import FakeAudio
+from tests.api.media.test_embeddings import FakeEncoders
 
 REASONS = ["queue_full", "out_of_memory", "context_length_exceeded", NOT_LOADABLE]
 
@@ -82,35 +82,28 @@ class Sounds(FakeAudio):
         super().__init__()
         self.begun, self.left = threading.Event(), threading.Event()
 
-    def transcribe(self, model: str, file: bytes, hints: Hints) -> FakeHearing:
+    def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Any]:
         _refuse(hints.prompt)
         return super().transcribe(model, file, hints)
 
-    def speak(self, model: str, text: str, form: str) -> Any:
+    def speak(self, model: str, text: str, form: str) -> Computation[Any]:
         _refuse(text)
-        return _Endless(self) if text == "wait" else super().speak(model, text, form)
+        return self._endless() if text == "wait" else super().speak(model, text, form)
 
-
-class _Endless:
-    result = b""
-
-    def __init__(self, sounds: Sounds) -> None:
-        self._sounds = sounds
-
-    def __iter__(self) -> Iterator[Progress]:
-        self._sounds.begun.set()
+    def _endless(self) -> Computation[Any]:
+        self.begun.set()
         try:
             while True:
                 threading.Event().wait(0.02)
                 yield Progress(0, 1)
         finally:
-            self._sounds.left.set()
+            self.left.set()
 
 
 class Vectors(FakeEncoders):
     """Refuses what a text names."""
 
-    def encode(self, texts: Sequence[Text], param: str, **how: Any) -> FakeEncoding:
+    def encode(self, texts: Sequence[Text], param: str, **how: Any) -> Computation[Encoded]:
         for text in texts:
             _refuse(str(text))
         return super().encode(texts, param, **how)
