@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,23 +64,19 @@ class LoadProgress:
         return Unavailable(f"{what} ({setting}); {until}", retry_after=self.limit)
 
 
-class LanguageModels:
+@dataclass(frozen=True)
+class _Kind:
+    registry: ModelRegistry
+    engine: EngineThread
+    builder: ModelBuilder
+
+
+@dataclass(frozen=True)
+class LanguageModels(_Kind):
     """Text and vision models. `SideModels` has the same three methods."""
 
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        engine: EngineThread,
-        builder: ModelBuilder,
-        clients: Clients,
-        events: KVEvents | None = None,
-    ) -> None:
-        """`events`: tells routers what is held of the main model's KV."""
-        self._registry = registry
-        self._engine = engine
-        self._builder = builder
-        self._clients = clients
-        self._events = events
+    clients: Clients
+    events: KVEvents | None = None  # tells routers what is held of the main model's KV
 
     def read(self, entry: PoolEntry) -> Found | None:
         """Reads what can be read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
@@ -88,39 +85,39 @@ class LanguageModels:
         """
         if entry.is_starting:
             return None
-        if not self._builder.ranks.alone:
+        if not self.builder.ranks.alone:
             raise NotSupported(f"{entry.name} is not served: HOSTS compute one model together, that of MODEL_PATH.")
         known = entry.known
-        folder = self._registry.names.folder_now(known)
+        folder = self.registry.names.folder_now(known)
         try:
             check_source(str(folder), command="", trust_code=entry.settings.trust_remote_code)
         except CheckpointError as error:
             kind = NotSupported if folder.is_dir() else NotFound
             raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
-        return self._builder.read(entry.settings, folder, known.adapter)
+        return self.builder.read(entry.settings, folder, known.adapter)
 
     def load(self, entry: PoolEntry, found: Found | None, progress: LoadProgress) -> None:
         """Loads what `read` has found, and gives it to those who wait. Leaves nothing behind if it fails."""
-        events = self._events if entry.known.default else None
+        events = self.events if entry.known.default else None
         if found is None:
-            steps = self._builder.first_steps(entry.settings, entry.key, events)
+            steps = self.builder.first_steps(entry.settings, entry.key, events)
         else:
-            self._builder.read_ahead(found.folder, progress.moved)
-            pinned = self._registry.pinned_weights(entry.key)
-            steps = self._builder.steps(entry.settings, found, entry.key, entry.weights, events, pinned)
+            self.builder.read_ahead(found.folder, progress.moved)
+            pinned = self.registry.pinned_weights(entry.key)
+            steps = self.builder.steps(entry.settings, found, entry.key, entry.weights, events, pinned)
         progress.end()
-        runtime = self._engine.load(entry.key, steps)
+        runtime = self.engine.load(entry.key, steps)
         handle = None
         try:
             if entry.is_starting:
                 self._make_vocabulary(runtime)
-            anchor = partial(self._engine.prefill_idle, model=entry.key)
+            anchor = partial(self.engine.prefill_idle, model=entry.key)
             publish = None if events is None else partial(events.announce, peek=runtime.store.peek)
-            handle = make_handle(entry.settings, self._clients, runtime, entry.key, anchor, publish)
+            handle = make_handle(entry.settings, self.clients, runtime, entry.key, anchor, publish)
             card = card_of(entry.settings, handle, runtime.loaded, entry.known.base)
             if entry.known.default:
-                self._registry.names.default_loaded(handle.name, runtime.loaded.source, runtime.loaded.folder)
-            self._registry.ready(entry, handle, runtime.loaded.weights, runtime, card)
+                self.registry.names.default_loaded(handle.name, runtime.loaded.source, runtime.loaded.folder)
+            self.registry.ready(entry, handle, runtime.loaded.weights, runtime, card)
         except BaseException:
             self._take_out(entry, handle)
             raise
@@ -134,7 +131,7 @@ class LanguageModels:
 
     def unload(self, entry: PoolEntry) -> weakref.ref[Any] | None:
         """Frees it; what fails is logged. Returns what is to be out of memory soon; ``None``: it is out already."""
-        with self._registry.lock:
+        with self.registry.lock:
             model = None if entry.runtime is None else weakref.ref(entry.runtime.loaded.model)
             handle = entry.release()
         self._take_out(entry, handle)
@@ -142,15 +139,15 @@ class LanguageModels:
 
     def _take_out(self, entry: PoolEntry, handle: ModelHandle | None) -> None:
         """`handle`: ``None`` if it came to none."""
-        steps: list[Callable[[], object]] = [lambda: self._engine.unload(entry.key)]
+        steps: list[Callable[[], object]] = [lambda: self.engine.unload(entry.key)]
         if handle is not None:
             counters = handle.pipeline.counters
             steps = [handle.recorder.close, *steps, handle.pipeline.close, lambda: self._count(counters)]
         try_all(f"unloading {entry.name}", *steps)
 
     def _count(self, counters: Callable[[], Any]) -> None:
-        with self._registry.lock:
-            self._registry.counted.update(counters())
+        with self.registry.lock:
+            self.registry.counted.update(counters())
 
 
 _LIBRARIES: dict[SideTask, Callable[[Path, str], Generator[float, None, Any]]] = {
@@ -160,13 +157,8 @@ _LIBRARIES: dict[SideTask, Callable[[Path, str], Generator[float, None, Any]]] =
 }
 
 
-class SideModels:
+class SideModels(_Kind):
     """Models that are no language models: they transcribe, speak, or make vectors. See `LanguageModels`."""
-
-    def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder) -> None:
-        self._registry = registry
-        self._engine = engine
-        self._builder = builder
 
     def read(self, entry: PoolEntry) -> Generator[float, None, Any]:
         """The steps of its loading. Imports its library, which takes seconds."""
@@ -178,18 +170,18 @@ class SideModels:
 
     def load(self, entry: PoolEntry, inputs: Generator[float, None, Any], progress: LoadProgress) -> None:
         progress.end()
-        model = self._engine.guest(self._builder.side_steps(entry.key, entry.weights, inputs))
+        model = self.engine.guest(self.builder.side_steps(entry.key, entry.weights, inputs))
         try:
-            self._registry.ready(entry, model, Weights(model.nbytes))
+            self.registry.ready(entry, model, Weights(model.nbytes))
         except BaseException:
             del model
             self.unload(entry)
             raise
 
     def unload(self, entry: PoolEntry) -> None:
-        with self._registry.lock:
+        with self.registry.lock:
             entry.release()  # the model thread alone holds its arrays now
-        try_all(f"unloading {entry.name}", lambda: self._engine.guest(self._builder.side_unloading(entry.key)))
+        try_all(f"unloading {entry.name}", lambda: self.engine.guest(self.builder.side_unloading(entry.key)))
 
 
 def try_all(what: str, *steps: Callable[[], object]) -> None:

@@ -73,44 +73,31 @@ class _Asked:
     is_forwarded: bool  # it goes past LiteLLM
 
 
+@dataclass(frozen=True, slots=True)
 class Balancer:
-    """ASGI middleware, within `bodies.RequestBodies`: a body comes in one message. Each request has a `RequestOutcome`.
+    """ASGI middleware, within `bodies.RequestBodies`: a body comes in one message. A request has a `RequestOutcome`."""
 
-    Args:
-        holders: names of nodes by the ids of LiteLLM's entries.
-        server: asks the server past LiteLLM.
-        elsewhere: names of models that LiteLLM asks another provider for.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        fleet: NodeFleet,
-        holders: Mapping[str, str],
-        server: ServerRoutes,
-        elsewhere: Collection[str] = (),
-    ) -> None:
-        self._app = app
-        self._fleet = fleet
-        self._holders = holders
-        self._server, self._elsewhere = server, elsewhere
+    app: ASGIApp
+    fleet: NodeFleet
+    holders: Mapping[str, str]  # names of nodes by the ids of LiteLLM's entries
+    server: ServerRoutes  # asks the server past LiteLLM
+    elsewhere: Collection[str] = ()  # names of models that LiteLLM asks another provider for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Conversations, and what goes past LiteLLM, are sent to nodes until one answers; all else goes on as it is."""
         path, outcome = asgi.asked_for(scope), RequestOutcome()
         forwarded = path in asgi.FORWARDED
         if scope["type"] == "lifespan":
-            self._fleet.watch()
+            self.fleet.watch()
         elif scope["type"] == "http":
             current.set(outcome)  # of the task that the server runs this request in
         if not forwarded and path not in asgi.CONVERSATIONS:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         body, client = (await receive())["body"], _Client(receive)
         sent = await asgi.off_the_loop(len(body), self._for_provider, path, body, Headers(scope=scope))
         if sent is not None:
-            await self._app(asgi.with_body(scope, sent), asgi.replay(sent, client), send)
+            await self.app(asgi.with_body(scope, sent), asgi.replay(sent, client), send)
             return
         answer = _HeldAnswer("chat/completions" if forwarded else path, send, shows_pages=forwarded)
         key, holder = await asgi.off_the_loop(len(body), self._read, body, Headers(scope=scope))
@@ -123,15 +110,15 @@ class Balancer:
 
     def _for_provider(self, path: str, body: bytes, headers: Headers) -> bytes | None:
         """The body for another provider; ``None``: it names no model of one."""
-        given = {} if not self._elsewhere or path in asgi.FORWARDED or BACK_HEADER in headers else json.loads(body)
-        return json.dumps(for_provider(path, given)).encode() if given.get("model") in self._elsewhere else None
+        given = {} if not self.elsewhere or path in asgi.FORWARDED or BACK_HEADER in headers else json.loads(body)
+        return json.dumps(for_provider(path, given)).encode() if given.get("model") in self.elsewhere else None
 
     def _read(self, body: bytes, headers: Headers) -> tuple[RouteKey, str | None]:
         """What decides where a request goes; nothing where there is one node."""
-        if len(self._fleet.members) == 1:
+        if len(self.fleet.members) == 1:
             return RouteKey("", (), ""), None
         given = fields_of(body, is_json=headers.get("content-type") == asgi.JSON)
-        return route_key(given, headers), node_of_response(given.get("previous_response_id"), self._holders)
+        return route_key(given, headers), node_of_response(given.get("previous_response_id"), self.holders)
 
     async def _send_once(self, asked: _Asked) -> bool:
         """Sends the request to one node. True: it shall be sent to another node, too. Raises Unavailable."""
@@ -150,7 +137,7 @@ class Balancer:
     async def _ask_past_litellm(self, asked: _Asked, choice: Choice) -> None:
         """What LiteLLM fails at by itself is put to its node, which answers it, or says in a sentence what is wrong."""
         outcome, answer = asked.outcome, asked.answer
-        at_node = (outcome.is_lost or outcome.status in ELSEWHERE) and len(self._fleet.members) > 1
+        at_node = (outcome.is_lost or outcome.status in ELSEWHERE) and len(self.fleet.members) > 1
         if answer.error_status < 500 or outcome.error is not None or at_node or asked.is_forwarded:
             return
         outcome.failed = outcome.is_lost = False
@@ -158,13 +145,13 @@ class Balancer:
         await self._until_given_up(asked, choice, self._forward(asked, send))
 
     async def _forward(self, asked: _Asked, send: Send) -> None:
-        response = await self._server.forward(Request(asked.scope, asgi.replay(asked.body, asked.client)))
+        response = await self.server.forward(Request(asked.scope, asgi.replay(asked.body, asked.client)))
         await response(asked.scope, asked.client, send)
 
     async def _end(self, asked: _Asked, choice: Choice) -> None:
         """Nobody else is asked: the client gets what came from the node, or the server's word. Raises Unavailable."""
         outcome, answer, node = asked.outcome, asked.answer, choice.node.name
-        is_node_lost = outcome.is_lost and len(self._fleet.members) > 1
+        is_node_lost = outcome.is_lost and len(self.fleet.members) > 1
         if outcome.is_lost and not answer.has_begun and (is_node_lost or answer.says_nothing):
             raise Unavailable(broken(node, "")["message"])
         await answer.finish(outcome.error or broken(node, answer.dialect) if outcome.failed else None)
@@ -174,16 +161,16 @@ class Balancer:
         is_faulty = outcome.status == 500 and outcome.error is not None  # LiteLLM's own faults are not the node's
         at_node = outcome.is_lost or is_faulty or outcome.status in ELSEWHERE
         if at_node:
-            self._fleet.failed(choice.node.name)
+            self.fleet.failed(choice.node.name)
         outcome.breaks += is_faulty or (outcome.is_lost and not outcome.is_unsent)
-        if not (at_node or outcome.reason) or len(self._fleet.members) == 1:
+        if not (at_node or outcome.reason) or len(self.fleet.members) == 1:
             return False
         outcome.tried.add(choice.node.name)
-        return outcome.breaks < MOST_BREAKS and len(outcome.tried) < len(self._fleet.members)
+        return outcome.breaks < MOST_BREAKS and len(outcome.tried) < len(self.fleet.members)
 
     async def _ask_node(self, asked: _Asked) -> Choice:
         """Chooses a node and has LiteLLM ask it; the outcome says how that ended. Raises Unavailable."""
-        outcome, answer, fleet = asked.outcome, asked.answer, self._fleet
+        outcome, answer, fleet = asked.outcome, asked.answer, self.fleet
         explain, anthropic = None if asked.is_forwarded else asked.body, answer.dialect == "messages"
         choice = await fleet.pick(asked.key, outcome.tried, holder=asked.holder, explain=explain, anthropic=anthropic)
         outcome.node = choice.node.name
@@ -198,7 +185,7 @@ class Balancer:
         outcome, answer, asking = asked.outcome, asked.answer, asyncio.ensure_future(attempt)
         try:
             while not (await asyncio.wait((asking,), timeout=_LOOK_SECONDS))[0]:
-                if self._fleet.gives_up(choice.node.name, outcome.tried, begun=answer.has_begun):
+                if self.fleet.gives_up(choice.node.name, outcome.tried, begun=answer.has_begun):
                     break
             else:
                 asking.result()
@@ -211,7 +198,7 @@ class Balancer:
 
     async def _ask_litellm(self, asked: _Asked, send: Send) -> None:
         scope = dict(asked.scope) | {"state": dict(asked.scope.get("state") or {})}
-        await self._app(scope, asgi.replay(asked.body, asked.client), send)
+        await self.app(scope, asgi.replay(asked.body, asked.client), send)
 
 
 class _HeldAnswer:
