@@ -103,7 +103,7 @@ def _by_pattern(pattern: str, tools: list[Tool]) -> list[Tool]:
     return named + described
 
 
-class SearchingStream:
+class SearchingStream(EventStream):
     """Implements `core.service.EventStream`: the answers of one request that may search, as one answer.
 
     Iterated by one thread; `close` may come from another.
@@ -127,9 +127,6 @@ class SearchingStream:
         self._spent: CacheReport | None = None
         self._is_counted = False
         self._events = self._run()
-
-    def __iter__(self) -> Iterator[ev.Event]:
-        return self
 
     def __next__(self) -> ev.Event:
         return next(self._events)

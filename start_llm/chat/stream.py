@@ -64,7 +64,7 @@ def _is_lost(engine: EngineThread) -> bool:
     return engine.status().state in {"wedged", "failed", "stopped"}
 
 
-class ChatStream:
+class ChatStream(EventStream):
     """One request on its way: its choices, and the queue that all their events come through.
 
     Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another.
@@ -113,9 +113,6 @@ class ChatStream:
         """Has the model thread go on behind the tokens that are said. Raises QueueFull, Unavailable."""
         queue, work_id = self._queue, choice.work_id
         self._engine.submit(self._work.of(choice, lambda event: queue.put((choice, work_id, event)), said))
-
-    def __iter__(self) -> Iterator[ev.Event]:
-        return self
 
     def __next__(self) -> ev.Event:
         while not self._closed.is_set():
@@ -382,7 +379,7 @@ class PromptsStream(EventStream):
 AnyStream = ChatStream | PromptsStream
 
 
-class WaitingStream:
+class WaitingStream(EventStream):
     """Implements `core.service.EventStream`: a request's stream and its hold on the model, which may not be there yet.
 
     Until the model is loaded it shows life; closing it gives the model free.
@@ -409,9 +406,6 @@ class WaitingStream:
             closed = self._over.is_set()
         if closed:
             stream.close()
-
-    def __iter__(self) -> Iterator[ev.Event]:
-        return self
 
     def __next__(self) -> ev.Event:
         while self._stream is None:

@@ -42,57 +42,53 @@ def card_of(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: 
     )
 
 
-class ModelCards:
-    """Of the models that there are, once the main one is loaded."""
+def all_cards(registry: ModelRegistry) -> tuple[ModelCard, ...]:
+    """Of the models that there are, once the main one is loaded; the main model's first."""
+    listed = registry.names.all()
+    registry.forget(listed)
+    entries = [entry for entry in registry.entries() if not entry.known.is_reserved]
+    keys = {entry.key for entry in entries}
+    cards = [card_now(registry, entry) for entry in entries]
+    return (*cards, *(_stored(registry, known) for known in listed if known.key not in keys))
 
-    def __init__(self, registry: ModelRegistry) -> None:
-        self._settings, self._registry = registry.settings, registry
 
-    def all(self) -> tuple[ModelCard, ...]:
-        """The main model's first."""
-        listed = self._registry.names.all()
-        self._registry.forget(listed)
-        entries = [entry for entry in self._registry.entries() if not entry.known.is_reserved]
-        keys = {entry.key for entry in entries}
-        cards = [self.of(entry) for entry in entries]
-        return (*cards, *(self._stored(known) for known in listed if known.key not in keys))
+def card_now(registry: ModelRegistry, entry: PoolEntry) -> ModelCard:
+    """As it is now. Nothing is locked while the disk is looked at: it may hang."""
+    with registry.lock:
+        now = copy(entry)
+    card = now.card or _stored(registry, now.known)
+    failed = now.failure is not None and now.state == "stored"
+    return replace(
+        card,
+        state="failed" if failed else now.state,
+        pinned=now.pinned,
+        weight_bytes=card.weight_bytes if now.known.task is None else now.weights.all,
+        kv_bytes=now.runtime.store.nbytes if now.runtime is not None else 0,
+        problem=now.failure.message if failed and now.failure is not None else "",
+    )
 
-    def of(self, entry: PoolEntry) -> ModelCard:
-        """As it is now. Nothing is locked while the disk is looked at: it may hang."""
-        with self._registry.lock:
-            now = copy(entry)
-        card = now.card or self._stored(now.known)
-        failed = now.failure is not None and now.state == "stored"
-        return replace(
-            card,
-            state="failed" if failed else now.state,
-            pinned=now.pinned,
-            weight_bytes=card.weight_bytes if now.known.task is None else now.weights.all,
-            kv_bytes=now.runtime.store.nbytes if now.runtime is not None else 0,
-            problem=now.failure.message if failed and now.failure is not None else "",
-        )
 
-    def _stored(self, known: KnownModel) -> ModelCard:
-        stored, adapter = known.stored, known.adapter
-        context = self._settings.context_within(stored.context)
-        details: dict[str, Any] = {"source": known.source}
-        if known.task is not None:
-            context = 0
-            details |= {"kind": "audio", "task": known.task}
-        if adapter is not None:
-            details |= {"base": known.base, "adapter": adapter.name}
-        sees = "images" in stored.can and adapter is None
-        return ModelCard(
-            known.name,
-            int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
-            context,
-            tools="tools" in stored.can,
-            reasoning="reasoning" in stored.can,
-            vision=sees and self._settings.vision == "auto",
-            images="reject" if known.task else "shown" if sees else self._settings.images_on_text_model,
-            state="stored",
-            pinned=self._registry.names.is_pinned(known),
-            weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,
-            context_scale=self._settings.context_scale_for(context),
-            details=details,
-        )
+def _stored(registry: ModelRegistry, known: KnownModel) -> ModelCard:
+    stored, adapter = known.stored, known.adapter
+    context = registry.settings.context_within(stored.context)
+    details: dict[str, Any] = {"source": known.source}
+    if known.task is not None:
+        context = 0
+        details |= {"kind": "audio", "task": known.task}
+    if adapter is not None:
+        details |= {"base": known.base, "adapter": adapter.name}
+    sees = "images" in stored.can and adapter is None
+    return ModelCard(
+        known.name,
+        int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
+        context,
+        tools="tools" in stored.can,
+        reasoning="reasoning" in stored.can,
+        vision=sees and registry.settings.vision == "auto",
+        images="reject" if known.task else "shown" if sees else registry.settings.images_on_text_model,
+        state="stored",
+        pinned=registry.names.is_pinned(known),
+        weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,
+        context_scale=registry.settings.context_scale_for(context),
+        details=details,
+    )

@@ -21,7 +21,7 @@ from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.host.pressure import Pressure
-from start_llm.modelpool.cards import ModelCards
+from start_llm.modelpool.cards import all_cards, card_now
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.registry import ModelLease, ModelRegistry
 from start_llm.modelpool.resolve import KnownModel
@@ -39,7 +39,6 @@ class Pool:
         self._engine = engine
         self._builder = builder
         self._loader = loader
-        self._cards = ModelCards(registry)
 
     # --- start and stop: the app's thread ---------------------------------------------
 
@@ -124,10 +123,10 @@ class Pool:
         return self._registry.default.card
 
     def cards(self) -> tuple[ModelCard, ...]:
-        return () if self.main is None else self._cards.all()
+        return () if self.main is None else all_cards(self._registry)
 
     def card(self, name: str) -> ModelCard:
-        return self._cards.of(self._registry.entry(self._find(name)))
+        return card_now(self._registry, self._registry.entry(self._find(name)))
 
     def served_name(self, asked: str) -> str:
         with suppress(NotFound, BadRequest, Unavailable):
@@ -156,7 +155,7 @@ class Pool:
         until = time.monotonic() + UNLOAD_SECONDS
         while entry.state == "unloading" and time.monotonic() < until and not self._loader.stopping:
             time.sleep(0.02)
-        return self._cards.of(entry)
+        return card_now(self._registry, entry)
 
     def pin(self, name: str, pinned: bool) -> ModelCard:
         known = self._find(name)
@@ -164,7 +163,7 @@ class Pool:
             entry = self._registry.entry(known)
             entry.pinned = pinned
             self._registry.room.look_again()
-        return self._cards.of(entry)
+        return card_now(self._registry, entry)
 
     def figures(self) -> Mapping[str, float]:
         """Counters of all prompt pipelines, and of the pool itself, by the names that `/metrics` shows."""

@@ -25,6 +25,7 @@ from start_llm.core.settings import load_settings
 from start_llm.core.work import EngineStatus
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.watchdog import Watchdog
+from start_llm.modelpool.cards import all_cards
 from start_llm.modelpool.kinds import LoadProgress
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
@@ -430,4 +431,4 @@ def test_an_encoder_takes_no_part_in_who_goes_for_whom(tmp_path: Path) -> None:
     registry.ready(entry, Mock(nbytes=0), Weights(0))
     registry.forget([])
     assert lease.handle is entry.handle and entry in registry.entries()
-    assert registry.residents() == [] and pool.figures()["models_loaded"] == 0 and pool._cards.all()[1:] == ()
+    assert registry.residents() == [] and pool.figures()["models_loaded"] == 0 and all_cards(registry)[1:] == ()
