@@ -59,34 +59,15 @@ RENAMED = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
 }
-CONFIG: dict[str, Any] = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "rms_norm_eps": 9.999999747378752e-06,
-    "rope_theta": 100000.0,
-    "max_position_embeddings": 8192,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "tie_word_embeddings": True,
-    "head_dim": 64,
-}
+
+
+def _ours(name: str) -> str:
+    """A file of the checkpoint that this program brings along."""
+    return files("start_llm.models").joinpath(f"templates/smollm2.{name}").read_text(encoding="utf-8")
+
+
+CONFIG: dict[str, Any] = json.loads(_ours("config.json"))
 """``config.json``, but for how weights are quantised. The GGUF file has it, too, and is always the same one."""
-TOKENIZER_CONFIG = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "bos_token": "<|im_start|>",
-    "eos_token": "<|im_end|>",
-    "pad_token": "<|im_end|>",
-    "unk_token": "<|endoftext|>",
-    "model_max_length": 8192,
-    "clean_up_tokenization_spaces": False,
-    "tool_parser_type": "json_tools",
-}
 
 
 def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progress) -> Path:
@@ -151,7 +132,7 @@ def _usable(target: Path) -> bool:
 
 def chat_template() -> str:
     """Our Jinja template: ChatML with Hermes tools and reasoning."""
-    return files("start_llm.models").joinpath("templates/smollm2.jinja").read_text(encoding="utf-8")
+    return _ours("jinja")
 
 
 # --- fetching ------------------------------------------------------------
@@ -272,7 +253,7 @@ def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    _write_json(folder / "tokenizer_config.json", json.loads(_ours("tokenizer_config.json")))
 
 
 # --- files ------------------------------------------------------------
