@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,46 +22,8 @@ ASSUMED_CONTEXT = 200_000
 """Tokens that clients of the Anthropic API take every model to have room for."""
 SECRETS = ("api_key", "litellm_master_key", "nodes_api_key")
 """Settings whose values nobody is shown."""
-_BY_NAME = "a model elsewhere is asked for by name: MODEL_MAP=NAME=PROVIDER/MODEL"
-_NOT_FETCHED = "images are not fetched from addresses; send them as data URLs"
-_MEASURED = "its value was measured, and nobody set another one"
-RETIRED = {
-    "PROMPT_CACHE_BLOCK_SIZE": "stored prefixes are compared token by token, not by block",
-    "CACHE_USE_BLOCK_INDEX": "a lookup walks the tree of stored prefixes, which is exact and faster than an index",
-    "CACHE_VLM_IMAGE_IDENTITY": "an image's pixels are always part of what stored KV is found by",
-    "CACHE_SESSION_PARTITIONING": "stored KV is found whichever session made it",
-    "CACHE_NORM_SAFETY_CHECK": "the text that is compared is the text that the model is shown",
-    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": "the model always sees what the client sent",
-    "CACHE_CANONICALIZE_TOOL_CONTEXT": "CACHE_DRIFT_POLICY=strict shows the client's bytes",
-    "KV_QUANT_SCHEME": "KV_BITS quantises in the one way that mlx-lm's models can compute with",
-    "QUANTIZED_KV_START": "KV is quantised from token 5,000 on",
-    "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": "CACHE_MEMORY_BYTES bounds what is stored",
-    "CACHE_CHECKPOINTS_RECENT": _MEASURED,
-    "CACHE_CHECKPOINT_GRID": _MEASURED,
-    "DECODE_SHARE": _MEASURED,
-    "DEFAULT_REPETITION_CONTEXT_SIZE": "the penalty looks back 256 tokens; a request may say repetition_context_size",
-    "MODEL_FILES": "files for models are in the folder models",
-    "ADAPTERS_DIR": "adapters are in START_LLM_CACHE_DIR/adapters, which may be a link",
-    "MAX_BODY_BYTES": "a body may have 64 MiB",
-    "LAUNCH_IDLE_MINUTES": "a server that launch started ends after 10 minutes; IDLE_SHUTDOWN_MINUTES changes that",
-    "RESPONSES_STORE_MAX": "the last 1,000 stored responses are kept; a request with store=false stores none",
-    "RESPONSES_STORE_TTL_SECONDS": "a stored response is kept for a day",
-    "RANK_SECONDS": "a host is lost after 10 seconds without a sign of life",
-    "KV_EVENTS_TOPIC": "the topic is kv@HOST@MODEL, as llm-d wants it",
-    "IMAGE_MAX_PIXELS": "an image may have 50 million pixels",
-    "IMAGE_MAX_REQUEST_BYTES": "the new images of a request may have 50 MB together",
-    "IMAGE_MAX_NEW": "a request may bring 5 new images",
-    "IMAGE_URL_SECONDS": _NOT_FETCHED,
-    "IMAGE_URL_HOSTS": _NOT_FETCHED,
-    "IMAGE_MAP": "answers hold what the model wrote, and no table behind it",
-    "VISION_HISTORY": "a model that sees is shown the whole conversation",
-    "WATCHDOG_EXIT": "a process whose model hangs ends with code 75, so that it is started again",
-    "FALLBACK_MODEL": _BY_NAME,
-    "FALLBACK_API_KEY": _BY_NAME,
-    "FALLBACK_API_BASE": _BY_NAME,
-    "NODES_CA_FILE": "certificates of your own are in the file that SSL_CERT_FILE names in the environment",
-    "LOG_MAX_BYTES": "session logs and dumps take 256 MiB at most; the oldest go first",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("retired.toml").read_text("utf-8"))["retired"]
+RETIRED: dict[str, str] = {name: each["why"] for each in _TABLE for name in each["names"]}
 """Names of older configurations, and why there is nothing to set any more."""
 _QUOTED = re.compile(r"\s*(?:export\s+)?(?:'[^']+'|[^=#\s]+)\s*=\s*'")  # a value in single quotes
 _LIKE = 0.6  # how alike the nearest name must be to be worth telling
