@@ -163,7 +163,7 @@ def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pyte
     monkeypatch.setattr(hearing.Transcriber, "_attempt", attempt)
     until(lambda: post(served, "models/unload", model=NAME).status_code == 200)
     assert served.app.audio._memory.take(service.RECORDED.most, 0.0)  # nothing of it holds memory
-    served.app.audio._memory.give(service.RECORDED.most)
+    served.app.audio._memory.give_back(service.RECORDED.most)
     assert ask(served).status_code == 200
 
 
