@@ -114,7 +114,7 @@ class App:
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, counters=metrics.figures)
-        lines = None if console is None else terminal(settings, console)
+        lines = None if console is None else terminal(settings, console, rows)
         self._server = ApiServer(
             settings,
             self.service,

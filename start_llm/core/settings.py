@@ -246,7 +246,7 @@ class Settings(BaseModel):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], kinds.Lower] = "warning"
     """debug, info, warning or error: what the process logs of itself."""
     log_json: bool = False
-    """JSON lines on the terminal instead of text."""
+    """JSON lines on the terminal instead of live lines."""
     audit_days: Annotated[float, Field(ge=0)] = 30.0
     """Days that a row for each request (time, client, model, tokens, seconds, outcome; no text) is kept for start-llm
     audit; 0 = none."""

@@ -1,4 +1,4 @@
-"""What the terminal shows of requests: lines of text, or JSON lines."""
+"""What the terminal shows of requests: rows that move and lines of text, or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from start_llm.core.events import Event, FirstToken, Progress, ReasoningDelta, Started, TextDelta, ToolCallDelta
 from start_llm.core.report import CacheReport
@@ -198,18 +199,26 @@ class LiveRows:
         return Group(*(row() for row in list(self._rows.values())))
 
 
-class PlainLines(RequestLines):
-    """A line per request, and now and then one for a long prefill."""
+class TextLines(RequestLines):
+    """A line per request that has ended. Before that `rows` has a row of it that moves; where there are no such rows, a
+    line is written now and then for a long prefill."""
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, write: Callable[[str], None], live: LiveRows, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(clock)
-        self._write = write
+        self._write, self._live = write, live
         self._written: dict[str, float] = {}
+
+    def started(self, request: ChatRequest) -> None:
+        super().started(request)
+        row = self._rows[request.id]
+        self._live.show(request.id, lambda: Text(row.line(self._clock()), no_wrap=True, overflow="ellipsis"))
 
     def event(self, request: ChatRequest, event: Event) -> None:
         super().event(request, event)
         row, now = self._rows.get(request.id), self._clock()
-        if row is None or not isinstance(event, Progress):
+        if row is None or self._live.live or not isinstance(event, Progress):
             return
         if now - self._written.get(request.id, row.began) >= PROGRESS_SECONDS:
             self._written[request.id] = now
@@ -218,6 +227,7 @@ class PlainLines(RequestLines):
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         super().ended(request, outcome)
         self._written.pop(request.id, None)
+        self._live.show(request.id, None)
         self._write(summary(request, outcome))
 
 
@@ -279,10 +289,10 @@ def log_as_lines(level: str = "warning") -> None:
     log_to_stderr(_Lines("%(levelname)s %(name)s: %(message)s"), level)
 
 
-def terminal(settings: Settings, console: Console) -> Observer:
-    """The right one of these for `console` and ``LOG_JSON``."""
+def terminal(settings: Settings, console: Console, live: LiveRows) -> Observer:
+    """The right one of these for ``LOG_JSON``."""
 
     def write(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    return JsonLines(write) if settings.log_json else PlainLines(write)
+    return JsonLines(write) if settings.log_json else TextLines(write, live)

@@ -25,8 +25,8 @@ from start_llm.dashboard.terminal import (
     JsonLines,
     LastingStream,
     LiveRows,
-    PlainLines,
     RequestLine,
+    TextLines,
     log_as_lines,
     span,
     terminal,
@@ -187,7 +187,7 @@ def test_times_are_told_in_minutes_and_hours() -> None:
 def test_plain_lines() -> None:
     lines: list[str] = []
     clock = Clock()
-    plain = PlainLines(lines.append, clock)
+    plain = TextLines(lines.append, LiveRows(None), clock)
     plain.started(REQUEST)
     plain.event(REQUEST, Started(REPORT))
     for done in (1050, 1100, 1150):
@@ -199,6 +199,32 @@ def test_plain_lines() -> None:
     assert [line.split()[2] for line in lines[1:]] == ["200", "499"]
     assert "computed 200, new 150, answer 30" in lines[1]
     assert lines[1].endswith("miss: the clock")
+
+
+def test_a_terminal_has_a_row_for_each_request_that_runs_and_a_line_for_each_that_ended() -> None:
+    stream, clock, said = io.StringIO(), Clock(), list[str]()
+    console = Console(file=stream, force_terminal=True, width=120)
+    rows, other = LiveRows(console), ChatRequest("msg_other1", "messages", "m")
+    lines = terminal(Settings(_env_file=None), console, rows)  # type: ignore[call-arg]
+    assert isinstance(lines, TextLines)
+    lines._clock, lines._write, write = clock, said.append, lines._write
+    lines.started(REQUEST)
+    lines.event(REQUEST, Started(REPORT))
+    lines.started(other)
+    clock.now += 60.0
+    lines.event(REQUEST, Progress(1100, 1200))
+    assert rows._drawn is not None
+    rows._drawn.refresh()
+    shown = stream.getvalue()
+    assert "prefill 1,100/1,200" in shown and "other1" in shown
+    assert said == [], "no line is written for a prefill that is drawn"
+    lines._write = write
+    lines.ended(REQUEST, GOOD)
+    assert rows._drawn is not None
+    lines.ended(other, GONE)
+    assert rows._drawn is None
+    ends = [line for line in stream.getvalue().splitlines() if "  200  " in line or "  499  " in line]
+    assert len(ends) == 2 and "reused 1,000" in ends[0] and ends[1].endswith("The client went away.")
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -248,8 +274,8 @@ def test_a_terminal_that_cannot_be_written_to_stops_nobody() -> None:
 def test_the_terminal_decides() -> None:
     stream = io.StringIO()
     settings = Settings(_env_file=None)  # type: ignore[call-arg]
-    assert isinstance(terminal(settings, Console(file=stream)), PlainLines)
-    observer = terminal(settings.model_copy(update={"log_json": True}), Console(file=stream, force_terminal=True))
+    console = Console(file=stream, force_terminal=True)
+    observer = terminal(settings.model_copy(update={"log_json": True}), console, LiveRows(None))
     assert isinstance(observer, JsonLines)
     observer.ended(REQUEST, GOOD)
     assert json.loads(stream.getvalue())["reused"] == 1000
