@@ -24,6 +24,7 @@ from start_llm.host.home import home
 from start_llm.launch.conversation import (
     CommandError,
     Conversation,
+    MarkdownPrinter,
     Message,
     image_part,
     typed_before,
@@ -107,19 +108,22 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
 def _answer(talk: Conversation, asked: str) -> None:
     """One turn. Raises ChatError; what was asked is then not part of the conversation."""
     talk.add(asked)
-    answer, thought = Answer(), False
+    answer, printer, thought = Answer(), MarkdownPrinter(talk.console), False
     try:
         for text, is_reasoning in ask(talk.endpoint, talk.sent, answer):
-            if thought and not is_reasoning:
-                talk.console.print()
+            if is_reasoning:
+                talk.console.print(text, style="dim", end="", markup=False, soft_wrap=True)
+            else:
+                if thought:
+                    talk.console.print()
+                printer.add(text)
             thought = is_reasoning
-            talk.console.print(text, style="dim" if is_reasoning else None, end="", markup=False, soft_wrap=True)
-        talk.console.print()
+        printer.end()
     except KeyboardInterrupt:
-        talk.console.print()
+        printer.end()
         talk.say("(ended)")
     except ChatError:
-        talk.console.print()
+        printer.end()
         talk.messages.pop()
         raise
     talk.messages.append({"role": "assistant", "content": answer.text})

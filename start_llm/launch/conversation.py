@@ -1,10 +1,11 @@
-"""A conversation in the terminal: what is typed, and the commands that begin with ``/``."""
+"""A conversation in the terminal: what is typed, the commands that begin with ``/``, and answers as Markdown."""
 
 from __future__ import annotations
 
 import base64
 import json
 import mimetypes
+import re
 import readline
 import shlex
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 
 from start_llm.clients.agent import Endpoint
 from start_llm.core.paths import expanded
@@ -23,6 +25,8 @@ from start_llm.host.ports import model_cards
 
 MOST_TYPED = 1000
 _ASK_SECONDS = 5.0
+_FENCE = re.compile(r"^[ \t]*(```|~~~)", re.MULTILINE)
+_CODE = re.compile(_FENCE.pattern + r".*?^[ \t]*\1[^\n]*$", re.MULTILINE | re.DOTALL)
 
 Message = dict[str, Any]
 
@@ -129,6 +133,24 @@ COMMANDS: dict[str, tuple[str, Callable[[Conversation, str], str], str]] = {
     "/exit": ("", Conversation._help, "ends it, as Ctrl-D does"),
 }
 """By name: what follows it, what does it, and what it is for."""
+
+
+class MarkdownPrinter:
+    """Prints an answer as it comes, a block at a time: paragraphs, lists and whole blocks of code."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._text = console, ""
+
+    def add(self, text: str) -> None:
+        self._text += text
+        end = self._text.rfind("\n\n") + 2
+        if end > 1 and not _FENCE.search(_CODE.sub("", self._text[:end])):  # it is in no block of code
+            self.end(end)
+
+    def end(self, at: int | None = None) -> None:
+        if self._text[:at].strip():
+            self._console.print(Markdown(self._text[:at]))
+        self._text = "" if at is None else self._text[at:]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from start_llm.cli.reading import read
 from start_llm.cli.running import called
@@ -18,7 +19,7 @@ from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import load_settings
 from start_llm.host.ports import free_port
 from start_llm.launch import chat
-from start_llm.launch.conversation import COMMANDS
+from start_llm.launch.conversation import COMMANDS, MarkdownPrinter
 
 CHUNKS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"reasoning_content": "hm"}}]},
@@ -234,3 +235,15 @@ def test_an_image_goes_with_one_question(run: Any, capsys: pytest.CaptureFixture
         assert run(port, "--image", "/none.png", "hi") == 2
     assert len(asked) == 1 and asked[0]["messages"][0]["content"][1]["text"] == "What is this?"
     assert "--image" in capsys.readouterr().err
+
+
+def test_markdown_is_printed_by_blocks_and_code_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    printer, text = MarkdownPrinter(Console(width=60)), "A **word**.\n\n```python\na = 1\n\nb = 2\n```\n\nThe end."
+    blocks = []
+    for sign in text:
+        printer.add(sign)
+        blocks += [said] if (said := capsys.readouterr().out).strip() else []
+    printer.end()
+    blocks.append(capsys.readouterr().out)
+    assert [block.split()[0] for block in blocks] == ["A", "a", "The"] and "**" not in "".join(blocks)
+    assert "b = 2" in blocks[1]
