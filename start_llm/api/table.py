@@ -163,10 +163,6 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _openapi(inbound: Request) -> Reply:
-    return Reply((_FOLDER / FILE).read_bytes())
-
-
 def _docs(inbound: Request) -> Reply:
     return Reply((_FOLDER / PAGE).read_bytes(), 200, "text/html; charset=utf-8", _PAGE_HEADERS)
 
@@ -234,7 +230,7 @@ def build_routes(
             Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
-            Route("/openapi.json", {"GET": _openapi}),
+            Route("/openapi.json", {"GET": lambda _: Reply((_FOLDER / FILE).read_bytes())}),
             Route("/docs", {"GET": _docs}),
         ]
     )

@@ -257,7 +257,7 @@ class LayerKit:
         if "rows" in said:
             forms = [RowForm(tuple(columns), *rest) for columns, *rest in said["forms"]]
             return _slices([tuple(layer) for layer in found], forms, said["start"], said["start"] + said["length"])
-        return _checkpoint(tuple(found), _arrays(found))
+        return _checkpoint(tuple(found), [leaf for _, leaf in tree_flatten(found) if isinstance(leaf, mx.array)])
 
     # --- helpers --------------------------------------------------------------
 
@@ -464,7 +464,3 @@ def _copy_state(state: Any, own: list[Any]) -> Any:
         raise Unstorable(f"a cache's state holds a {type(leaf).__name__}")
 
     return tree_map(copy, state)
-
-
-def _arrays(tree: Any) -> list[Any]:
-    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]

@@ -102,14 +102,10 @@ class ImageMarks:
             _, ids, _ = self.tokens_of(match)
             if tuple(tokens[at : at + len(ids)]) != ids:
                 return None
-            load = partial(_prepare, self._eyes, pictures[match[1]])
+            load = partial(lambda picture: self._eyes.prepare(picture.load()), pictures[match[1]])
             spans.append(ImageSpan(at, len(ids), self._eyes.key(match[1]), load))
             at += len(ids)
         return tuple(spans) if all(token < FIRST_IMAGE_ID for token in tokens[at:]) else None
-
-
-def _prepare(eyes: Eyes, picture: Picture) -> dict[str, object]:
-    return eyes.prepare(picture.load())
 
 
 class Coder:
