@@ -111,6 +111,7 @@ class NoDrift:
         return None
 
 
+_MARK = re.compile(r"<(/?(?:think|tool_call))>")
 FOUND = re.compile(r"\(now (\d+)@(-?\d+), before (\d+)@(-?\d+)\)$")
 
 
@@ -166,7 +167,9 @@ class Agent:
         """A user message and all that follows from it."""
         suffixes = [self._suffix(self.requests + i) for i in range(len(steps))]
         texts = [step.raw(suffix) for step, suffix in zip(steps, suffixes, strict=True)]
-        self.messages.append({"role": "user", "content": f"{task}\n[[script]]{'[[next]]'.join(texts)}[[end]]"})
+        # Our server spells marks in letters where a user writes them: more tokens, which no client's work has.
+        script = _MARK.sub(r"{\1}", "[[next]]".join(texts))
+        self.messages.append({"role": "user", "content": f"{task}\n[[script]]{script}[[end]]"})
         for step, suffix in zip(steps, suffixes, strict=True):
             reply = self.ask(step, suffix)
             self.messages.append(self.style.assistant(reply))

@@ -6,8 +6,9 @@ responses are not read for cues):
 - ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim,
   with ``{truth}`` and ``{find: text}`` replaced as below, and ``{after: text}`` by the first word (letters, digits,
   ``-``) behind the last such text in the visible history (cues left out), nothing if there is none, and ``{images}`` by
-  the names of the images in it, made of what their places hold. When the script has run out: ``Done.``, if no cue
-  follows.
+  the names of the images in it, made of what their places hold. ``{think}``, ``{/tool_call}`` and their like become
+  marks: a server spells these in letters where they stand in a user's text. When the script has run out: ``Done.``, if
+  no cue follows.
 - ``[[truth]]``: SHA-256 (hex, 16 digits) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
 - ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out)
   and the index of the last message that holds it.
@@ -43,6 +44,7 @@ SCRIPT = re.compile(r"\[\[script\]\](.*?)\[\[end\]\]", re.DOTALL)
 FIND = re.compile(r"\[\[find: (.*?)\]\]", re.DOTALL)
 INLINE_FIND = re.compile(r"\{find: (.*?)\}", re.DOTALL)
 INLINE_AFTER = re.compile(r"\{after: (.*?)\}", re.DOTALL)
+INLINE_MARK = re.compile(r"\{(/?(?:think|tool_call))\}")
 IMAGE = re.compile(r"<image-([0-9a-f]{8})>")
 LONG = re.compile(r"\[\[long (\d+)\]\]")
 TOOL_RESPONSE = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
@@ -98,7 +100,7 @@ def compose(messages: list[tuple[str, str]], fingerprint: str) -> str:
         texts = SCRIPT.findall(asks[scripted])[-1].split("[[next]]")
         k = sum(i > scripted for i in turns)
         if k < len(texts):
-            raw = texts[k].replace("{truth}", fingerprint)
+            raw = INLINE_MARK.sub(r"<\1>", texts[k]).replace("{truth}", fingerprint)
             raw = INLINE_AFTER.sub(lambda match: after(messages, match[1]), raw)
             raw = raw.replace("{images}", ", ".join(IMAGE.findall("\n".join(body for _, body in messages))) or "none")
             return INLINE_FIND.sub(lambda match: find(messages, match[1]), raw)
