@@ -156,6 +156,7 @@ def test_what_is_copied_is_drafted_by_a_gate_that_measures(tmp_path: Path) -> No
     assert measured_by_the_gate(tmp_path, line * 20).per_forward > 5
 
 
+@pytest.mark.usefixtures("indexed")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not RECORDED.is_file(), reason="no recorded session here")
