@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -92,9 +91,7 @@ class TextRuntime:
         Everything is freed where it is given up on the way, too.
         """
         try:
-            self.store.leave()
-            until = time.monotonic() + WRITE_SECONDS
-            while not self.store.written() and time.monotonic() < until:
+            for _ in self.store.leave(WRITE_SECONDS):
                 yield WRITE_LOOK_SECONDS
         finally:  # also where the server ends meanwhile
             self.close()

@@ -119,7 +119,7 @@ class EngineThread:
 
     def stored(self, model: str = "") -> StoredTree:
         """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""
-        return self._loop.scheduler(model).store.show()
+        return self._loop.scheduler(model).store.unguarded.snapshot()
 
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0, model: str = "") -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""

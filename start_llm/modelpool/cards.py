@@ -63,7 +63,7 @@ def card_now(registry: ModelRegistry, entry: PoolEntry) -> ModelCard:
         state="failed" if failed else now.state,
         pinned=now.pinned,
         weight_bytes=card.weight_bytes if now.known.task is None else now.weights.all,
-        kv_bytes=now.runtime.store.nbytes if now.runtime is not None else 0,
+        kv_bytes=now.runtime.store.unguarded.resident.nbytes if now.runtime is not None else 0,
         problem=now.failure.message if failed and now.failure is not None else "",
     )
 

@@ -81,22 +81,16 @@ class Pool:
     # --- chat.handle.Models: any thread -------------------------------------------------
 
     def open(self, name: str) -> ModelLease:
-        return self._lease(lambda: self._find(name, self._names.find_chat))
+        return _lease(self._registry, lambda: self._find(name, self._names.find_chat))
 
     def open_any(self, name: str) -> ModelLease:
         """As `open`, of models of every kind."""
-        return self._lease(lambda: self._find(name))
+        return _lease(self._registry, lambda: self._find(name))
 
     def open_audio(self, name: str, task: AudioTask) -> ModelLease:
         """As `open`. Raises BadRequest for a model that does something else."""
         _check_started(self.main, self._engine)
-        return self._lease(lambda: self._names.find_audio(name, task))
-
-    def _lease(self, find: Callable[[], KnownModel]) -> ModelLease:
-        """What is about to be loaded is looked up again: its name may mean another folder since the last look."""
-        if self._registry.entry(find()).state == "stored":
-            self._names.listing.look_again()
-        return self._registry.lease(find())
+        return _lease(self._registry, lambda: self._names.find_audio(name, task))
 
     def open_encoder(self, name: str, folder: Path) -> ModelLease:
         """A hold on the encoder in that folder. Its memory is set aside: it stays loaded."""
@@ -182,6 +176,13 @@ class Pool:
             "models_memory_bytes": shared.usable,
             "kv_running_bytes": shared.running,
         }
+
+
+def _lease(registry: ModelRegistry, find: Callable[[], KnownModel]) -> ModelLease:
+    """What is about to be loaded is looked up again: its name may mean another folder since the last look."""
+    if registry.entry(find()).state == "stored":
+        registry.names.listing.look_again()
+    return registry.lease(find())
 
 
 def _check_started(main: ModelCard | None, engine: EngineThread) -> None:

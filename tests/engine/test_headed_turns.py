@@ -84,8 +84,7 @@ class Server:
         return sink
 
     def close(self) -> None:
-        self.store.leave()
-        while not self.store.written():
+        for _ in self.store.leave(60):
             time.sleep(0.01)
         self.runner.close()
         self.store.close()

@@ -110,7 +110,7 @@ class ScriptedEngine:
         return planned(self._runtime(model).scheduler.store, prompt.tokens)
 
     def stored(self, model: str = "") -> StoredTree:
-        found: StoredTree = self._runtime(model).scheduler.store.show()
+        found: StoredTree = self._runtime(model).scheduler.store.unguarded.snapshot()
         return found
 
     def prefill_idle(self, prompt: Prompt, *whose: str | None, model: str = "") -> None:

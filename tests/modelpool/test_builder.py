@@ -236,7 +236,7 @@ def test_a_rank_with_other_files_of_the_model_is_refused(
 def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
         runtime = at_once(first_steps(builder))
-        monkeypatch.setattr(runtime.store, "written", lambda: False)
+        monkeypatch.setattr(runtime.store.unguarded.disk, "written", lambda: False)
         unloading = TextRuntime.unloading(runtime)
         next(unloading)
         unloading.close()

@@ -116,7 +116,8 @@ class LoadedRuntime(FakeRuntime):
     def __init__(self, runner: FakeRunner, folder: Path) -> None:
         super().__init__(runner)
         self.loaded = SimpleNamespace(source=str(folder), folder=folder, weights=Weights(10), model=Mock())
-        self.store, self.grammars = SimpleNamespace(nbytes=0), Mock()
+        self.store, self.grammars = Mock(), Mock()
+        self.store.unguarded.resident.nbytes = 0
 
 
 def make_handle(settings: Settings, clients: Any, runtime: Any, model: str, anchor: Any, publish: Any) -> Any:

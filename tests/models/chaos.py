@@ -193,7 +193,7 @@ class Order:
         self.scheduler.add_idle(self.work(Request(tokens, request.ends, [0]), "idle"))
 
     def squeeze(self) -> None:
-        held = self.engine.store.nbytes
+        held = self.engine.store.unguarded.resident.nbytes
         self.engine.store.set_budget(self.random.choice([STORED, held // 3, held // 2]))
         self.counts["squeezes"] += 1
 

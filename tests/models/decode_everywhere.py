@@ -185,9 +185,9 @@ def try_model(name: str, model: Any, prompt: Sequence[int], fork_at: int = 25) -
             # The state of the cancelled request was stored in the middle of its prompt, or of its answer.
             served.say((*prompt, *range(11, 30)), cancel_after=3)
             result["cancelled"] = _compared(model, served, (*prompt, *range(11, 30)), least=not check.reuse)
-            held = served.store.nbytes
+            held = served.store.unguarded.resident.nbytes
             served.store.set_budget(held // 3)
-            assert served.store.nbytes < held
+            assert served.store.unguarded.resident.nbytes < held
             result["evicted"] = _compared(model, served, last, fork)
     return result
 

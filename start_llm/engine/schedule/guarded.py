@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from start_llm.core.prompt import Prompt
-from start_llm.core.report import StoredTree
 from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.store import KVStore
@@ -32,6 +32,9 @@ class GuardedStore:
 
     The first error of a method is logged with its traceback, all are counted.
 
+    Attributes:
+        unguarded: the store itself, for who only looks at it.
+
     Args:
         fresh: makes the model's empty caches.
         reuse: stored KV can be used; else nothing is stored.
@@ -47,6 +50,7 @@ class GuardedStore:
         passing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._store, self._fresh, self._reuse, self._passing = store, fresh, reuse, passing
+        self.unguarded = store
         self._errors = Counter[str]()  # by method
         self._figures: dict[str, float] = {}
         self.retreats = 0
@@ -84,10 +88,6 @@ class GuardedStore:
         """`lookup` for other threads."""
         return self._call(_FAILED, self._store.peek, tokens, limit) if self._reuse else _NOT_RESTORABLE
 
-    def show(self) -> StoredTree:
-        """The whole tree, for people; for other threads. Raises TimeoutError."""
-        return self._store.snapshot()
-
     def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
         """Caches that hold what `plan` has found; empty ones if the store fails. They are lent until `take_back`."""
         if not self._reuse:
@@ -122,16 +122,6 @@ class GuardedStore:
     def estimate(self, tokens: int) -> int:
         return self._call(0, self._store.resident.sizes.estimate, tokens)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of KV in memory."""
-        return self._store.resident.nbytes
-
-    @property
-    def arrays(self) -> int:
-        """Arrays that this KV is in."""
-        return self._store.resident.arrays
-
     def set_budget(self, budget_bytes: int | None, others: int = 0, stores: int = 1) -> None:
         self._call(None, self._store.set_budget, budget_bytes, others, stores)
 
@@ -140,13 +130,13 @@ class GuardedStore:
     def idle(self) -> None:
         self._call(None, self._store.idle)
 
-    def leave(self) -> None:
-        """All that is stored is to be written, side requests included: the model goes, see `written`."""
+    def leave(self, seconds: float) -> Iterator[None]:
+        """The model goes: brings all that is stored to disk, side requests included. Each step hands on what waits for
+        the disk; over when all of it is there or cannot be written, or after so many seconds."""
+        until = time.monotonic() + seconds
         self._call(None, self._store.disk.write_all)
-
-    def written(self) -> bool:
-        """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
-        return self._call(True, self._store.disk.written)
+        while not self._call(True, self._store.disk.written) and time.monotonic() < until:
+            yield
 
     def clear(self) -> None:
         self._call(None, self._store.clear)

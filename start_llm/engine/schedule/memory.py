@@ -60,7 +60,7 @@ class SharedMemory:
 
     def press(self, level: Pressure) -> None:
         """The system is short of memory, still is, or is so no more: stored KV gives way, a part each time."""
-        stored = sum(guard.store.nbytes for guard in self.guards)
+        stored = sum(guard.store.unguarded.resident.nbytes for guard in self.guards)
         least = min(stored, LEAST_STORED)
         self._pressed = None if level is Pressure.NORMAL else max(least, int(stored * _KEPT_SHARE[level]))
         self.apply()
@@ -85,7 +85,7 @@ class SharedMemory:
         stores, total = [guard.store for guard in self.guards], self.total
         pot = min(self.most_stored, max(LEAST_STORED, total - self.running))
         for store in stores:
-            others = [other for other in stores if other is not store]
+            others = [other.unguarded.resident for other in stores if other is not store]
             most = max(pot // len(stores), pot - sum(other.nbytes for other in others))
             store.set_budget(most if total else None, sum(other.arrays for other in others), len(stores))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,6 +342,7 @@ class Held:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.most = nbytes, 0
+        self.unguarded = SimpleNamespace(resident=self)
 
     def estimate(self, tokens: int) -> int:
         return tokens * MIB
