@@ -184,9 +184,10 @@ class ModelBuilder:
             self._begin(model, weights, made)
             if self.ranks.agree(found.files) != found.files:
                 raise Unavailable(f"The files of {found.source} are other ones here than on the first host.")
-            loaded = yield from self._in_shape(found)
+            reading = _Reading(found, self.bases, self.ranks, self._progress, self._say)
+            loaded = yield from reading.model()
             self.shared.place(model, loaded.weights)
-            loaded = yield from self._with_drafter(loaded, found)
+            loaded = yield from reading.with_drafter(loaded, self.shared)
             self.shared.place(model, loaded.weights)
             loaded = yield from probe_model(self._settings, loaded, self._say, alone=self.ranks.alone)
             if not self.shared.guards:
@@ -212,44 +213,6 @@ class ModelBuilder:
             made.close()
             raise
 
-    def _in_shape(self, found: Found) -> Generator[float, None, LoadedModel]:
-        """Reads a model, in the shape of one of mlx-lm; without its vision part, if that cannot be done. Raises what
-        `load_steps` raises."""
-        if found.sees:
-            try:
-                return (yield from self._seeing(found))
-            except NotSupported as error:
-                self._say(f"vision    off: {error.message.rstrip('.')}; the model reads text only")
-            found = replace(found, sees=False)
-        loaded = yield from load_steps(found, self._progress, self._say, self.bases, self.ranks.shard)
-        alone = library_of(loaded.capabilities.config) == "mlx-vlm"
-        return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
-
-    def _seeing(self, found: Found) -> Generator[float, None, LoadedModel]:
-        """Raises NotSupported; nobody holds the arrays then."""
-        loaded = yield from load_steps(found, self._progress, self._say, self.bases)
-        assert loaded.vision is not None, "it sees"
-        return replace(loaded, model=VisionModel(loaded.model, loaded.vision.pad))
-
-    def _with_drafter(self, loaded: LoadedModel, found: Found) -> Generator[float, None, LoadedModel]:
-        """With what drafts for it, if that fits into memory and to the model; else people are told why."""
-        if (files := found.drafter) is None:
-            return loaded
-        free = max(0, self.shared.usable - self.shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
-        try:
-            if self.shared.usable and files.nbytes > free:
-                sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
-                raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
-            model = yield from add_drafter(loaded.model, language_of(loaded.model), files, found.trust_code)
-        except NotSupported as error:
-            self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
-            return loaded
-        self._say(f"drafts    {files.detail} drafts for {loaded.name}")
-        key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
-        size = loaded.weight_bytes + bytes_of(model.drafter)
-        key = hashlib.sha256(key.encode()).hexdigest()
-        return replace(loaded, model=model, fingerprint=key, weight_bytes=size)
-
     def _disk(self, settings: Settings, fingerprint: str, digest: WeightsDigest | None) -> DiskTier | None:
         """Its KV's place on disk, open once all weights were read. ``None``: it has none. Background thread."""
         if digest is None:
@@ -265,6 +228,52 @@ class ModelBuilder:
         if self._wired:
             self._wired = False
             unwire()
+
+
+class _Reading:
+    """Reads one model, and what drafts for it, in the shape of a model of mlx-lm. Model thread only."""
+
+    def __init__(self, found: Found, bases: BasesInMemory, ranks: Ranks, progress: Progress, say: Say) -> None:
+        self._found = found
+        self._bases, self._ranks, self._progress, self._say = bases, ranks, progress, say
+
+    def model(self) -> Generator[float, None, LoadedModel]:
+        """Reads it; without its vision part, if that cannot be done. Raises what `load_steps` raises."""
+        found = self._found
+        if found.sees:
+            try:
+                return (yield from self._seeing())
+            except NotSupported as error:
+                self._say(f"vision    off: {error.message.rstrip('.')}; the model reads text only")
+            found = replace(found, sees=False)
+        loaded = yield from load_steps(found, self._progress, self._say, self._bases, self._ranks.shard)
+        alone = library_of(loaded.capabilities.config) == "mlx-vlm"
+        return replace(loaded, model=LanguageAlone(loaded.model)) if alone else loaded
+
+    def _seeing(self) -> Generator[float, None, LoadedModel]:
+        """Raises NotSupported; nobody holds the arrays then."""
+        loaded = yield from load_steps(self._found, self._progress, self._say, self._bases)
+        assert loaded.vision is not None, "it sees"
+        return replace(loaded, model=VisionModel(loaded.model, loaded.vision.pad))
+
+    def with_drafter(self, loaded: LoadedModel, shared: SharedMemory) -> Generator[float, None, LoadedModel]:
+        """With what drafts for it, if that fits into memory and to the model; else people are told why."""
+        if (files := self._found.drafter) is None:
+            return loaded
+        free = max(0, shared.usable - shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
+        try:
+            if shared.usable and files.nbytes > free:
+                sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
+                raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
+            model = yield from add_drafter(loaded.model, language_of(loaded.model), files, self._found.trust_code)
+        except NotSupported as error:
+            self._say(f"drafts    {files.detail} does not draft for {loaded.name}: {error.message}")
+            return loaded
+        self._say(f"drafts    {files.detail} drafts for {loaded.name}")
+        key = f"{loaded.fingerprint}-drafter-{fingerprint(files.folder)}"
+        size = loaded.weight_bytes + bytes_of(model.drafter)
+        key = hashlib.sha256(key.encode()).hexdigest()
+        return replace(loaded, model=model, fingerprint=key, weight_bytes=size)
 
 
 def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
