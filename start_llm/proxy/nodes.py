@@ -1,6 +1,6 @@
 """The nodes: start_llm servers that the proxy shares requests with. Which there are, and what each tells of itself.
 
-It does not know requests, and decides nothing. `look_at` is for people (the command `nodes`); the proxy's
+It does not know requests, and decides nothing. `look_at` is for people (the page, the command `nodes`); the proxy's
 own process asks in `fleet`. Used by both processes. Something else than start_llm may answer at a node's address:
 whatever it says, `ask` takes a bounded time and reads a bounded number of bytes.
 """
@@ -233,14 +233,17 @@ def json_of(answer: httpx.Response) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def look_at(nodes: Sequence[ServerNode]) -> list[dict[str, Any]]:
+def look_at(nodes: Sequence[ServerNode], own: NodeStatus | None = None) -> list[dict[str, Any]]:
     """How all nodes are now, as plain JSON types; all are asked at once, `LOOK_SECONDS` for each question.
 
-    For a thread without an event loop.
+    For a thread without an event loop. `own`: of the server that asks; it is not asked over HTTP: its only thread may
+    be the one that waits for the others.
 
     `share`: of all requests that these nodes have answered since they were started, 0.0 to 1.0.
     """
-    found = asyncio.run(_look_at_all(nodes))
+    others = [node for node in nodes if own is None or node.name != own.name]
+    found = [own] if own is not None and len(others) < len(nodes) else []
+    found += asyncio.run(_look_at_all(others))
     total = sum(status.requests for status in found)
     return [asdict(status) | {"share": status.requests / total if total else 0.0} for status in found]
 

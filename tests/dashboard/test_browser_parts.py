@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import tarfile
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import httpx
 import pytest
 
 from start_llm.models.catalog import StoredModel
+from start_llm.proxy.nodes import NodeStatus
 from tests.dashboard.browser import WAIT, Browser
 from tests.integration.live import Live
 from tests.lazy import Package
@@ -133,12 +136,36 @@ def test_agents_say_whether_they_are_installed_and_clients_get_snippets(
     assert len(page.all("#snippets button")) == 7
 
 
-def test_settings_are_filtered(page: Browser, server: Live) -> None:
+def test_settings_are_filtered_and_the_level_of_the_log_can_change(page: Browser, server: Live) -> None:
+    before = logging.getLogger("start_llm").level
+    try:
+        page.view("server")
+        page.until_text("#settings", "MODEL_PATH")
+        page.one("#settings-filter").send_keys("log level")
+        page.until_text("#settings-told", "1 of")
+        assert [row.text.split()[0] for row in page.all("#settings tr") if row.is_displayed()] == ["LOG_LEVEL"]
+        page.run(
+            "const select = document.querySelector('#settings select');"
+            "select.value = 'info'; select.dispatchEvent(new Event('change'))"
+        )
+        page.until_text("#settings-told", "LOG_LEVEL is info until the server ends")
+        assert logging.getLogger("start_llm").level == logging.INFO
+    finally:
+        logging.getLogger("start_llm").setLevel(before)
+
+
+def test_nodes_are_rows(page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     page.view("server")
     page.until_text("#settings", "MODEL_PATH")
-    page.one("#settings-filter").send_keys("log level")
-    page.until_text("#settings-told", "1 of")
-    assert [row.text.split()[0] for row in page.all("#settings tr") if row.is_displayed()] == ["LOG_LEVEL"]
+    assert not page.all("#nodes")[0].is_displayed(), "there is this server alone"
+    known = NodeStatus("mac-1:8080", "busy", 3, 2, "1.0", ("a", "b"), ("a",), 4 * 10**9, 123_456, 9)
+    found = [asdict(known) | {"share": 0.75}, asdict(NodeStatus("mac-2:8080", "gone", detail="refused")) | {"share": 0}]
+    monkeypatch.setattr("start_llm.api.ops.page.look_at", lambda *asked: found)
+    page.view("overview")
+    page.view("server")
+    page.until_text("#nodes-list", "mac-1:8080", "mac-2:8080")
+    rows = [row.text.replace("\n", " ") for row in page.all("#nodes-list tr")]
+    assert rows == ["mac-1:8080 busy 1.0 a 3 2 4.0 GB 123,456 75%", "mac-2:8080 gone refused"]
 
 
 # --- for everybody ---------------------------------------------------------------------------------

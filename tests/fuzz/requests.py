@@ -50,6 +50,7 @@ BODIES: dict[str, Make] = {
     "/page/models/change": mapping(["a", "changes"], anything),  # names no model: nothing is written or removed
     "/page/models/remove": mapping(["a"], anything),
     "/page/requests/{}/cancel": mapping(["a"], anything),
+    "/page/settings": mapping(["name", "value"], anything),
 }
 """What is sent by POST."""
 FORMS = ["/v1/audio/transcriptions"]
@@ -57,7 +58,7 @@ OFTEN = ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completio
 OFTEN += OFTEN[:3]
 SOMETIMES = [path for path in BODIES if path not in OFTEN and not path.startswith(("/v1/models", "/page"))]
 SELDOM = ["/v1/models/load", "/v1/models/unload", "/v1/models/pin", "/page/models/pull", "/page/models/stop"]
-SELDOM += ["/page/requests/{}/cancel", "/page/models/change", "/page/models/remove"]
+SELDOM += ["/page/requests/{}/cancel", "/page/settings", "/page/models/change", "/page/models/remove"]
 IDS = [
     "/v1/responses/{}",
     "/v1/responses/{}/input_items",
@@ -66,7 +67,7 @@ IDS = [
     "/page/requests/{}",
 ]
 PATHS = [
-    *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/agents", "/page/settings", "/health",
+    *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/agents", "/page/settings", "/page/nodes", "/health",
     "/metrics", "/v1/models", "/v1/loads", "/api/v0/models", "/api/v0/models/{}", "/props", "/slots",
     "/v1/cache/requests", "/page/models/search", "/api/delete",
     "/api/tags", "/api/ps", "/api/version", "/openapi.json", "/docs", "/nowhere", "/v1/{}",

@@ -53,6 +53,7 @@ from start_llm.models.overrides import EDITED, FOLDER, Overrides, read_overrides
 from start_llm.models.pull import PullError
 from start_llm.models.recommended import KV_TOKENS, RECOMMENDED, SHORT_NAMES, full_name
 from start_llm.models.servers import check_unused
+from start_llm.proxy.nodes import ServerNode, look_at, nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ FIRST_COMMANDS = (  # what one does, the command, and whether it is one for a se
     ("Start a coding agent in the folder of your project", "launch pi", True),
     ("Find a larger model for this machine", "recommend", False),
 )
+OURS = logging.getLogger("start_llm")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_WORDS = 200  # characters of a search
 MOST_EARLIER = 20_000  # requests of the day before the start
 
@@ -95,7 +98,7 @@ class Page:
 
     Args:
         cancel: ends the running request of an id; False: there is none.
-        own_url: of this server, for what the page says one can type.
+        own_url: of this server, among the nodes and in what the page says one can type.
     """
 
     def __init__(
@@ -109,6 +112,8 @@ class Page:
         self._settings = settings
         self._board = board
         self._cancel = cancel
+        self._own_url = own_url
+        self._status = status
         self._service = status.service
         self._metrics = status.counts
         self._owners = status.owners
@@ -255,6 +260,11 @@ class Page:
         """Which coding agents are installed on this machine."""
         return {"installed": [name for name in CLIENTS if shutil.which(name) is not None]}
 
+    def nodes(self, inbound: Request) -> dict[str, Any]:
+        """How the servers of NODES are, this one among them (`proxy.nodes.look_at`); none without NODES."""
+        nodes = nodes_of(self._settings, self._own_url) if self._settings.nodes else []
+        return {"nodes": look_at(nodes, self._status.node(ServerNode(self._own_url).name))}
+
     def settings(self, inbound: Request) -> dict[str, Any]:
         rows = [
             {
@@ -262,11 +272,23 @@ class Page:
                 "value": self._redact(_shown(self._settings, name)),
                 "set": name in self._settings.model_fields_set,
                 "about": meaning(name),
+                "choices": LOG_LEVELS if name == "log_level" else [],
             }
             for name in Settings.model_fields
         ]
         lines = last_lines(self._settings.log_root / "proxy.log", 100).splitlines()
         return {"settings": rows, "proxy_log": [self._redact(line)[:LINE_CHARS] for line in lines]}
+
+    def change_setting(self, inbound: Request) -> dict[str, Any]:
+        """``{"name": "LOG_LEVEL", "value": "debug"}``, until the server ends; no other setting. Raises BadRequest."""
+        body = parse_object(inbound.body)
+        name, value = body.get("name"), body.get("value")
+        if name != "LOG_LEVEL":
+            raise BadRequest(f"name={name!r:.80}: only LOG_LEVEL can change while the server runs.", param="name")
+        if value not in LOG_LEVELS:
+            raise BadRequest(f"value={value!r:.80}: give one of {', '.join(LOG_LEVELS)}.", param="value")
+        OURS.setLevel(value.upper())
+        return {"name": name, "value": value}
 
     def background(self, inbound: Request) -> dict[str, Any]:
         """The update note that a request's model has read and where it left what is stored, for who made it.
@@ -306,7 +328,7 @@ def _memory_used(counts: Metrics) -> float:
 
 def _shown(settings: Settings, name: str) -> str:
     """A setting's value; not that of a key."""
-    value = getattr(settings, name)
+    value = logging.getLevelName(OURS.level).lower() if name == "log_level" else getattr(settings, name)
     if value is None:
         return ""
     return "set, not shown" if name in SECRETS else str(value)

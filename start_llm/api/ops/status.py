@@ -20,6 +20,7 @@ from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics, kv_usage
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.embeddings.service import EncoderService
+from start_llm.proxy.nodes import NodeStatus, status_of
 
 SHORT_ID = 6
 """As many characters of an id's end as the terminal shows."""
@@ -160,10 +161,15 @@ class Status:
         body: dict[str, Any] = {"status": "ok" if health.ok else "unavailable"} | asdict(health)  # a `HealthShape`
         return Reply(sse.dumps(body), 200 if health.ok else 503, headers={"Cache-Control": "no-store"})
 
+    def node(self, name: str) -> NodeStatus:
+        """This server, as the proxy of several nodes sees it."""
+        cards = [model_body(card) for card in self._cards()]
+        return status_of(name, asdict(self.service.health()), cards, self.loads())
+
     def metrics(self, inbound: Request) -> Reply:
         return Reply(self.counts.text(), content_type=self.counts.content_type)
 
-    def loads(self, inbound: Request) -> LoadsShape:
+    def loads(self, inbound: Request | None = None) -> LoadsShape:
         """How busy the server is, in the fields of SGLang's route of this name, as far as they are measured here."""
         health, figures = self.service.health(), self.counts.figures()
         usage, tokens = kv_usage(figures), int(figures.get("kv_tokens", 0))
@@ -248,8 +254,7 @@ class Status:
                 f"There is no report of a request {request_id[:80]!r}. Recent ones are kept, "
                 "for the key that made them."
             )
-        words = self.owners.may_read(visitor, request_id)
-        return {"id": request_id} | report.as_dict(words=words)
+        return {"id": request_id} | report.as_dict(words=self.owners.may_read(visitor, request_id))
 
     def _whole_id(self, inbound: Request) -> str:
         """The id that is meant by the end of one, as the terminal shows it. Raises NotFound where it is of several."""

@@ -8,6 +8,7 @@ import { forgetEnded, showEnded, showNow, showPressure, showReuse } from "./requ
 import { showBytes } from "./cache.js";
 import { showDay } from "./day.js";
 import { openModels, showModels, showPull, showServed } from "./models.js";
+import { openNodes } from "./nodes.js";
 import { forgetLog, openServer, showLog } from "./server.js";
 
 const VIEWS = ["overview", "try", "models", "connect", "server"];
@@ -30,7 +31,10 @@ function view() {
   if (shown === "try") openTry();
   if (shown === "connect") openConnect(seesAll);
   if (shown === "models" && seesAll) openModels();
-  if (shown === "server" && seesAll) openServer();
+  if (shown === "server" && seesAll) {
+    openServer();
+    openNodes();
+  }
 }
 
 // With the Markdown reader, which the other views need not wait for.

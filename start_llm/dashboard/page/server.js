@@ -23,7 +23,24 @@ export function forgetLog() {
 
 function row(setting) {
   return make("tr", { class: setting.set ? "set" : "" }, make("th", { scope: "row" }, ...setting.name.split(/(?<=_)/).flatMap((part) => [make("wbr"), part])),
-    make("td", {}, make("code", {}, setting.value || "unset")), make("td", { class: "words quiet" }, setting.about));
+    make("td", {}, setting.choices.length ? chooser(setting) : make("code", {}, setting.value || "unset")), make("td", { class: "words quiet" }, setting.about));
+}
+
+// A setting that can change while the server runs.
+function chooser(setting) {
+  const select = make("select", { "aria-label": setting.name },
+    ...setting.choices.map((choice) => make("option", { value: choice, selected: choice === setting.value }, choice)));
+  select.addEventListener("change", async () => {
+    try {
+      const changed = await json("/page/settings", { name: setting.name, value: select.value });
+      setting.value = changed.value;
+      setText(byId("settings-told"), `${setting.name} is ${changed.value} until the server ends. To keep it, write it into .env.`);
+    } catch (error) {
+      select.value = setting.value;
+      setText(byId("settings-told"), error.message);
+    }
+  });
+  return select;
 }
 
 function filterSettings() {

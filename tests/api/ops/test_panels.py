@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from start_llm import __version__
 from start_llm.api.http import access
 from start_llm.api.ops.page import Page
 from start_llm.api.server import ApiServer
@@ -25,11 +26,12 @@ from start_llm.models.hub_search import HubModel
 from start_llm.models.pull import PullError
 from tests.api.fakes import FIRST, REPORT, FakeService, hold
 from tests.api.ops.test_page import ask, feed
+from tests.proxy.node_stub import nodes
 
 Serve = Callable[..., ApiServer]
 SECRET = "open-sesame-17"
-READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents")
-ACTS = ("/page/models/pull", "/page/models/stop", "/page/models/change", "/page/models/remove")
+READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents", "/page/nodes")
+ACTS = ("/page/models/pull", "/page/models/stop", "/page/models/change", "/page/models/remove", "/page/settings")
 SEARCH = "/page/models/search"
 ACTS += ("/page/requests/none/cancel",)
 
@@ -81,6 +83,21 @@ def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
     assert values["API_KEY"] == "set, not shown" and values["LITELLM_MASTER_KEY"] == "" and values["PROXY"] == "on"
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_nodes_are_shown_without_their_keys(serve: Serve, threads: int) -> None:
+    assert httpx.get(f"{serve().url}/page/nodes").json() == {"nodes": []}
+    with nodes(1) as [stub]:
+        stub.running = 3
+        server = serve(nodes=f"{stub.url},http://127.0.0.1:9", nodes_api_key=SECRET, http_threads=threads)
+        answer = httpx.get(f"{server.url}/page/nodes")
+        found = {node["name"]: node for node in answer.json()["nodes"]}
+        assert [node["state"] for node in found.values()] == ["ready", "ready", "gone"]
+        assert found[stub.name]["running"] == 3 and found[stub.name]["models"] == ["served"]
+        own = found[httpx.URL(server.url).netloc.decode()]
+        assert own["version"] == __version__ and own["models"]
+        assert stub.keys == {SECRET} and SECRET not in answer.text
+
+
 def test_a_note_is_shown_to_who_made_the_request(server: ApiServer) -> None:
     mine = ask(server, authorization="Bearer mine")
     path = f"{server.url}/page/requests/{mine}"
@@ -112,6 +129,23 @@ def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch
     assert httpx.post(url, json=body, headers={"Origin": server.url}).status_code == 202
     assert httpx.post(url, json=body).status_code == 202  # curl
     assert begun == ["owner/model"] * 2
+
+
+def test_of_the_settings_the_level_of_the_log_can_change(server: ApiServer) -> None:
+    url, before = f"{server.url}/page/settings", logging.getLogger("start_llm").level
+    try:
+        refused = httpx.post(url, json={"name": "API_KEY", "value": "x"})
+        assert refused.status_code == 400 and "only LOG_LEVEL" in refused.text
+        refused = httpx.post(url, json={"name": "LOG_LEVEL", "value": "loud"})
+        assert refused.status_code == 400 and "debug, info, warning, error" in refused.text
+        assert httpx.post(url, json=[]).status_code == 400
+        assert httpx.post(url, json={"name": "LOG_LEVEL", "value": "info"}, headers={"Origin": server.url}).is_success
+        rows = {row["name"]: row for row in httpx.get(url).json()["settings"]}
+        assert rows["LOG_LEVEL"]["value"] == "info" and "debug" in rows["LOG_LEVEL"]["choices"]
+        assert [name for name, row in rows.items() if row["choices"]] == ["LOG_LEVEL"]
+        assert logging.getLogger("start_llm.anything").isEnabledFor(logging.INFO)
+    finally:
+        logging.getLogger("start_llm").setLevel(before)
 
 
 def test_each_model_is_listed_once_and_says_what_it_needs(
