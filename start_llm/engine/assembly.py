@@ -197,7 +197,9 @@ class ModelBuilder:
             made.callback(_close, disk)
             store = yield from make_store(settings, loaded, self.shared.most_stored, self.ranks, disk, listener)
             made.callback(store.close)
-            self.stored_where = _where(disk, settings.disk_dir)
+            self.stored_where = "nothing on disk"
+            if disk is not None and disk.ready:
+                self.stored_where = f"{disk.max_bytes / GIB:.1f} GiB in {settings.disk_dir}"
             memory = MemoryGuard(store, self.shared)
             made.callback(memory.close)
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.folder))
@@ -279,10 +281,6 @@ class _Reading:
 def _identified(fingerprint: str, weights: WeightsDigest, is_over: Callable[[], bool]) -> str:
     found = weights.compute(is_over)
     return f"{fingerprint} {found}" if found else ""
-
-
-def _where(disk: DiskTier | None, folder: Path | None) -> str:
-    return f"{disk.max_bytes / GIB:.1f} GiB in {folder}" if disk is not None and disk.ready else "nothing on disk"
 
 
 def _close(opened: Any) -> None:

@@ -251,8 +251,7 @@ class NameResolver:
         if name in (self.default.name, self.default.source):
             return name
         listed = self.listing.find(name, look=False)
-        called_so = listed is not None and name in (listed.name, listed.source)
-        return name if called_so else self._table.resolve(name)
+        return name if listed and name in (listed.name, listed.source) else self._table.resolve(name)
 
     def _base_meant(self, name: str) -> str:
         """MODEL_MAP's word on what stands before an adapter's name."""

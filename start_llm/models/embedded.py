@@ -221,8 +221,7 @@ def _renamed(name: str) -> str:
 
 def _unpermuted(rows: mx.array, heads: int) -> mx.array:
     # llama.cpp interleaves the two halves of each head's rows for its RoPE; MLX wants them one after the other.
-    count = rows.shape[0]
-    return rows.reshape(heads, count // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _dequantised(weights: dict[str, mx.array], bits: dict[str, int]) -> dict[str, mx.array]:

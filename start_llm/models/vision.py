@@ -55,7 +55,8 @@ class VisionProcessor:
         with self._lock:
             known = self._sizes.get((width, height))
             if known is None:
-                known = self._look(width, height)
+                image = Image.new("RGB", (width, height))
+                known = self._split(self._processor(text=[self._text], images=[image]))
                 self._sizes.put((width, height), known)
         return known
 
@@ -74,9 +75,6 @@ class VisionProcessor:
         made = self._processor(text=[self._text], images=[picture])
         arrays = {name: value for name, value in made.items() if name not in _TEXT_SIDE}
         return {**arrays, "length": self._split(made)[1]}
-
-    def _look(self, width: int, height: int) -> Places:
-        return self._split(self._processor(text=[self._text], images=[Image.new("RGB", (width, height))]))
 
     def _split(self, made: Any) -> Places:
         (ids,) = made["input_ids"].tolist()

@@ -54,7 +54,7 @@ def diff(old: str, new: str) -> list[str] | None:
     lines: list[str] = []
     places, still = _places(after), _still(after)
     ordered = cache(lambda: sorted(before))  # most changes need neither
-    names = cache(lambda: _names(after))
+    names = cache(lambda: {named[0] for line in after if (named := _NAMED.match(line))})
     for at, gone, came in hunks:
         place = places[at]
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
@@ -80,10 +80,6 @@ def diff(old: str, new: str) -> list[str] | None:
 
 def _is_file(place: str) -> bool:
     return not place.startswith("line ")
-
-
-def _names(lines: Iterable[str]) -> set[str]:
-    return {named[0] for line in lines if (named := _NAMED.match(line))}
 
 
 def _without_values(gone: Iterable[str], names: Set[str]) -> list[str]:

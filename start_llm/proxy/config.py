@@ -30,7 +30,7 @@ from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
-from start_llm.proxy.nodes import ServerNode, nodes_of
+from start_llm.proxy.nodes import nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,9 @@ def proxy_config(
     entries: list[dict[str, Any]] = [
         {
             "model_name": name,
-            "litellm_params": {**parameters, **_address(node), "model": f"hosted_vllm/{asked}"},
+            # Without a key LiteLLM would look for one in the environment and send that.
+            "litellm_params": parameters
+            | {"api_base": f"{node.url}/v1", "api_key": node.key or "none", "model": f"hosted_vllm/{asked}"},
             "model_info": {**info, "id": f"start_llm:{name}@{node.id}", "node": node.name},
         }
         for node in nodes
@@ -128,11 +130,6 @@ def proxy_config(
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
-
-
-def _address(node: ServerNode) -> dict[str, str]:
-    # Without a key LiteLLM would look for one in the environment and send that.
-    return {"api_base": f"{node.url}/v1", "api_key": node.key or "none"}
 
 
 def proxy_environment(inherited: Mapping[str, str], nodes: Sequence[str] = ()) -> dict[str, str]:

@@ -80,7 +80,8 @@ class NodePicker:
         for name in key.conversation:
             node = self._homes.get(name)
             if node is not None and node in loads:
-                return None if _is_swamped(node, loads) else node
+                is_swamped = loads[node].waiting >= SWAMPED and any(load.waiting == 0 for load in loads.values())
+                return None if is_swamped else node
         return None
 
     def choose(
@@ -125,10 +126,6 @@ class NodePicker:
 def _is_crowded(node: str, loads: Mapping[str, Load]) -> bool:
     least, here = min(load.requests for load in loads.values()), loads[node].requests
     return here - least > CROWDED and here > 2 * least
-
-
-def _is_swamped(node: str, loads: Mapping[str, Load]) -> bool:
-    return loads[node].waiting >= SWAMPED and any(load.waiting == 0 for load in loads.values())
 
 
 # --- what of a request decides --------------------------------------------------------------------

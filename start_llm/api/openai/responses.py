@@ -192,8 +192,7 @@ class StoredResponses:
 
     def _own(self, inbound: Request) -> OwnResponses:
         """Of the key, and of the user that ``?user=`` names."""
-        users = parse_qs(inbound.query).get("user", [None])
-        return self._store.of(inbound.visitor.scope).of_user(users[0])
+        return self._store.of(inbound.visitor.scope).of_user(parse_qs(inbound.query).get("user", [None])[0])
 
     def _find(self, inbound: Request) -> StoredResponse:
         """Whose it is makes no difference in words: that there is one is nobody else's business."""

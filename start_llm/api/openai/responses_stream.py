@@ -207,8 +207,7 @@ class ResponsesWriter(AnswerWriter):
         if isinstance(event, ev.ReasoningDelta):
             return self._text_delta(self._exchange.thinking, event.text)
         if isinstance(event, ev.TextDelta):
-            logprobs = logprobs_body(event.logprobs, self._exchange.token_text)
-            return self._text_delta(MESSAGE, event.text, logprobs)
+            return self._text_delta(MESSAGE, event.text, logprobs_body(event.logprobs, self._exchange.token_text))
         if isinstance(event, ev.ToolCallStarted):
             return self._begin_call(event)
         if isinstance(event, ev.ToolCallDelta):

@@ -160,8 +160,7 @@ def read_row(batch: Sequence[Any], index: int, place: int | None = None) -> list
     `place`: only the layer in this place.
     """
     found = list(leaves(batch))
-    wanted = found if place is None else found[place : place + 1]
-    return [_read(layer, index) for layer in wanted]
+    return [_read(layer, index) for layer in (found if place is None else found[place : place + 1])]
 
 
 def _read(layer: Any, index: int) -> Any:

@@ -28,7 +28,8 @@ class Rewinder:
 
     def __init__(self, cache: Sequence[Any]) -> None:
         self.possible = all(kind_of(leaf).described for leaf in leaves(cache))
-        self.carries = any(_is_carried(leaf) for leaf in leaves(cache))
+        states = [leaf for leaf in leaves(cache) if kind_of(leaf).state and not kind_of(leaf).windowed]
+        self.carries = not all(isinstance(leaf, HiddenTail) for leaf in states)
         self._cache = cache
 
     def save(self) -> SavedStates:
@@ -64,10 +65,6 @@ class Rewinder:
                 leaf.trim(tokens)
         for leaf, kept in saved:
             kind_of(leaf).put_back(leaf, kept)
-
-
-def _is_carried(leaf: Any) -> bool:
-    return bool(kind_of(leaf).state) and not kind_of(leaf).windowed and not isinstance(leaf, HiddenTail)
 
 
 def _state_alone(leaf: Any) -> Any:

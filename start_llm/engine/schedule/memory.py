@@ -47,8 +47,7 @@ class SharedMemory:
 
     def total_alone(self, model: str, staying: Sequence[Weights]) -> int:
         """`total`, once all models but this one and those of the weights `staying` have gone."""
-        weights = together([self._weights.get(model, Weights()), *staying])
-        return kv_bytes(self.usable, weights) if self.usable else 0
+        return kv_bytes(self.usable, together([self._weights.get(model, Weights()), *staying])) if self.usable else 0
 
     @property
     def most_stored(self) -> int:
