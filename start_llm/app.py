@@ -87,9 +87,10 @@ class App:
         if hosts:
             settings = one_model_only(settings)
         self.settings = settings
-        self._shows_key = console is not None and console.is_terminal and not settings.log_json
+        drawn_on = None if settings.log_json else console
+        self._shows_key = drawn_on is not None and drawn_on.is_terminal
         self._say = say or (lambda line: None) if console is None else _speaker(settings, console)
-        rows = self._rows = LiveRows(None if settings.log_json else console)
+        rows = self._rows = LiveRows(drawn_on)
         self._progress: Progress = (lambda step, part: None) if console is None else ProgressLines(self._say, rows)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))

@@ -48,8 +48,7 @@ class Redactor:
             text = self._known.sub(HIDDEN, text)
         text = _PEM.sub(HIDDEN, text)
         text = _TOKENS.sub(HIDDEN, text)
-        text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
-        return _NAMED.sub(rf"\1{HIDDEN}", text)
+        return _NAMED.sub(rf"\1{HIDDEN}", _BEARER.sub(rf"\1\2{HIDDEN}", text))
 
     def all(self, value: Any) -> Any:
         """JSON data with every text in it redacted, names of fields too."""

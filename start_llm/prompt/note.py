@@ -49,8 +49,7 @@ def note_of(changes: Sequence[Change], path: Path, query: MatchQuery) -> Note | 
     """
     kinds = _by_kind(changes)
     told = [told_of(change) for change in kinds["system"]]
-    pairs = zip(kinds["system"], told, strict=True)
-    if any(one.new and withdraws(one.old or "", one.new, is_whole=by is None) for one, by in pairs):
+    if any(map(_withdraws, kinds["system"], told)):
         return None
     is_role = None in told
     again = _as_at_top(path, query) if told else None
@@ -74,6 +73,10 @@ def _by_kind(changes: Sequence[Change]) -> dict[str, list[Change]]:
     for change in changes:
         kinds[change.slot.rule if change.slot.rule in kinds else ""].append(change)
     return kinds
+
+
+def _withdraws(change: Change, told: list[str] | None) -> bool:
+    return bool(change.new) and withdraws(change.old or "", change.new or "", is_whole=told is None)
 
 
 def _role(path: Path, query: MatchQuery) -> list[str] | None:

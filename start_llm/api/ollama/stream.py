@@ -100,8 +100,7 @@ class LineWriter(AnswerWriter):
         elif isinstance(event, ev.ReasoningDelta):
             return self._piece(CollectedChoice(thoughts=[event.text]))
         elif isinstance(event, ev.ToolCallFinished):
-            call = ToolCall(event.id, event.name, event.arguments)
-            return self._piece(CollectedChoice(calls=[call]), event.index)
+            return self._piece(CollectedChoice(calls=[ToolCall(event.id, event.name, event.arguments)]), event.index)
         elif isinstance(event, ev.Progress):
             return self._piece(CollectedChoice())
         return b""

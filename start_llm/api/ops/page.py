@@ -300,8 +300,7 @@ class Page:
         if not self._owners.may_see(visitor, request_id):
             raise NotFound(f"There is no request {request_id[:80]!r} of this key.")
         known = self._service.background(request_id)
-        words = self._owners.may_read(visitor, request_id)
-        return known.as_dict(words=words, others_words=visitor.reads_all)
+        return known.as_dict(words=self._owners.may_read(visitor, request_id), others_words=visitor.reads_all)
 
     def cancel(self, inbound: Request) -> dict[str, Any]:
         """Ends a running request, whoever made it; its client is told. Raises NotFound."""

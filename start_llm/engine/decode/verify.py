@@ -225,8 +225,7 @@ class SingleRow:
         if self._guide is not None:
             return _NextPass(guess=guess)
         outlook = 0 if text is None else text.outlook()
-        hopeful = self._gate.hopeful(outlook, context=len(self.state.tokens))
-        return _NextPass(hopeful, guess=guess, outlook=outlook)
+        return _NextPass(self._gate.hopeful(outlook, context=len(self.state.tokens)), guess=guess, outlook=outlook)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
         """Of tokens that went through the model. If the answer ends with them, the last one takes the KV along."""
