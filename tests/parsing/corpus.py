@@ -65,18 +65,14 @@ TAGS = (
     Case("opening tag three times", f"<tool_call><tool_call>\n<tool_call>{LS}</tool_call>", calls=_bash("ls")),
     Case("closing tag twice", f"<tool_call>{LS}</tool_call>\n</tool_call>", calls=_bash("ls")),
     Case("closing tag written as an opening one", f"<tool_call>{LS}<tool_call>", calls=_bash("ls")),
-    Case(
-        "two calls, the first not closed",
-        f"<tool_call>{LS}\n<tool_call>{NOW_JSON}</tool_call>",
-        calls=(*_bash("ls"), *NOW),
-    ),
+    _tagged("two calls, the first not closed", f"{LS}\n<tool_call>{NOW_JSON}", (*_bash("ls"), *NOW)),
     _tagged("two calls in one pair of tags", f"{LS}\n{NOW_JSON}", (*_bash("ls"), *NOW)),
     _tagged("a list in the tags", f"[{LS}]", _bash("ls")),
     Case("the same call twice", f"<tool_call>{LS}</tool_call>\n<tool_call>{LS}</tool_call>", calls=_bash("ls") * 2),
-    Case(
+    _tagged(
         "the same tool twice, other arguments",
-        f"<tool_call>{LS}</tool_call>" + f"<tool_call>{LS}</tool_call>".replace("ls", "ls -a"),
-        calls=(*_bash("ls"), *_bash("ls -a")),
+        f"{LS}</tool_call><tool_call>{LS.replace('ls', 'ls -a')}",
+        (*_bash("ls"), *_bash("ls -a")),
     ),
     Case("a leaked end of turn", f"<tool_call>{LS}</tool_call><|im_end|>", calls=_bash("ls")),
     Case("a leaked end of turn instead of the closing tag", f"<tool_call>{LS}<|im_end|>\n", calls=_bash("ls")),
@@ -84,11 +80,7 @@ TAGS = (
     _tagged("a leaked turn start inside", f"<|im_start|>{LS}", _bash("ls")),
     Case("a leaked end of text", "Hello.<|endoftext|>", content="Hello."),
     Case("several leaked ends", "Hello.<|im_end|>\n<|endoftext|>\n", content="Hello."),
-    Case(
-        "an end of turn between calls",
-        f"<tool_call>{LS}</tool_call><|im_end|>\n<tool_call>{NOW_JSON}</tool_call>",
-        calls=(*_bash("ls"), *NOW),
-    ),
+    _tagged("an end of turn between calls", f"{LS}</tool_call><|im_end|>\n<tool_call>{NOW_JSON}", (*_bash("ls"), *NOW)),
 )
 
 JSON = (
@@ -166,44 +158,32 @@ JSON = (
     _tagged("a namespace before the name", '{"name": "functions.bash", "arguments": {"command": "ls"}}', _bash("ls")),
 )
 
+PARAMETER = "<parameter=command>\nls\n</parameter>\n"
+FUNCTION = f"<function=bash>\n{PARAMETER}</function>"
 XML = (
-    Case("no wrapper", "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>", calls=_bash("ls")),
-    Case(
-        "only the closing wrapper",
-        "Now:\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
-        content="Now:",
-        calls=_bash("ls"),
-    ),
+    Case("no wrapper", FUNCTION, calls=_bash("ls")),
+    Case("only the closing wrapper", f"Now:\n{FUNCTION}\n</tool_call>", "Now:", _bash("ls")),
     _tagged("parameter not closed", "\n<function=bash>\n<parameter=command>\nls\n</function>\n", _bash("ls")),
-    Case(
+    _tagged(
         "parameter not closed before the next",
-        "<tool_call>\n<function=read>\n<parameter=path>\na\n<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>",
-        calls=_read("a", limit=3),
+        "\n<function=read>\n<parameter=path>\na\n<parameter=limit>\n3\n</parameter>\n</function>\n",
+        _read("a", limit=3),
     ),
-    _tagged("function not closed", "\n<function=bash>\n<parameter=command>\nls\n</parameter>\n", _bash("ls")),
-    Case(
-        "function opened twice",
-        "<tool_call>\n<function=bash>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
-        calls=_bash("ls"),
-    ),
+    _tagged("function not closed", f"\n<function=bash>\n{PARAMETER}", _bash("ls")),
+    _tagged("function opened twice", f"\n<function=bash>\n{FUNCTION}\n", _bash("ls")),
     Case("cut inside a value", "<tool_call>\n<function=bash>\n<parameter=command>\nls -", calls=_bash("ls -")),
     Case("cut inside a closing tag", "<function=bash>\n<parameter=command>\nls\n</param", calls=_bash("ls\n</param")),
     _tagged(
         "the closing tag as content",
-        "\n<function=bash>\n<parameter=command>\ngrep '</parameter>' x\n</parameter>\n</function>\n",
+        f"\n{FUNCTION}\n".replace("ls", "grep '</parameter>' x"),
         _bash("grep '</parameter>' x"),
     ),
-    Case(
-        "closed, then prose instead of a closing tag",
-        "<function=bash>\n<parameter=command>\nls\n</parameter>\nThat lists the files.",
-        calls=_bash("ls"),
-    ),
-    Case(
+    Case("closed, then prose instead of a closing tag", f"<function=bash>\n{PARAMETER}That is it.", calls=_bash("ls")),
+    _tagged(
         "content with markup, indentation and blank lines",
-        "<tool_call>\n<function=write>\n<parameter=path>\na.html\n</parameter>\n<parameter=content>\n"
-        '  <p>&amp; "x"</p>\n\n'
-        "\n</parameter>\n</function>\n</tool_call>",
-        calls=(("write", {"path": "a.html", "content": '  <p>&amp; "x"</p>\n\n'}),),
+        "\n<function=write>\n<parameter=path>\na.html\n</parameter>\n<parameter=content>\n"
+        '  <p>&amp; "x"</p>\n\n\n</parameter>\n</function>\n',
+        (("write", {"path": "a.html", "content": '  <p>&amp; "x"</p>\n\n'}),),
     ),
     Case(
         "values on the tag's line",
@@ -218,47 +198,31 @@ XML = (
         calls=_read("12", follow=True, tags=["a", "b"], note=None),
     ),
     _tagged("no parameters", "\n<function=now>\n</function>\n", NOW),
-    Case(
-        "a leaked end of turn",
-        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter><|im_end|>",
-        calls=_bash("ls"),
-    ),
-    Case(
-        "two functions in one wrapper",
-        "<tool_call>\n<function=now>\n</function>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
-        calls=(("now", {}), *_bash("ls")),
-    ),
+    Case("a leaked end of turn", f"<tool_call>\n<function=bash>\n{PARAMETER.strip()}<|im_end|>", calls=_bash("ls")),
+    _tagged("two functions in one wrapper", f"\n<function=now>\n</function>\n{FUNCTION}\n", (*NOW, *_bash("ls"))),
 )
 
+KEY, VALUE = "<arg_key>command</arg_key>", "<arg_value>ls</arg_value>"
 GLM = (
-    _tagged("the legacy form", "bash <arg_key>command</arg_key><arg_value>ls</arg_value>", _bash("ls")),
-    Case(
-        "opening tag missing",
-        "bash<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
-        calls=_bash("ls"),
-    ),
-    Case(
-        "closing tag missing",
-        "Sure.\n<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n",
-        content="Sure.",
-        calls=_bash("ls"),
-    ),
-    _tagged("value not closed", "bash<arg_key>command</arg_key><arg_value>ls", _bash("ls")),
-    Case(
+    _tagged("the legacy form", f"bash {KEY}{VALUE}", _bash("ls")),
+    Case("opening tag missing", f"bash{KEY}\n{VALUE}\n</tool_call>", calls=_bash("ls")),
+    Case("closing tag missing", f"Sure.\n<tool_call>bash\n{KEY}\n{VALUE}\n", "Sure.", _bash("ls")),
+    _tagged("value not closed", f"bash{KEY}<arg_value>ls", _bash("ls")),
+    _tagged(
         "value not closed before the next key",
-        "<tool_call>read<arg_key>path</arg_key><arg_value>a<arg_key>limit</arg_key><arg_value>3</arg_value></tool_call>",
-        calls=_read("a", limit=3),
+        "read<arg_key>path</arg_key><arg_value>a<arg_key>limit</arg_key><arg_value>3</arg_value>",
+        _read("a", limit=3),
     ),
-    _tagged("value tag missing", "bash<arg_key>command</arg_key>ls</arg_value>", _bash("ls")),
+    _tagged("value tag missing", f"bash{KEY}ls</arg_value>", _bash("ls")),
     _tagged("no arguments", "now", NOW),
     _tagged("JSON after the name", 'bash\n{"command": "ls"}', _bash("ls")),
     Case("opening tag three times", "<tool_call><tool_call><tool_call>now</tool_call>", calls=NOW),
     _tagged(
         "its own markup as content",
-        "bash<arg_key>command</arg_key><arg_value>grep '</arg_value>' a</arg_value>",
-        _bash("grep '</arg_value>' a"),
+        f"bash{KEY}{VALUE}".replace("ls", "grep '</arg_value>' x"),
+        _bash("grep '</arg_value>' x"),
     ),
-    Case("cut inside a value", "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls", calls=_bash("ls")),
+    Case("cut inside a value", f"<tool_call>bash\n{KEY}\n<arg_value>ls", calls=_bash("ls")),
     _kept("cut after the name", "<tool_call>bash\n"),
     _tagged("GLM-4's own XML", '<name>bash</name><arguments>{"command": "ls"}</arguments>', _bash("ls")),
 )
@@ -304,14 +268,13 @@ TEXT = (
     Case(
         "a tool's result, played by the model",
         f"<tool_call>{LS}</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\na.txt\n</tool_response>\n"
-        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        f"<tool_call>{NOW_JSON}</tool_call>",
         calls=_bash("ls"),
     ),
-    Case(
+    _tagged(
         "a tool's result without turn tokens",
-        f"<tool_call>{LS}</tool_call>\n<tool_response>\na.txt\n</tool_response>\n"
-        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
-        calls=_bash("ls"),
+        f"{LS}</tool_call>\n<tool_response>\na.txt\n</tool_response>\n<tool_call>{NOW_JSON}",
+        _bash("ls"),
     ),
     _kept("a mention of results", "It comes as <tool_response>."),
     Case(
@@ -373,6 +336,11 @@ REASONING = (
     Case("interleaved", "<think>a</think>One.<think>b</think>Two.", content="One.Two.", reasoning="a\nb"),
     Case("a leaked end of turn inside", "<think>hm<|im_end|>", reasoning="hm"),
     Case("an empty block", "<think>\n\n</think>\n\nHi.", content="Hi."),
+    Case("closed on the line of the answer, never opened", "hm</think>Hi", content="hmHi"),
+    Case("a sign that might begin a tag", "<think>a < b", reasoning="a < b"),
+    Case("indentation", "  in\n\n  more\n\n</think>\n  x", "  x", reasoning="  in\n\n  more", inside=True),
+    _kept("a mention in backticks", "Say `<think>` and `</think>`."),
+    Case("nothing but a thought", "x", reasoning="x", inside=True),
 )
 
 FAMILIES = (
@@ -459,6 +427,35 @@ LLAMA = (
     _kept("Llama, code after the tag", "<|python_tag|>print(1 + 1)\nx = 2"),
 )
 
+_ANALYSIS, _FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+_CALL = "<|channel|>commentary to=functions.{}<|message|>{}<|call|>"
+HARMONY = (
+    Case("a thought, then text", f"{_ANALYSIS}hm<|end|><|start|>assistant{_FINAL}Hi.<|return|>", "Hi.", (), "hm"),
+    Case(
+        "a thought, words and a call",
+        f"{_ANALYSIS}hm<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command":"ls"}<|call|>',
+        "Let me see.",
+        _bash("ls"),
+        "hm",
+    ),
+    Case(
+        "a call that is cut",
+        '<|start|>assistant to=functions.bash<|channel|>commentary json<|message|>{"command":"ls',
+        calls=_bash("ls"),
+    ),
+    Case("a call that is no JSON", _CALL.format("bash", "not JSON"), calls=_bash("not JSON")),
+    _kept("plain text", "plain text"),
+    Case("the user's turn", f"{_FINAL}Hi.<|end|><|start|>user<|message|>And you?", "Hi."),
+    Case(
+        "a tool's result, played by the model",
+        f"{_CALL.format('now', '{}')}<|start|>functions.now to=assistant<|channel|>commentary<|message|>noon<|end|>"
+        f"<|start|>assistant{_FINAL}Noon.",
+        calls=NOW,
+    ),
+    Case("two thoughts", f"{_ANALYSIS}a<|end|>{_ANALYSIS}b", reasoning="a\nb"),
+)
+
 CASES = (
     *TAGS,
     *JSON,
@@ -469,4 +466,5 @@ CASES = (
     *REASONING,
     *FAMILIES,
     *(replace(case, form="llama") for case in LLAMA),
+    *(replace(case, form="harmony") for case in HARMONY),
 )

@@ -50,6 +50,11 @@ def style(tools: str = "hermes_json", reasoning: str = "think_tag") -> OutputSty
     return output_style(tool_parser=tools, reasoning_parser=reasoning)
 
 
+def style_of(tools: str) -> OutputStyle:
+    """Of a model that writes calls so."""
+    return style(tools, tools if tools in ("harmony", "kimi_k3", "inkling") else "think_tag")
+
+
 def run(
     text: str,
     cuts: Sequence[int] | int = (),

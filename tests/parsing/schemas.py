@@ -7,23 +7,18 @@ from typing import Any
 
 NAMES = ("a", "b", "c", "path", "ä", "x y", "a/b", "~", "", "$ref", 'q"', "n\n")
 SCALARS = (None, True, False, 0, -1, 1.5, 1e300, "", "a", "null", "é\u2028", "</parameter>", [], {}, [1], {"a": None})
-PATTERNS = (
-    "^a$",
-    "a|b",
-    "(a|b)*c",
-    "[0-9]{1,3}",
-    "^\\S+$",
-    "(",
-    "(?=a)b",
-    "\\d{4}-\\d{2}",
-    "a{1,500}",
-    "(a{1,30}){1,30}",
-    ".*",
-)
+PATTERNS = ("^a$", "a|b", "(a|b)*c", "[0-9]{1,3}", "^\\S+$", "(", "(?=a)b", "\\d{4}-\\d{2}", "a{1,500}")
+PATTERNS += ("(a{1,30}){1,30}", ".*")
 FORMATS = ("date-time", "uuid", "email", "uri", "ipv4", "hostname", "made-up")
 COUNTS = (*(0, 1, 2, 3, 10) * 10, 2**31, 2**63, -5, 0.5)
 NUMBERS = (*(1, 2, 3, 7, 10, 100, 0.1) * 5, 0, -5, 1e-9, 2**31, 2**63, 10**40, -(10**30))
-REFERENCES = (*("#", "#/$defs/x", "#/$defs/y", "#/$defs/z", "#/properties/a") * 8, "#x", "http://x/y")
+REFERENCES = ("#", "#/$defs/x", "#/$defs/y", "#/$defs/z", "#/properties/a", "#x", "http://x/y")
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {"not": {}}, {"if": {}, "then": {}}, {"type": "object"}, {"$ref": "#"}, {"minProperties": 1}, {"title": 5},
+    {"dependentRequired": {"a": ["b"]}}, {"propertyNames": {"pattern": "^a"}}, {"uniqueItems": True},
+    {"description": "x"}, {"default": 1}, {"title": 5}, {"$id": "x"}, {"$anchor": "x"},
+    {"unevaluatedProperties": False},
+)  # fmt: skip
 
 
 def schema(chance: random.Random) -> Any:
@@ -43,9 +38,7 @@ def _part(chance: random.Random, depth: int) -> Any:
     if roll < 0.03:
         return chance.random() < 0.5
     if roll < 0.15:
-        return {
-            "$ref": chance.choice(("#", "#/$defs/x", "#/$defs/y", "#/$defs/z", "#/properties/a", "#x", "http://x/y"))
-        }
+        return {"$ref": chance.choice(REFERENCES)}
     if roll < 0.25 or not depth:
         return _scalar(chance)
     if roll < 0.45:
@@ -96,27 +89,7 @@ def _numbers(chance: random.Random, numbers: tuple[float, ...], *words: str) -> 
 def _extras(chance: random.Random) -> dict[str, Any]:
     if chance.random() > 0.1:
         return {}
-    return chance.choice(
-        (
-            *(
-                {"not": {}},
-                {"if": {}, "then": {}},
-                {"type": "object"},
-                {"$ref": "#"},
-                {"minProperties": 1},
-                {"title": 5},
-            ),
-            *({"dependentRequired": {"a": ["b"]}}, {"propertyNames": {"pattern": "^a"}}, {"uniqueItems": True}),
-            *(
-                {"description": "x"},
-                {"default": 1},
-                {"title": 5},
-                {"$id": "x"},
-                {"$anchor": "x"},
-                {"unevaluatedProperties": False},
-            ),
-        )
-    )
+    return chance.choice(EXTRAS)
 
 
 def _grow(chance: random.Random, found: dict[str, Any]) -> None:

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.parsing.registry import output_style
 from tests.parsing.corpus import CASES, Case
-from tests.parsing.helpers import TOOLS, calls, run
+from tests.parsing.helpers import TOOLS, calls, run, style_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 def test_malformed(case: Case) -> None:
-    for size in (10**6, 1, 7):
-        form = output_style(tool_parser=case.form, reasoning_parser="think_tag")
-        parsed = run(case.text, size, form=form, tools=TOOLS if case.tools else (), in_reasoning=case.inside)[1]
+    for size in (10**6, 1, 3, 7):
+        tools = TOOLS if case.tools else ()
+        parsed = run(case.text, size, form=style_of(case.form), tools=tools, in_reasoning=case.inside)[1]
         assert calls(parsed) == list(case.calls), size
         assert (parsed.content, parsed.reasoning) == (case.content, case.reasoning), size
 

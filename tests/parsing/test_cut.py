@@ -10,8 +10,7 @@ from start_llm.core.events import TextDelta, ToolCallDelta, ToolCallFinished
 from start_llm.parsing.stream import OutputParser
 from tests.kinds import RUN, some
 from tests.parsing.formats import RENDER
-from tests.parsing.helpers import TOOLS
-from tests.parsing.test_formats import style_of
+from tests.parsing.helpers import TOOLS, style_of
 
 CALLS = [("write", {"path": "a.txt", "content": "rm -rf /home/me"}), ("bash", {"command": "ls"})]
 SAID = "Now.\n"
@@ -58,10 +57,3 @@ def test_text_that_only_might_have_become_markup_stays() -> None:
     parser.feed("if a <")
     parser.finish(cut=True)
     assert parser.parsed().content == "if a <"
-
-
-def test_without_a_cut_calls_are_mended_as_before() -> None:
-    parser = OutputParser(style_of("hermes_json"), tools=TOOLS)
-    parser.feed('<tool_call>\n{"name": "bash", "arguments": {"command": "ls')
-    parser.finish()
-    assert [call.arguments for call in parser.parsed().tool_calls] == ['{"command": "ls"}']

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from start_llm.parsing.registry import output_style
-from tests.parsing.helpers import run
+from tests.parsing.helpers import calls, run, style
 
 SEEN = [
     (
@@ -55,18 +52,18 @@ SEEN = [
 
 @pytest.mark.parametrize(("ids", "text", "arguments"), SEEN)
 def test_a_call_is_read(ids: tuple[str, str], text: str, arguments: dict[str, object]) -> None:
-    answer = run(text, 3, form=output_style(tool_parser=ids[0], reasoning_parser=ids[1]))[1]
-    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [("read", arguments)]
+    answer = run(text, 3, form=style(*ids))[1]
+    assert calls(answer) == [("read", arguments)]
     assert (answer.content, answer.reasoning) == ("", "so")
 
 
 def test_inklings_text_is_text() -> None:
     text = "<|content_thinking|>so<|end_message|><|message_model|><|content_text|>Hello.<|end_message|>"
-    answer = run(text, form=output_style(tool_parser="inkling", reasoning_parser="inkling"))[1]
+    answer = run(text, form=style("inkling", "inkling"))[1]
     assert (answer.content, answer.reasoning) == ("Hello.", "so")
 
 
 def test_what_is_nested_without_end_ends() -> None:
     mark = "]<]minimax[>["
     text = f'{mark}<tool_call>{mark}<invoke name="read">' + f"{mark}<options>" * 5000
-    assert run(text, form=output_style(tool_parser="minimax_m3", reasoning_parser="think_tag"))[1] is not None
+    assert run(text, form=style("minimax_m3"))[1] is not None

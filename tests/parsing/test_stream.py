@@ -7,38 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core.events import TextDelta, ToolCallDelta, ToolCallStarted
+from start_llm.core.events import TextDelta
 from start_llm.parsing.stream import OutputParser
 from tests.kinds import rounds
 from tests.parsing.helpers import TOOLS, calls, run, style
 
-PIECES = st.sampled_from(
-    [
-        *(
-            "<think>",
-            "</think>",
-            "\n",
-            "\n\n",
-            " ",
-            "a",
-            "Hello.",
-            "`",
-            "```",
-            "```json\n",
-            "STOP",
-            "ST",
-            "é",
-            "\\",
-            '"',
-        ),
-        *("<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>", "assistant\n", "<", "</", "{", "}", "'", ","),
-        *('{"name": "read", "arguments": {"path": "a"}}', '{"name": "bash", "arguments": {"command": "ls'),
-        *("<function=read>", "</function>", "<parameter=path>", "</parameter>", "<parameter=limit>", "5"),
-        *("<thinking>", "</thinking>", "<tool_response>", "user\n", "<|start_header_id|>", "<|end_header_id|>", "x"),
-        *("read", "bash", "nope", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "path", '"name": "now"'),
-        *('"arguments": ', "true", "None", "[", "]", ":", "<name>", "</name>", "<arguments>", "</arguments>"),
-    ]
-)
+PIECES = st.sampled_from([
+    "<think>", "</think>", "\n", "\n\n", " ", "a", "Hello.", "`", "```", "```json\n", "STOP", "ST", "é", "\\", '"',
+    "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>", "assistant\n", "<", "</", "{", "}", "'", ",",
+    '{"name": "read", "arguments": {"path": "a"}}', '{"name": "bash", "arguments": {"command": "ls',
+    "<function=read>", "</function>", "<parameter=path>", "</parameter>", "<parameter=limit>", "5",
+    "<thinking>", "</thinking>", "<tool_response>", "user\n", "<|start_header_id|>", "<|end_header_id|>", "x",
+    "read", "bash", "nope", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "path", '"name": "now"',
+    '"arguments": ', "true", "None", "[", "]", ":", "<name>", "</name>", "<arguments>", "</arguments>",
+])  # fmt: skip
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 TEXTS = st.lists(PIECES, max_size=25).map("".join)
 
@@ -65,26 +47,6 @@ def test_only_a_stray_end_tag_tells_a_whole_answer_from_a_stream(text: str, insi
     if not stray:
         assert streamed[1:] == whole[1:]
     assert streamed[1].tool_calls == whole[1].tool_calls
-
-
-@pytest.mark.parametrize(
-    ("text", "inside", "content", "reasoning"),
-    [
-        ("<think>\nhm\n</think>\n\nHi", False, "Hi", "hm"),
-        ("hm\n</think>\n\nHi", True, "Hi", "hm"),
-        ("<think>\nhm\n</think>\n\nHi", True, "Hi", "hm"),
-        ("hm</think>Hi", False, "hmHi", None),
-        ("<think>\n\n</think>\n\nHi", False, "Hi", None),
-        ("<think>a < b", False, "", "a < b"),
-        ("  indented\n\n  more\n\n</think>\n  x", True, "  x", "  indented\n\n  more"),
-        ("Say `<think>` and `</think>`.", False, "Say `<think>` and `</think>`.", None),
-        ("x", True, "", "x"),
-    ],
-)
-def test_reasoning(text: str, inside: bool, content: str, reasoning: str | None) -> None:
-    for cuts in ((), 1, 3):
-        parsed = run(text, cuts, in_reasoning=inside)[1]
-        assert (parsed.content, parsed.reasoning) == (content, reasoning)
 
 
 @pytest.mark.parametrize(
@@ -203,23 +165,6 @@ def test_after_a_stop_string_nothing_comes() -> None:
     assert (parser.feed("c"), parser.finish(), parser.stopped, parser.ended) == ([], [], "END", True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hi"}}\n</tool_call>',
-        "<tool_call>\n<function=bash>\n<parameter=command>\necho hi\n</parameter>\n</function>\n</tool_call>",
-        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>echo hi</arg_value>\n</tool_call>",
-    ],
-)
-def test_arguments_stream_before_the_call_is_complete(text: str) -> None:
-    parser = OutputParser(style(), tools=TOOLS)
-    cut = text.index("o hi")
-    events = parser.feed(text[:cut])
-    assert isinstance(events[0], ToolCallStarted)
-    assert events[0].name == "bash"
-    assert "".join(e.arguments for e in events if isinstance(e, ToolCallDelta)) == '{"command": "ech'
-
-
 def test_without_tools_markup_is_text() -> None:
     text = '<tool_call>{"name": "bash", "arguments": {}}</tool_call> <function=bash>'
     assert run(text, tools=())[1].content == text
@@ -277,56 +222,6 @@ def test_choices_and_ids() -> None:
     first, second = parser.parsed().tool_calls
     assert first.id != second.id
     assert first.id.startswith("call_")
-
-
-HARMONY = style("harmony", "harmony")
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "reasoning", "expected"),
-    [
-        (
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
-            "Hi.",
-            "hm",
-            [],
-        ),
-        (
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see."
-            "<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json<|message|>"
-            '{"command":"ls"}<|call|>',
-            "Let me see.",
-            "hm",
-            [("bash", {"command": "ls"})],
-        ),
-        (
-            '<|start|>assistant to=functions.bash<|channel|>commentary json<|message|>{"command":"ls',
-            "",
-            None,
-            [("bash", {"command": "ls"})],
-        ),
-        (
-            "<|channel|>commentary to=functions.bash<|message|>not JSON<|call|>",
-            "",
-            None,
-            [("bash", {"command": "not JSON"})],
-        ),
-        ("plain text", "plain text", None, []),
-        ("<|channel|>final<|message|>Hi.<|end|><|start|>user<|message|>And you?", "Hi.", None, []),
-        (
-            "<|channel|>commentary to=functions.now<|message|>{}<|call|><|start|>functions.now to=assistant"
-            "<|channel|>commentary<|message|>noon<|end|><|start|>assistant<|channel|>final<|message|>Noon.",
-            "",
-            None,
-            [("now", {})],
-        ),
-        ("<|channel|>analysis<|message|>a<|end|><|channel|>analysis<|message|>b", "", "a\nb", []),
-    ],
-)
-def test_harmony(text: str, content: str, reasoning: str | None, expected: list[tuple[str, object]]) -> None:
-    for cuts in ((), 1, 5):
-        parsed = run(text, cuts, form=HARMONY)[1]
-        assert (parsed.content, parsed.reasoning, calls(parsed)) == (content, reasoning, expected)
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["finished", "left"])

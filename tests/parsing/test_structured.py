@@ -11,25 +11,12 @@ from jsonschema import Draft202012Validator
 from tokenizers import AddedToken
 
 from start_llm.core.errors import BadRequest
-from start_llm.core.events import ToolCallDelta
 from start_llm.core.messages import Tool
 from start_llm.core.request import Dialect, ResponseFormat, ToolChoice
-from start_llm.parsing.registry import output_style
 from start_llm.parsing.structured import MOST_CALLS, special_tokens
 from tests.kinds import some
-from tests.parsing.helpers import run
-from tests.parsing.vocabulary import (
-    BOTH,
-    BYTES,
-    GOOD,
-    OBJECT,
-    PING,
-    STRICT,
-    TOKENS,
-    WEATHER,
-    Vocabulary,
-    constraint,
-)
+from tests.parsing.helpers import calls, run, style
+from tests.parsing.vocabulary import BOTH, BYTES, GOOD, OBJECT, PING, STRICT, TOKENS, WEATHER, Vocabulary, constraint
 
 FORMATS = pytest.mark.parametrize("tool_format", some(GOOD, 5))
 
@@ -254,10 +241,8 @@ def test_xml_values_keep_to_their_schema(
     }[tool_format]
     for value in good:
         assert words.accepts(wanted, frame.format(value)), value
-        seen = run(
-            frame.format(value), form=output_style(tool_parser=tool_format, reasoning_parser="null"), tools=(tool,)
-        )
-        read = json.loads("".join(event.arguments for event in seen[0] if isinstance(event, ToolCallDelta)))
+        (call,) = run(frame.format(value), form=style(tool_format, "null"), tools=(tool,))[1].tool_calls
+        read = json.loads(call.arguments)
         assert Draft202012Validator(dict(tool.parameters)).is_valid(read), read
     for value in bad:
         assert not words.accepts(wanted, frame.format(value)), value
@@ -331,14 +316,7 @@ def test_a_strict_tool_with_a_bad_schema_is_refused_in_auto_too() -> None:
 def test_auto_with_a_strict_tool_is_free_until_a_call_opens(words: Vocabulary, tool_format: str) -> None:
     wanted = constraint(words, tool_format, tools=(STRICT, PING))
     good = GOOD[tool_format]
-    for text in (
-        "",
-        "Just text, 1 < 2 {}.",
-        good,
-        "I look. " + good,
-        good + "\n" + good,
-        "a" + good + "b" + good + "c",
-    ):
+    for text in ("", "1 < 2 {}.", good, "I look. " + good, good + "\n" + good, "a" + good + "b" + good + "c"):
         assert words.accepts(wanted, text), text
     assert not words.begins(wanted, "I look. " + good.replace("2", "22"))
     if tool_format != "llama":  # where nothing but a known name marks a call
@@ -399,10 +377,8 @@ def test_unusual_names_and_text_are_escaped() -> None:
 
 @pytest.mark.parametrize("tool_format", ["deepseek_v4", "inkling", "k2_horizon", "minimax_m3"])
 def test_what_a_grammar_of_a_new_format_asks_for_is_read(tool_format: str) -> None:
-    answer = run(GOOD[tool_format], 3, form=output_style(tool_parser=tool_format, reasoning_parser="null"))[1]
-    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
-        ("get_weather", {"city": "Ulm", "days": 2})
-    ]
+    answer = run(GOOD[tool_format], 3, form=style(tool_format, "null"))[1]
+    assert calls(answer) == [("get_weather", {"city": "Ulm", "days": 2})]
 
 
 @BOTH
@@ -412,7 +388,7 @@ def test_tags_of_hy_v4_end_as_its_vocabulary_says(words: Vocabulary) -> None:
     good = f"<tool_calls{end}>\n{GOOD['glm47'].replace('>', f'{end}>')}\n</tool_calls{end}>"
     assert words.accepts(wanted, good) and words.accepts(wanted, good + "\n" + good)
     assert not words.accepts(wanted, good.replace("days", "dais"))
-    answer = run(good, 3, form=output_style(tool_parser="hy_v4", reasoning_parser="null"))[1]
+    answer = run(good, 3, form=style("hy_v4", "null"))[1]
     assert json.loads(answer.tool_calls[0].arguments) == {"city": "Ulm", "days": 2}
     none = constraint(words, "hy_v4", tools=(WEATHER,), tool_choice=ToolChoice("none"))
     assert not words.begins(none, good)

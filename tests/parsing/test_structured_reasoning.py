@@ -6,17 +6,7 @@ from typing import Any
 
 from start_llm.core.request import ToolChoice
 from start_llm.core.work import Constraint
-from tests.parsing.vocabulary import (
-    BYTES,
-    GOOD,
-    OBJECT,
-    PING,
-    STRICT,
-    TOKENS,
-    WEATHER,
-    Vocabulary,
-    constraint,
-)
+from tests.parsing.vocabulary import BYTES, GOOD, OBJECT, PING, STRICT, TOKENS, WEATHER, Vocabulary, constraint
 
 THINK = {"reasoning": "think_tag"}
 
