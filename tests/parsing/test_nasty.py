@@ -17,8 +17,7 @@ from start_llm.core.events import TextDelta, ToolCallFinished
 from start_llm.parsing.stream import OutputParser
 from tests.kinds import rounds, some
 from tests.parsing.formats import RENDER
-from tests.parsing.helpers import TOOLS, calls, run
-from tests.parsing.test_formats import style_of
+from tests.parsing.helpers import TOOLS, calls, run, style_of
 
 # What a format cannot carry in a value: where its own markup stands there, nobody can tell what is meant.
 OWN: dict[str, tuple[str, ...]] = {
@@ -35,42 +34,15 @@ for glm in ("glm47", "glm4_native", "laguna"):
     OWN[glm] = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 MARKUP = (
     *{tag for tags in OWN.values() for tag in tags},
-    *("[TOOL_CALLS]", "[ARGS]", "<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>", "<think>", "</think>"),
-    *(
-        "<|im_end|>",
-        "<|im_start|>user\n",
-        "<|eot_id|>",
-        "<|channel|>",
-        "<|message|>",
-        "<|call|>",
-        "<|end|>",
-        "<|start|>",
-    ),
-    *("<tool_response>", "<|tool_call_begin|>", "<|tool_calls_section_end|>", "<name>", "</arguments>"),
-)
+    "[TOOL_CALLS]", "[ARGS]", "<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>", "<think>", "</think>",
+    "<|im_end|>", "<|im_start|>user\n", "<|eot_id|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>",
+    "<tool_response>", "<|tool_call_begin|>", "<|tool_calls_section_end|>", "<name>", "</arguments>", "</div>",
+)  # fmt: skip
 PLAIN = (
-    *("a", "src/x.py", " ", "\n", "  ", '"', "'", "\\", "\\n", "{", "}", "[", "]", ",", ":", "=", "<", ">", "</", "é"),
-    *(
-        "日本",
-        "🙂",
-        "5",
-        "true",
-        "null",
-        "`",
-        "```\n",
-        "(",
-        ")",
-        "# x",
-        '"}',
-        '"}}',
-        '",',
-        '": "',
-        "STOP",
-        "&amp;",
-        "\t",
-    ),
-    *("```json\n", "if a < b:\n", "\\u00e9", '\\"', "''"),
-)
+    "a", "src/x.py", " ", "\n", "  ", '"', "'", "\\", "\\n", "{", "}", "[", "]", ",", ":", "=", "<", ">", "</", "é",
+    "日本", "🙂", "5", "true", "null", "`", "```\n", "(", ")", "# x", '"}', '"}}', '",', '": "', "STOP", "&amp;", "\t",
+    "```json\n", "if a < b:\n", "\\u00e9", '\\"', "''", "$y", "\n\n",
+)  # fmt: skip
 
 
 def texts(pieces: tuple[str, ...]) -> st.SearchStrategy[str]:
@@ -83,6 +55,7 @@ def some_calls(pieces: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, dic
     more = {
         "limit": st.integers(-9, 99),
         "follow": st.booleans(),
+        "ratio": st.sampled_from([0.5, 1.25, -2.75]),
         "tags": st.lists(st.sampled_from(["a", "b c", "d,e", "x]", "'q'"]), max_size=3),
         "options": st.dictionaries(st.sampled_from(["k", "key"]), st.sampled_from([1, True, "v", "w x"]), max_size=1),
     }
@@ -106,7 +79,7 @@ def examples(count: int, check: Callable[[st.DataObject], None]) -> None:
 
 
 @COUNTS
-@FORMATS
+@pytest.mark.parametrize("ident", sorted(RENDER))
 def test_arguments_may_hold_any_markup_but_the_formats_own(ident: str, count: int) -> None:
     form = style_of(ident)
     made_of = some_calls((*PLAIN, *(tag for tag in MARKUP if tag not in OWN.get(ident, ()))))
@@ -118,6 +91,8 @@ def test_arguments_may_hold_any_markup_but_the_formats_own(ident: str, count: in
         if ident == "harmony":
             head = "<|channel|>analysis<|message|>why<|end|><|start|>assistant"
             text = head + (f"<|channel|>final<|message|>{text}" if said else text)
+        elif ident == "inkling" and said:
+            text = f"<|message_model|><|content_text|>{said}<|end_message|>" + RENDER[ident](made)
         elif ident != "kimi_k3":
             text = "<think>why</think>" + text
         text += data.draw(st.sampled_from(["", "\n", "<|im_end|>", "\nDone.", "\n<tool_response>\nhm"]))
@@ -126,6 +101,22 @@ def test_arguments_may_hold_any_markup_but_the_formats_own(ident: str, count: in
         assert at_once[1].content.strip() == said.strip()
         assert run(text, 1, form=form)[1:] == at_once[1:]
         assert run(text, data.draw(st.integers(2, 9)), form=form, whole=True)[1:] == at_once[1:]
+
+    examples(count, check)
+
+
+@COUNTS
+@FORMATS
+def test_damaged_text_is_the_same_in_any_chunking(ident: str, count: int) -> None:
+    def check(data: st.DataObject) -> None:
+        text = RENDER[ident](data.draw(some_calls(PLAIN)))
+        cut, hole = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))
+        damaged = text[: min(cut, hole)] + text[max(cut, hole) :] if data.draw(st.booleans()) else text[:cut]
+        damaged += data.draw(st.sampled_from(["", "\nBye", "<|im_end|>", text]))
+        cuts = data.draw(st.lists(st.integers(0, len(damaged)), max_size=8))
+        whole = run(damaged, form=style_of(ident))
+        for chunking in (cuts, 1):
+            assert run(damaged, chunking, form=style_of(ident))[1:] == whole[1:]
 
     examples(count, check)
 
