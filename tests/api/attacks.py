@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.api.fakes import USER
+
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MESSAGES, COMPLETIONS = "/v1/messages", "/v1/completions"
-USER = [{"role": "user", "content": "Hi"}]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ def raw(head: bytes, repeated: bytes, count: int, tail: bytes) -> Callable[[], b
     return lambda: head + repeated * count + tail
 
 
+def many_biases() -> bytes:
+    return b'{"logit_bias":{' + b",".join(b'"%d":1' % i for i in range(2_000_000)) + b"}}"
+
+
 ATTACKS = [
     Attack("numbers for messages, 1 MB", CHAT, raw(b'{"messages":[', b"1,", 15_000, b"1]}"), 400, "messages[0]"),
     Attack("numbers for messages, 6 MB", CHAT, raw(b'{"messages":[', b"1,", 3_000_000, b"1]}"), 413, "JSON values"),
@@ -48,13 +53,7 @@ ATTACKS = [
     Attack("60 MB of objects", CHAT, raw(b'{"messages":[', b"{},", 20_000_000, b"1]}"), 413, "JSON values"),
     Attack("60 MB of brackets", CHAT, raw(b"", b"[", 60_000_000, b""), 400, "nested too deeply"),
     Attack("60 MB of escapes", CHAT, raw(b'{"messages":"', b"\\n", 30_000_000, b'"}'), 413, "backslashes"),
-    Attack(
-        "two million biases",
-        CHAT,
-        lambda: b'{"logit_bias":{' + b",".join(b'"%d":1' % i for i in range(2_000_000)) + b"}}",
-        413,
-        "body",
-    ),
+    Attack("two million biases", CHAT, many_biases, 413, "body"),
     Attack("60,000 biases", CHAT, chat(logit_bias={str(i): 1 for i in range(60_000)}), 400, "logit_bias: at most"),
     Attack("a bias of 5,000 digits", CHAT, chat(logit_bias={"9" * 5000: 1}), 400, "logit_bias.999"),
     Attack("64 stop strings of 20 kB", CHAT, chat(stop=["x" * 20_000 + str(i) for i in range(64)]), 400, "stop[0]"),

@@ -12,6 +12,10 @@ from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService, make_server
 
+Serve = Callable[..., ApiServer]
+PATH = "/v1/chat/completions"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
 
 @pytest.fixture
 def service() -> FakeService:
@@ -19,17 +23,14 @@ def service() -> FakeService:
 
 
 @pytest.fixture
-def serve(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., ApiServer]]:
-    """Starts servers with the given settings around `service`; stops them at the end."""
+def serve(service: FakeService, tmp_path: Path) -> Iterator[Serve]:
+    """Starts servers with the given parts and settings around `service`; stops them at the end."""
     running: list[ApiServer] = []
 
-    def start(**changes: Any) -> ApiServer:
-        defaults: dict[str, Any] = {
-            "mlx_port": 0,
-            "log_root": tmp_path / "logs",
-            "start_llm_cache_dir": tmp_path / "cache",
-        }
-        server = make_server(Settings(_env_file=None, **(defaults | changes)), service)  # type: ignore[call-arg]
+    def start(parts: dict[str, Any] | None = None, /, **changes: Any) -> ApiServer:
+        usual: dict[str, Any] = {"log_root": tmp_path / "logs", "start_llm_cache_dir": tmp_path / "cache"}
+        settings = Settings(_env_file=None, **({"mlx_port": 0} | usual | changes))  # type: ignore[call-arg]
+        server = make_server(settings, service, **(parts or {}))
         server.start()
         running.append(server)
         return server
@@ -40,7 +41,7 @@ def serve(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., ApiSer
 
 
 @pytest.fixture
-def server(serve: Callable[..., ApiServer]) -> ApiServer:
+def server(serve: Serve) -> ApiServer:
     return serve()
 
 
@@ -93,8 +94,11 @@ class Raw:
         self.socket.close()
 
 
+Connect = Callable[[ApiServer], Raw]
+
+
 @pytest.fixture
-def connect() -> Iterator[Callable[[ApiServer], Raw]]:
+def connect() -> Iterator[Connect]:
     made: list[Raw] = []
 
     def start(server: ApiServer) -> Raw:

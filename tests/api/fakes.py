@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import Mock
 
+from start_llm.api.anthropic.messages import read_messages
+from start_llm.api.http.routes import Request
+from start_llm.api.http.wire import Headers
+from start_llm.api.openai.chat import read_chat, read_completion
+from start_llm.api.openai.responses import read_responses
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import NotFound, NotSupported
-from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
+from start_llm.core.events import (
+    ChoiceDone,
+    Done,
+    Event,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    Usage,
+)
 from start_llm.core.report import Background, CacheReport, Miss, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
@@ -28,6 +48,20 @@ FIRST = Started(REPORT)
 
 def answer(*events: Event, finish: str = "stop", stop_sequence: str | None = None) -> list[Event]:
     return [FIRST, *events, ChoiceDone(finish, 0, stop_sequence), DONE]  # type: ignore[arg-type]
+
+
+TURN: list[Event] = [
+    ReasoningDelta("think "),
+    ReasoningDelta("hard"),
+    TextDelta("I "),
+    TextDelta("look."),
+    ToolCallStarted(0, "call_a", "read"),
+    ToolCallDelta(0, '{"path":'),
+    ToolCallDelta(0, ' "x"}'),
+    ToolCallFinished(0, "call_a", "read", '{"path": "x"}'),
+    ToolCallStarted(1, "call_b", "list"),
+    ToolCallFinished(1, "call_b", "list", ""),
+]
 
 
 class FakeStream:
@@ -143,3 +177,29 @@ class FakeService:
 
     def health(self) -> Health:
         return Health(self.ok, "ready" if self.ok else "wedged", running=1, queued=2)
+
+
+USER = [{"role": "user", "content": "Hi"}]
+STORED = TemporaryDirectory()
+READERS: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {
+    "chat": ({"messages": USER}, read_chat),
+    "completions": ({"prompt": "Hi"}, read_completion),
+    "messages": ({"messages": USER, "max_tokens": 9}, read_messages),
+    "responses": (
+        {"input": "Hi"},
+        lambda *given: read_responses(*given, ResponsesStore(Path(STORED.name) / "it").of("me")),
+    ),
+}
+"""By dialect: the least body, and what reads it."""
+
+
+def exchange(dialect: str, headers: Mapping[str, str] | None = None, /, **body: Any) -> Any:
+    """What a server makes of the least body with these fields."""
+    least, reader = READERS[dialect]
+    raw = json.dumps({"model": "m"} | least | body).encode()
+    settings = Settings(_env_file=None)  # type: ignore[call-arg]
+    return reader(Request("POST", "/", Headers((headers or {}).items()), raw), settings, FakeService())
+
+
+def read(dialect: str, headers: Mapping[str, str] | None = None, /, **body: Any) -> ChatRequest:
+    return exchange(dialect, headers, **body).request  # type: ignore[no-any-return]

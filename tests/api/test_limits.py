@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.api.common.fields import short
 from start_llm.api.server import ApiServer
 from start_llm.core import limits
 from tests.api.attacks import ATTACKS, Attack
@@ -75,8 +76,6 @@ def test_what_is_within_the_limits_is_read(server: ApiServer, service: FakeServi
 
 
 def test_only_the_beginning_of_a_value_is_shown() -> None:
-    from start_llm.api.common.fields import short
-
     huge = {"a" * 100_000: [["b" * 100_000] * 100_000] * 2}
     began = time.monotonic()
     assert short(huge) == '{"' + "a" * 75 + "..."

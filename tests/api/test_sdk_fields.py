@@ -5,35 +5,23 @@ It is served, or refused by its name; what is refused stands in the table of doc
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.http.routes import Request
-from start_llm.api.http.wire import Headers
-from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_items import conversation_of
-from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.errors import StartLLMError
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import read
 from tests.api.sdk_values import bodies
 from tests.lazy import Package
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
-SETTINGS, SERVICE = Settings(_env_file=None), FakeService()  # type: ignore[call-arg]
-FOLDER = TemporaryDirectory()
 CHAT: Any = Package("openai.types.chat.completion_create_params")
 RESPONSES: Any = Package("openai.types.responses.response_create_params")
 MESSAGES: Any = Package("anthropic.types.beta.message_create_params")
-STORE = ResponsesStore(Path(FOLDER.name) / "responses").of("somebody")
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 
@@ -52,25 +40,19 @@ def messages(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield body | {"messages": [message | {"role": "assistant"} for message in body["messages"]]}
 
 
-# The library's type of a body, the forms in which it is sent, and what reads it.
-WALKS: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[dict[str, Any]]], Callable[[Request], Any]]] = {
-    "Chat": (lambda: CHAT.CompletionCreateParamsBase, chat, lambda sent: read_chat(sent, SETTINGS, SERVICE)),
-    "Responses": (
-        lambda: RESPONSES.ResponseCreateParamsBase,
-        responses,
-        lambda sent: read_responses(sent, SETTINGS, SERVICE, STORE),
-    ),
-    "Messages": (
-        lambda: MESSAGES.MessageCreateParamsBase,
-        messages,
-        lambda sent: read_messages(sent, SETTINGS, SERVICE),
-    ),
+# The library's type of a body, and the forms in which it is sent.
+
+
+WALKS: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[dict[str, Any]]]]] = {
+    "Chat": (lambda: CHAT.CompletionCreateParamsBase, chat),
+    "Responses": (lambda: RESPONSES.ResponseCreateParamsBase, responses),
+    "Messages": (lambda: MESSAGES.MessageCreateParamsBase, messages),
 }
 
 
 def refusals(api: str) -> dict[str, StartLLMError]:
     """By field, without numbers."""
-    kind, variants, read = WALKS[api]
+    kind, variants = WALKS[api]
     found: dict[str, StartLLMError] = {}
     sent = [*bodies(kind())]
     assert len(sent) > 300
@@ -78,7 +60,7 @@ def refusals(api: str) -> dict[str, StartLLMError]:
         errors = []
         for variant in variants(body):
             try:
-                read(Request("POST", "/", Headers([]), json.dumps(variant).encode()))
+                read(api.lower(), **variant)
             except StartLLMError as error:
                 errors.append(error)
             else:
@@ -125,9 +107,7 @@ def test_what_ran_at_another_server_is_a_call_and_its_result() -> None:
     assert [call_id for call_id, _ in results] == [call[0] for call in calls]
     assert [text for _, text in results[1:]] == ["abc", "a.py", "failed\nno such file", "Tools now available: forecast"]
     assert told[-1].content == "Nothing."
-    data = {"input": items}
-    exchange = read_responses(Request("POST", "/", Headers([]), json.dumps(data).encode()), SETTINGS, SERVICE, STORE)
-    assert [tool.name for tool in exchange.request.tools] == ["forecast"]
+    assert [tool.name for tool in read("responses", input=items).tools] == ["forecast"]
 
 
 def test_blocks_of_the_vendor_s_server_are_calls_and_results_and_a_compaction_stands_for_what_was_before() -> None:
@@ -137,15 +117,13 @@ def test_blocks_of_the_vendor_s_server_are_calls_and_results_and_a_compaction_st
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": search},
         {"type": "text", "text": "It rains."},
     ]
-    body: dict[str, Any] = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-    body["messages"] += [{"role": "assistant", "content": said}]
-    read = WALKS["Messages"][2]
-    sent = read(Request("POST", "/", Headers([]), json.dumps(body).encode())).request.messages
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
+    sent = read("messages", messages=talk).messages
     assert [message.role for message in sent] == ["user", "assistant", "tool", "assistant"]
     assert sent[1].tool_calls[0].name == "web_search" and sent[2].tool_call_id == "s"
     assert "News" in sent[2].content and "gAAAA" not in sent[2].content
     said.insert(2, {"type": "compaction", "content": "They spoke of the weather."})
-    sent = read(Request("POST", "/", Headers([]), json.dumps(body).encode())).request.messages
+    sent = read("messages", messages=talk).messages
     assert [(message.role, message.content) for message in sent] == [
         ("user", "They spoke of the weather."),
         ("assistant", "It rains."),

@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.http.routes import Request
-from start_llm.api.http.wire import Headers
-from start_llm.api.openai.chat import read_chat
 from start_llm.core.request import ChatRequest, is_side_request, names_tools
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import read
 
 FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 
 
 def recorded(client: str) -> Iterator[dict[str, Any]]:
@@ -42,39 +36,23 @@ def texts(value: Any, name: str = "") -> Iterator[str]:
         yield value
 
 
-@pytest.mark.parametrize("client", ["pi", "claude", "opencode", "openclaw"])
-def test_every_request_translates(client: str) -> None:
-    if not (FOLDER / client).is_dir():
-        pytest.skip("no recorded traces here")
-    for record in recorded(client):
-        inbound = Request(
-            "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
-        )
-        request = translate(client, inbound)
-        check(request, record["body"])
+def translate(client: str, record: dict[str, Any]) -> ChatRequest:
+    return read("messages" if client == "claude" else "chat", record["headers"], **record["body"])
 
 
 @pytest.mark.parametrize(("client", "titles"), [("pi", 0), ("claude", 0), ("opencode", 3), ("openclaw", 0)])
-def test_side_requests_among_them_are_titles_and_nothing_else(client: str, titles: int) -> None:
+def test_every_request_translates_and_side_requests_are_titles(client: str, titles: int) -> None:
     """OpenCode's fourth title shows a picture, which a small model may not see."""
     if not (FOLDER / client).is_dir():
         pytest.skip("no recorded traces here")
     found = []
     for record in recorded(client):
-        inbound = Request(
-            "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
-        )
-        request = translate(client, inbound)
+        request = translate(client, record)
+        check(request, record["body"])
         if is_side_request(request) and not names_tools(record["body"]):
             found.append(request)
     assert len(found) == titles
     assert all(request.messages[0].content.startswith("You are a title generator.") for request in found)
-
-
-def translate(client: str, inbound: Request) -> ChatRequest:
-    if client == "claude":
-        return read_messages(inbound, SETTINGS, FakeService()).request
-    return read_chat(inbound, SETTINGS, FakeService()).request
 
 
 def check(request: ChatRequest, body: dict[str, Any]) -> None:

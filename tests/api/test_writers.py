@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.api.anthropic.messages import MessagesExchange
-from start_llm.api.http.routes import Request
-from start_llm.api.openai.responses import read_responses
-from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.stream import OpenAIExchange
 from start_llm.core.events import (
     ChoiceDone,
@@ -25,11 +21,9 @@ from start_llm.core.events import (
     ToolCallStarted,
 )
 from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings
-from tests.api.fakes import DONE, FIRST, FakeService
+from tests.api.fakes import DONE, FIRST, FakeService, exchange
 from tests.vendors import anthropic_event, openai, openai_event
 
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 REQUEST = ChatRequest("id_1", "chat", "m", stream=True)
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
@@ -51,8 +45,8 @@ def turns(draw: st.DrawFn) -> list[Event]:
     return [FIRST, *events, ChoiceDone(finish), DONE]
 
 
-def streamed(exchange: Any, events: list[Event]) -> list[dict[str, Any]]:
-    writer = exchange.writer()
+def streamed(answering: Any, events: list[Event]) -> list[dict[str, Any]]:
+    writer = answering.writer()
     data = writer.open() + b"".join(writer.write(event) for event in events)
     found = []
     for block in data.decode().split("\n\n"):
@@ -62,19 +56,19 @@ def streamed(exchange: Any, events: list[Event]) -> list[dict[str, Any]]:
     return [item for item in found if item.get("type") != "ping"]
 
 
-def whole(exchange: Any, events: list[Event]) -> dict[str, Any]:
-    return json.loads(exchange.reply(iter(events)).body)  # type: ignore[no-any-return]
+def whole(answering: Any, events: list[Event]) -> dict[str, Any]:
+    return json.loads(answering.reply(iter(events)).body)  # type: ignore[no-any-return]
 
 
 @given(turns())
 def test_chat(events: list[Event]) -> None:
-    exchange = OpenAIExchange(REQUEST, FakeService(), True, 0)
-    body = whole(exchange, events)
+    answering = OpenAIExchange(REQUEST, FakeService(), True, 0)
+    body = whole(answering, events)
     openai.types.chat.ChatCompletion.model_validate(body)
     content, reasoning = "", ""
     calls: dict[int, dict[str, Any]] = {}
     finish, usage = None, None
-    for chunk in streamed(exchange, events):
+    for chunk in streamed(answering, events):
         openai.types.chat.ChatCompletionChunk.model_validate(chunk)
         usage = chunk.get("usage", usage)
         for choice in chunk["choices"]:
@@ -96,11 +90,11 @@ def test_chat(events: list[Event]) -> None:
 
 @given(turns())
 def test_messages(events: list[Event]) -> None:
-    exchange = MessagesExchange(REQUEST, FakeService())
-    body = whole(exchange, events)
+    answering = MessagesExchange(REQUEST, FakeService())
+    body = whole(answering, events)
     blocks: list[dict[str, Any]] = []
     stop: dict[str, Any] = {}
-    for event in streamed(exchange, events):
+    for event in streamed(answering, events):
         anthropic_event().validate_python(event)
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"] | {"json": ""})
@@ -123,12 +117,11 @@ def test_messages(events: list[Event]) -> None:
 
 @given(turns(), st.sampled_from([None, "auto"]))
 def test_responses(events: list[Event], summary: str | None) -> None:
-    asked = {"input": "x", "reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
-    inbound = Request("POST", "/v1/responses", {}, json.dumps(asked).encode())
-    exchange = read_responses(inbound, SETTINGS, FakeService(), ResponsesStore(Path("unused")).of(None))
-    body = whole(exchange, events)
+    asked = {"store": False, "reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
+    answering = exchange("responses", **asked)
+    body = whole(answering, events)
     openai.types.responses.Response.model_validate(body)
-    found = streamed(exchange, events)
+    found = streamed(answering, events)
     for event in found:
         openai_event().validate_python(event)
     final = found[-1]["response"]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from start_llm.api.server import ApiServer
-from tests.api.attacks import CHAT, MESSAGES, RESPONSES, USER
-from tests.api.fakes import FakeService
+from tests.api.attacks import CHAT, MESSAGES, RESPONSES
+from tests.api.fakes import USER, FakeService
 from tests.api.test_limits import post
 from tests.kinds import some
 
 EXPLAIN = "/v1/cache/explain"
 TOOL = {"type": "function", "function": {"name": "f"}}
+NAMESPACE = {"type": "namespace", "tools": []}
 WRONG: list[Any] = [["text"], {"a": 1}, 5, True, [[]]]
 
 
@@ -40,11 +42,7 @@ def user(block: Any) -> dict[str, Any]:
         (RESPONSES, lambda w: {"input": [{"type": w}]}, "input[0].type"),
         (RESPONSES, lambda w: {"input": [{"type": "message", "role": w}]}, "input[0].role"),
         (RESPONSES, lambda w: {"input": [{"type": "additional_tools", "tools": w}]}, "input[0].tools"),
-        (
-            RESPONSES,
-            lambda w: {"input": "x", "tools": [{"type": "namespace", "name": w, "tools": []}]},
-            "tools[0].name",
-        ),
+        (RESPONSES, lambda w: {"input": "x", "tools": [NAMESPACE | {"name": w}]}, "tools[0].name"),
         (RESPONSES, lambda w: {"input": "x", "tools": [TOOL], "tool_choice": {"type": w}}, "tool_choice"),
         (EXPLAIN, lambda w: user({"type": w}), "messages[0].content[0]"),
         (EXPLAIN, lambda w: {"messages": [{"role": w}]}, "messages[0].role"),
@@ -84,8 +82,6 @@ def test_a_conversation_with_a_call_of_too_much_goes_on(
 
 def test_explain_goes_by_the_body_before_the_header(server: ApiServer, service: FakeService) -> None:
     """LiteLLM and some SDKs send `anthropic-version` with everything."""
-    import httpx
-
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("chat", {"messages": USER, "tools": [TOOL]}),
         ("chat", {"messages": USER, "tools": [{"type": "function", "name": "f"}]}),
@@ -96,12 +92,13 @@ def test_explain_goes_by_the_body_before_the_header(server: ApiServer, service: 
         ("messages", {"messages": USER, "max_tokens": 5}),
         ("messages", {"messages": USER, "system": "be brief"}),
         ("messages", {"messages": USER, "tools": [{"name": "f", "input_schema": {}}]}),
+        ("messages", user({"type": "tool_result", "tool_use_id": "t"})),
         ("responses", {"input": "x"}),
         ("completions", {"prompt": "x"}),
     ]
     for dialect, body in bodies:
         answer = httpx.post(f"{server.url}{EXPLAIN}", json=body, headers={"anthropic-version": "2023-06-01"})
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == 200 and answer.json()["reused"] == 100, answer.text
         assert service.requests[-1].dialect == dialect, body
     httpx.post(f"{server.url}{EXPLAIN}", json={"messages": USER, "max_tokens": 5})
     assert service.requests[-1].dialect == "chat"

@@ -15,8 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.api.http.routes import Request
-from start_llm.api.http.wire import Headers
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.proxy.routing import route_key
@@ -51,8 +49,7 @@ def of_user(client: str, user: int) -> Iterator[Recorded]:
             body = body | {"system": kept}
         if '"image' in json.dumps(body):
             continue
-        headers = Headers(record["headers"].items())
-        asked = translate(name, Request("POST", record["path"], headers, json.dumps(body).encode()))
+        asked = translate(name, record | {"body": body})
         first = next(place for place, message in enumerate(asked.messages) if message.role == "user")
         messages = list(asked.messages)
         messages[first] = replace(messages[first], content=f"I am user {user}. {messages[first].content}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from start_llm.api.anthropic.messages import MessageIn, messages_of
-from start_llm.api.http.routes import Request
-from start_llm.api.http.wire import Headers
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.settings import Settings
 from start_llm.prompt.fit import Fitter
@@ -28,7 +24,7 @@ from start_llm.prompt.guard import CUT, NOTHING, Guard
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.traits import Traits
-from tests.api.test_traces import recorded, translate
+from tests.api.test_traces import FOLDER, recorded, translate
 from tests.kinds import rounds, some
 from tests.prompt.client import Client, pipeline, request, settings, system_text
 from tests.prompt.models import MORE_TEMPLATES, TEMPLATES, fast_tokenizer, model
@@ -267,12 +263,9 @@ def test_the_next_turn_goes_on_behind_a_text_with_control_tokens() -> None:
     assert list(second.prompt.tokens[: len(known)]) == known
 
 
-TRACES = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
-
-
 @pytest.mark.parametrize("client", some(["pi", "openclaw", "claude", "opencode"]))
 def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) -> None:
-    if not (TRACES / client).is_dir():
+    if not (FOLDER / client).is_dir():
         pytest.skip("no recorded traces here")
 
     template, tokenizer = model("qwen35")
@@ -283,10 +276,7 @@ def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) 
     for number, record in enumerate(recorded(client)):
         if number % 5:
             continue
-        inbound = Request(
-            "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
-        )
-        sent = translate(client, inbound)
+        sent = translate(client, record)
         if any(guard.message(message) is not message for message in sent.messages):
             continue
         guarded, plain = (pipe.prepare(sent, thinking=True) for pipe in pipes)

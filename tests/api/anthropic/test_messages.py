@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.http.routes import Request
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotSupported, OutOfMemory, StartLLMError
 from start_llm.core.events import (
     Failed,
     Progress,
-    ReasoningDelta,
     TextDelta,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
 )
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
-from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings
-from tests.api.conftest import Raw
-from tests.api.fakes import FIRST, FakeService, answer
+from tests.api.conftest import Connect
+from tests.api.fakes import FIRST, TURN, USER, FakeService, answer
+from tests.api.fakes import read as reading
 from tests.vendors import anthropic, anthropic_event
 
-USER: list[Any] = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
-
-TURN = [
-    ReasoningDelta("think "),
-    ReasoningDelta("hard"),
-    TextDelta("I look."),
-    ToolCallStarted(0, "call_a", "read"),
-    ToolCallDelta(0, '{"path":'),
-    ToolCallDelta(0, ' "x"}'),
-    ToolCallFinished(0, "call_a", "read", '{"path": "x"}'),
-    ToolCallStarted(1, "call_b", "list"),
-    ToolCallFinished(1, "call_b", "list", ""),
-]
 
 
 @pytest.fixture
@@ -60,7 +39,7 @@ def sse_events(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def stream_of(server: ApiServer, connect: Callable[[ApiServer], Raw]) -> list[tuple[str, dict[str, Any]]]:
+def stream_of(server: ApiServer, connect: Connect) -> list[tuple[str, dict[str, Any]]]:
     body = {"model": "claude-x", "max_tokens": 9, "messages": USER, "stream": True}
     return sse_events(connect(server).post("/v1/messages", body).response()[2])
 
@@ -83,21 +62,7 @@ def test_whole_message(client: anthropic.Anthropic, service: FakeService) -> Non
     assert (service.requests[0].thinking, service.requests[0].thinking_budget) == (True, 1024)
 
 
-def test_stream_with_the_client(client: anthropic.Anthropic, service: FakeService) -> None:
-    service.script = lambda request: [Progress(0, 0), *answer(*TURN, finish="tool_calls")]
-    with client.messages.stream(model="claude-x", max_tokens=50, messages=USER) as stream:
-        kinds = [event.type for event in stream]
-        message = stream.get_final_message()
-    assert "input_json" in kinds
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
-    assert message.content[0].signature == thinking_signature("think hard")
-    assert message.content[2].input == {"path": "x"}
-    assert message.stop_reason == "tool_use"
-    assert message.usage.cache_read_input_tokens == 100
-    assert message.usage.output_tokens == 3
-
-
-def test_event_sequence(server: ApiServer, service: FakeService, connect: Callable[[ApiServer], Raw]) -> None:
+def test_event_sequence(server: ApiServer, service: FakeService, connect: Connect) -> None:
     service.script = lambda request: answer(Progress(1, 2), *TURN, finish="tool_calls")
     events = stream_of(server, connect)
     names = [name for name, _ in events]
@@ -105,7 +70,7 @@ def test_event_sequence(server: ApiServer, service: FakeService, connect: Callab
         "message_start", "ping",
         "content_block_start", "content_block_delta", "content_block_delta", "content_block_delta",
         "content_block_stop",
-        "content_block_start", "content_block_delta", "content_block_stop",
+        "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "content_block_start", "content_block_stop",
         "message_delta", "message_stop",
@@ -169,10 +134,7 @@ def test_context_errors_are_in_the_vendors_words() -> None:
 
 # --- translation ---
 
-
-def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
-    raw = json.dumps({"model": "m", "max_tokens": 9, "messages": USER} | body).encode()
-    return read_messages(Request("POST", "/v1/messages", headers or {}, raw), SETTINGS, FakeService()).request
+read = partial(reading, "messages")
 
 
 def test_a_conversation_keeps_its_order() -> None:
@@ -252,18 +214,6 @@ def test_a_name_that_is_too_long_is_told_where_it_stands(
 
 
 @pytest.mark.parametrize(
-    ("content", "path"),
-    [
-        ([{"type": "document", "source": {"type": "base64"}}], "messages[0].content[0]"),
-    ],
-)  # fmt: skip
-def test_documents_that_are_no_text_are_not_supported(content: Any, path: str) -> None:
-    with pytest.raises(NotSupported) as caught:
-        read(messages=[{"role": "user", "content": content}])
-    assert caught.value.param == path
-
-
-@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
@@ -303,14 +253,13 @@ def test_text_documents_and_references_are_text() -> None:
     ]
     request = read(messages=[{"role": "user", "content": content}])
     assert [message.content for message in request.messages] == ["Tool now available: f", "T\nD\nR\nu\nC"]
+    with pytest.raises(NotSupported) as caught:
+        read(messages=[{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}])
+    assert caught.value.param == "messages[0].content[0]"
 
 
 def test_a_schema_knows_its_field() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    for body, param in (
-        ({"output_config": {"format": form}}, "output_config.format.schema"),
-        ({"output_format": form}, "output_format.schema"),
-    ):
-        raw = json.dumps({"model": None, "messages": USER} | body).encode()
-        request = read_messages(Request("POST", "/v1/messages", {}, raw), SETTINGS, FakeService()).request
-        assert request.response_format.param == param and request.model == ""
+    assert read(output_config={"format": form}).response_format.param == "output_config.format.schema"
+    request = read(output_format=form, model=None)
+    assert request.response_format.param == "output_format.schema" and request.model == ""

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.common.parts import PartContent, join_content
-from start_llm.api.http.routes import Request
-from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses_items import conversation_of
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Attachment, Message
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import read
 
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 DATA = "data:image/png;base64,iVBOR"
 CHAT = {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}
 CLAUDE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR"}}
@@ -25,13 +19,11 @@ SEEN = [(0, "data", "iVBOR")]
 
 
 def chat(*messages: dict[str, Any]) -> tuple[Message, ...]:
-    body = json.dumps({"messages": messages}).encode()
-    return read_chat(Request("POST", "/", {}, body), SETTINGS, FakeService()).request.messages
+    return read("chat", messages=messages).messages
 
 
 def claude(*messages: dict[str, Any]) -> tuple[Message, ...]:
-    body = json.dumps({"max_tokens": 5, "messages": messages}).encode()
-    return read_messages(Request("POST", "/", {}, body), SETTINGS, FakeService()).request.messages
+    return read("messages", messages=messages).messages
 
 
 def seen(message: Message) -> list[tuple[int, str, str]]:
@@ -108,9 +100,9 @@ def test_shapes(part: dict[str, Any], kind: str, source: str) -> None:
     ],
 )
 def test_what_is_no_image_is_refused_with_its_place(part: dict[str, Any], param: str) -> None:
-    for read in (chat, claude):
+    for sent in (chat, claude):
         with pytest.raises(BadRequest) as refused:
-            read({"role": "user", "content": [{"type": "text", "text": "x"}, part]})
+            sent({"role": "user", "content": [{"type": "text", "text": "x"}, part]})
         assert refused.value.param == f"messages[0].content[1].{param}"
 
 

@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from mlx_lm.server import process_message_content
 
 from start_llm.api.common.parts import content_of, only_text, part_content
-from start_llm.api.http.routes import Request
-from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses_items import conversation_of
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
-
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+from tests.api.fakes import read
 
 
 def test_texts_of_every_dialect_are_joined() -> None:
@@ -30,18 +24,15 @@ def test_parts_are_joined_as_mlx_lm_joins_them(role: str, texts: list[str]) -> N
     content = [{"type": "text", "text": text} for text in texts]
     theirs: list[dict[str, Any]] = [{"role": role, "content": [dict(part) for part in content]}]
     process_message_content(theirs)
-    body = json.dumps(
-        {"messages": [{"role": role, "content": content}, {"role": "user", "content": theirs[0]["content"]}]}
-    )
-    ours, as_string = read_chat(Request("POST", "/", {}, body.encode()), SETTINGS, FakeService()).request.messages
+    sent = [{"role": role, "content": content}, {"role": "user", "content": theirs[0]["content"]}]
+    ours, as_string = read("chat", messages=sent).messages
     items = [{"type": "message", "role": role, "content": content}]
     assert ours.content == as_string.content == conversation_of(items)[0][0].content == theirs[0]["content"]
 
 
 def test_the_outputs_of_a_tool_stand_on_lines_of_their_own() -> None:
     content = [{"type": "text", "text": "a.py"}, {"type": "text", "text": "b.py"}]
-    body = json.dumps({"messages": [{"role": "tool", "tool_call_id": "c", "content": content}]})
-    (chat,) = read_chat(Request("POST", "/", {}, body.encode()), SETTINGS, FakeService()).request.messages
+    (chat,) = read("chat", messages=[{"role": "tool", "tool_call_id": "c", "content": content}]).messages
     (item,) = conversation_of([{"type": "function_call_output", "call_id": "c", "output": content}])[0]
     assert chat.content == item.content == "a.py\nb.py"
 

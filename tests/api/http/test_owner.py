@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 
-from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.http.access import owner_of
-from start_llm.api.http.routes import Request
-from start_llm.api.http.wire import Headers
-from start_llm.api.openai.chat import read_chat, read_completion
-from start_llm.api.openai.responses import read_responses
-from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
-
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
-MESSAGES = [{"role": "user", "content": "Hi"}]
-STORE = ResponsesStore(Path("unused")).of(None)
-SERVICE = FakeService()
-READERS: dict[str, tuple[dict[str, Any], Callable[[Request], Any]]] = {
-    "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, SERVICE)),
-    "completions": ({"prompt": "Hi"}, lambda inbound: read_completion(inbound, SETTINGS, SERVICE)),
-    "responses": ({"input": "Hi"}, lambda inbound: read_responses(inbound, SETTINGS, SERVICE, STORE)),
-    "messages": (
-        {"messages": MESSAGES, "max_tokens": 5},
-        lambda inbound: read_messages(inbound, SETTINGS, SERVICE),
-    ),
-}
+from tests.api import fakes
+from tests.api.fakes import READERS
 
 
 @pytest.fixture(params=READERS)
 def read(request: pytest.FixtureRequest) -> Callable[..., ChatRequest]:
-    base, reader = READERS[request.param]
-
-    def call(headers: dict[str, str] | None = None, /, **fields: Any) -> ChatRequest:
-        body = json.dumps({"model": "m"} | base | fields).encode()
-        exchange: Any = reader(Request("POST", "/", Headers((headers or {}).items()), body))
-        return exchange.request  # type: ignore[no-any-return]
-
-    return call
+    return partial(fakes.read, request.param)
 
 
 def test_nobody_in_particular(read: Callable[..., ChatRequest]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +16,8 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.events import Progress
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
-from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Outcome
-from tests.api.conftest import Raw
-from tests.api.fakes import FakeService, make_server
+from tests.api.conftest import Raw, Serve
 
 ANGLES = {"north": 0.0, "north by east": 0.2, "east": 1.2, "south": 3.0}
 
@@ -87,13 +84,9 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def server(encoders: FakeEncoders, seen: Seen, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
-    made = make_server(settings, FakeService(), observers=[seen], encoders=encoders)
-    made.start()
-    yield made
+def server(encoders: FakeEncoders, seen: Seen, serve: Serve) -> Iterator[ApiServer]:
+    yield serve({"observers": [seen], "encoders": encoders})
     encoders.held.set()
-    made.stop(0)
 
 
 @pytest.fixture

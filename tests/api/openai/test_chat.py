@@ -20,15 +20,8 @@ from start_llm.core.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from tests.api.fakes import DONE, FIRST, FakeService, answer
+from tests.api.fakes import DONE, FIRST, USER, FakeService, answer
 from tests.vendors import openai
-
-USER = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture
-def client(server: ApiServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
@@ -131,6 +124,7 @@ def _asks_for_nothing(field: str) -> tuple[Any, ...]:
         ("messages", "container", {"skills": []}),
         ("responses", "prompt", {"id": "p"}),
         ("responses", "background", True),
+        ("responses", "conversation", "c"),
     ],
 )
 def test_a_field_that_would_change_the_answer_is_not_passed_over(
@@ -181,6 +175,8 @@ def test_a_broken_stream_is_told(client: openai.OpenAI, service: FakeService) ->
     service.script = lambda request: [FIRST, TextDelta("a")]
     with pytest.raises(openai.APIError, match="before it was complete"):
         list(client.chat.completions.create(model="m", messages=USER, stream=True))
+    with pytest.raises(openai.InternalServerError):
+        client.chat.completions.create(model="m", messages=USER)
     service.script = lambda request: []
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(model="m", messages=USER, stream=True)

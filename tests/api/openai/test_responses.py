@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from start_llm.api.http.routes import Request
-from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_items import unseal
-from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import seal
 from start_llm.api.server import ApiServer
-from start_llm.core.errors import NotSupported, OutOfMemory, StartLLMError
+from start_llm.core.errors import OutOfMemory, StartLLMError
 from start_llm.core.events import (
     Failed,
     Progress,
-    ReasoningDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -28,30 +22,11 @@ from start_llm.core.events import (
     ToolCallStarted,
 )
 from start_llm.core.messages import Message, ToolCall
-from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings
-from tests.api.fakes import FIRST, FakeService, answer
+from tests.api.fakes import FIRST, TURN, FakeService, answer
+from tests.api.fakes import read as reading
 from tests.vendors import openai, openai_event
 
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
-TURN = [
-    ReasoningDelta("think "),
-    ReasoningDelta("hard"),
-    TextDelta("I "),
-    TextDelta("look."),
-    ToolCallStarted(0, "call_a", "read"),
-    ToolCallDelta(0, '{"path":'),
-    ToolCallDelta(0, ' "x"}'),
-    ToolCallFinished(0, "call_a", "read", '{"path": "x"}'),
-    ToolCallStarted(1, "call_b", "list"),
-    ToolCallFinished(1, "call_b", "list", "{}"),
-]
-
-
-@pytest.fixture
-def client(server: ApiServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def test_whole_response(client: openai.OpenAI, service: FakeService) -> None:
@@ -99,15 +74,6 @@ def test_event_sequence(client: openai.OpenAI, service: FakeService, summary: An
     assert [item.to_dict() for item in events[-1].response.output] == [event.item.to_dict() for event in done]
     reasoning = events[-1].response.output[0]
     assert (reasoning.summary[0].text if summary else reasoning.content[0].text) == "think hard"
-
-
-def test_stream_helper(client: openai.OpenAI, service: FakeService) -> None:
-    service.script = lambda request: answer(*TURN, finish="tool_calls")
-    with client.responses.stream(model="m", input="Hi", tools=[TOOL]) as stream:
-        for _ in stream:
-            pass
-        final = stream.get_final_response()
-    assert final.output_text == "I look."
 
 
 def test_a_call_that_was_cut_is_incomplete(client: openai.OpenAI, service: FakeService) -> None:
@@ -287,12 +253,7 @@ def test_history_has_the_models_names(client: openai.OpenAI, service: FakeServic
 
 # --- translation ---
 
-
-def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
-    raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
-    store = ResponsesStore(Path("unused"))
-    own = store.of("me")
-    return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, FakeService(), own).request
+read = partial(reading, "responses")
 
 
 def test_items_of_one_turn_are_one_message() -> None:
@@ -344,6 +305,9 @@ def test_fields() -> None:
     assert [tool.name for tool in read(input=[added, {"role": "user", "content": "x"}]).tools] == ["read"]
 
 
+CALL = {"type": "function_call", "call_id": "c", "name": "f"}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -353,12 +317,9 @@ def test_fields() -> None:
         ({"input": [{"type": "hologram"}]}, "input[0].type"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [CALL]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "namespace": 1}]},
-            "input[0].namespace",
-        ),
+        ({"input": [CALL | {"arguments": "", "namespace": 1}]}, "input[0].namespace"),
         ({"input": [{"type": "agent_message", "content": "x"}]}, "input[0].content"),
         (
             {"input": [{"type": "agent_message", "content": [{"type": "encrypted_content"}]}]},
@@ -376,18 +337,6 @@ def test_bad_fields_are_named(body: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {"background": True},
-        {"conversation": "c"},
-    ],
-)
-def test_not_supported(body: dict[str, Any]) -> None:
-    with pytest.raises(NotSupported):
-        read(**body)
-
-
-@pytest.mark.parametrize(
     "text", ["", "start_llm.1.eJwDAAAAAAE=", "start_llm.2.!!", "start_llm.2.AAA", "start_llm.2.gAAA", "gAAA"]
 )
 def test_foreign_seals_are_nothing(text: str) -> None:
@@ -397,24 +346,7 @@ def test_foreign_seals_are_nothing(text: str) -> None:
 # --- other routes ---
 
 
-def test_explain_knows_every_dialect(server: ApiServer, service: FakeService) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    bodies: list[dict[str, Any]] = [
-        {"model": "m", "messages": [{"role": "user", "content": "x"}]},
-        {"model": "m", "messages": [{"role": "user", "content": "x"}], "system": "s"},
-        {"model": "m", "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
-        {"model": "m", "input": "x"},
-        {"model": "m", "prompt": "x"},
-    ]
-    for body in bodies:
-        report: Any = client.post("/cache/explain", cast_to=object, body=body)
-        assert report["reused"] == 100
-    dialects = [request.dialect for request in service.requests]
-    assert dialects == ["chat", "messages", "messages", "responses", "completions"]
-
-
-def test_input_tokens_are_counted(serve: Callable[..., ApiServer], service: FakeService) -> None:
-    with openai.OpenAI(base_url=f"{serve().url}/v1", api_key="none", max_retries=0) as client:
-        counted = client.responses.input_tokens.count(model="gpt-x", input="hello", instructions="be brief")
+def test_input_tokens_are_counted(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model="gpt-x", input="hello", instructions="be brief")
     assert counted.object == "response.input_tokens"
     assert counted.input_tokens > 0

@@ -15,15 +15,9 @@ import pytest
 
 from start_llm.api.openai import responses_store
 from start_llm.api.openai.responses_store import ResponsesStore
-from start_llm.api.server import ApiServer
 from start_llm.files.database import FileUnavailable
 from tests.api.fakes import FakeService
 from tests.vendors import openai
-
-
-@pytest.fixture
-def client(server: ApiServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def test_store_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +104,6 @@ def test_what_cannot_be_stored_is_not_computed(
 ) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    client = client.with_options(max_retries=0)
     with pytest.raises(openai.InternalServerError, match="disk") as caught:
         client.responses.create(model="m", input="Hi", store=True)
     assert caught.value.status_code == 503 and "Retry-After" in caught.value.response.headers
@@ -121,7 +114,6 @@ def test_what_could_not_be_stored_is_an_error_if_it_was_asked_for(
     client: openai.OpenAI, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_disk(monkeypatch)
-    client = client.with_options(max_retries=0)
     with pytest.raises(openai.InternalServerError, match="disk is full") as caught:
         client.responses.create(model="m", input="Hi", store=True)
     assert caught.value.status_code == 503

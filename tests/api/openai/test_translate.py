@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
 
 import pytest
 
-from start_llm.api.http.routes import Request
-from start_llm.api.openai.chat import read_chat
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
 from start_llm.core.messages import Message, ToolCall
-from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService
+from tests.api.fakes import read as reading
 
-SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+TEXT = {"type": "text", "text": "a"}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
-def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
-    full = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | body
-    raw = json.dumps(full).encode()
-    return read_chat(Request("POST", "/v1/chat/completions", headers or {}, raw), SETTINGS, FakeService()).request
+read = partial(reading, "chat")
 
 
 def messages(*items: dict[str, Any]) -> tuple[Message, ...]:
@@ -65,11 +58,6 @@ def test_all_that_an_assistant_said_is_shown(given: dict[str, Any], shown: str) 
     assert messages({"role": "assistant"} | given)[0] == Message("assistant", shown)
 
 
-def test_reasoning_of_an_unknown_shape_is_shown_as_it_is() -> None:
-    sent = {"role": "assistant", "content": "a", "reasoning": [{"text": "why"}]}
-    assert messages(sent)[0].reasoning == '[{"text": "why"}]'
-
-
 def test_a_spoken_answer_without_words_is_refused_by_its_name() -> None:
     with pytest.raises(NotSupported, match=r"messages\[0\]\.audio: .* send what was said"):
         messages({"role": "assistant", "content": None, "audio": {"id": "a"}})
@@ -88,17 +76,17 @@ def test_there_must_be_something_to_continue() -> None:
         {"reasoning_content": "why"},
         {"reasoning": "why"},
         {"thinking_blocks": [{"type": "thinking", "thinking": "why"}]},
-        {"content": [{"type": "thinking", "thinking": "why"}, {"type": "text", "text": "a"}]},
-        {
-            "content": [
-                {"type": "thinking", "thinking": [{"type": "text", "text": "why"}]},
-                {"type": "text", "text": "a"},
-            ]
-        },
+        {"content": [{"type": "thinking", "thinking": "why"}, TEXT]},
+        {"content": [{"type": "thinking", "thinking": [TEXT | {"text": "why"}]}, TEXT]},
     ],
 )
 def test_reasoning_comes_in_many_shapes(fields: dict[str, Any]) -> None:
     assert messages({"role": "assistant", "content": "a"} | fields) == (Message("assistant", "a", reasoning="why"),)
+
+
+def test_reasoning_of_an_unknown_shape_is_shown_as_it_is() -> None:
+    sent = {"role": "assistant", "content": "a", "reasoning": [{"text": "why"}]}
+    assert messages(sent)[0].reasoning == '[{"text": "why"}]'
 
 
 def test_legacy_functions() -> None:
@@ -165,13 +153,8 @@ def test_output_controls() -> None:
         tools=[TOOL | {"function": TOOL["function"] | {"strict": True}}], tool_choice="required",
         parallel_tool_calls=False,
     )  # fmt: skip
-    assert (request.max_tokens, request.n, request.stop, request.stream, request.logprobs) == (
-        6,
-        3,
-        ("a", "b"),
-        True,
-        0,
-    )
+    assert (request.max_tokens, request.n, request.stop) == (6, 3, ("a", "b"))
+    assert (request.stream, request.logprobs) == (True, 0)
     assert (request.response_format.kind, request.response_format.name) == ("json_schema", "s")
     assert request.tools[0].strict
     assert request.tool_choice.mode == "required"
@@ -269,13 +252,12 @@ def test_what_is_not_supported_says_so(body: dict[str, Any]) -> None:
 
 
 def test_half_an_emoji_is_mended() -> None:
-    raw = b'{"messages": [{"role": "user", "content": "a\\ud83d b\\ud83d\\ude00"}]}'
-    request = read_chat(Request("POST", "/", {}, raw), SETTINGS, FakeService()).request
-    assert request.messages[0].content == "a\ufffd b\U0001f600"
+    assert messages({"role": "user", "content": "a\ud83d b\ud83d\ude00"})[0].content == "a\ufffd b\U0001f600"
 
 
 def test_unknown_fields_and_nulls_are_ignored() -> None:
     assert read(store=True, service_tier="auto", temperature=None, tools=None, stop=None).sampling.temperature == 0.1
+    assert read(model=None).model == ""
 
 
 def test_errors_are_in_the_words_of_json() -> None:
@@ -288,10 +270,6 @@ def test_errors_are_in_the_words_of_json() -> None:
         with pytest.raises(StartLLMError) as caught:
             read(**body)
         assert caught.value.message == word
-
-
-def test_no_model_and_null_are_the_same() -> None:
-    assert read(model=None).model == ""
 
 
 def test_more_candidates_than_answers_are_not_made() -> None:
