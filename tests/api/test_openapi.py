@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from referencing.jsonschema import DRAFT202012
 from scripts import openapi_docs
 from scripts.openapi_docs import OPERATIONS, error_statuses
 from start_llm.api.server import ApiServer
-from tests.api.conftest import Raw
-
-FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
-Connect = Callable[[ApiServer], Raw]
+from tests.api.conftest import Connect
+from tests.api.test_traces import FOLDER
 
 
 @pytest.fixture
@@ -46,6 +43,12 @@ def test_every_route_is_in_it_and_every_description_is_of_a_route(server: ApiSer
     operations = [op for item in document["paths"].values() for name, op in item.items() if name != "parameters"]
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids)) == len(described)
+
+
+def test_docs_and_routes_agree(server: ApiServer) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert {path for row in rows for path in re.findall(r"/[\w/{}.]*", row)} == set(server.routes.patterns)
 
 
 def test_both_files_are_as_the_script_writes_them() -> None:

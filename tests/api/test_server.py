@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,14 +23,10 @@ from start_llm.core.errors import (
 )
 from start_llm.core.events import Failed, Progress, TextDelta
 from start_llm.core.settings import SettingsError
-from tests.api.conftest import Raw
+from tests.api.conftest import CHAT, PATH, Connect, Serve
 from tests.api.fakes import DONE, FIRST, FakeService, answer, hold
 from tests.lazy import Package
 
-Connect = Callable[[ApiServer], Raw]
-Serve = Callable[..., ApiServer]
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-PATH = "/v1/chat/completions"
 ANTHROPIC: Any = Package("anthropic.types")
 
 
@@ -148,15 +142,6 @@ def test_a_stream_can_be_asked_to_refuse_by_a_status_however_late(
     assert status == 200 and headers["x-start-llm-cache"] and b"too large" in body
 
 
-def test_a_client_that_goes_away_closes_its_stream(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    stream_and_hold(service)
-    for stream in (True, False):
-        raw = connect(server).post(PATH, CHAT | {"stream": stream})
-        events = service.streams.get(timeout=60)
-        raw.close()
-        assert events.closed.wait(60)
-
-
 def test_a_single_thread_serves_one_after_another(serve: Serve, service: FakeService, connect: Connect) -> None:
     server = serve(http_threads=1)
     threads: list[threading.Thread] = []
@@ -207,15 +192,20 @@ def test_pings_are_comments(serve: Serve, service: FakeService, connect: Connect
     assert b": ping 1234/5678 tokens\n\n" in body
 
 
-def test_chunked_bodies(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    raw = json.dumps(CHAT).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    chunks = b"5;x=y\r\n" + raw[:5] + b"\r\n" + f"{len(raw) - 5:X}\r\n".encode() + raw[5:] + b"\r\n0\r\nT: v\r\n\r\n"
-    connection = connect(server)
-    assert connection.send(head + chunks).response()[0] == 200
-    assert connection.get("/health").response()[0] == 200
-    for wrong in (b"-5\r\nabc\r\n", b"zz\r\n", b"3\r\nabcde\r\n"):
-        assert connect(server).send(head + wrong).response()[0] == 400
+def test_what_is_too_large_is_refused_unread(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to a client that is still sending, that waits to be asked for it, and whatever the path and the form."""
+    monkeypatch.setattr(api_server, "MOST_BODY_BYTES", 1024)
+    server = serve()
+    for path, status in ((PATH, 413), ("/nothing", 404)):
+        refused = connect(server).post(path, b"x" * 8_000_000).response()
+        assert (refused[0], refused[1]["connection"]) == (status, "close")
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n"
+    form = head.replace(PATH, "/v1/audio/transcriptions") + "Content-Type: multipart/form-data; boundary=x\r\n"
+    for sent in (f"{head}Expect: 100-continue\r\n", head, form):
+        status, _, body = connect(server).send(f"{sent}Content-Length: 5000\r\n\r\n").response()
+        assert status == 413 and "the limit is 1024" in json.loads(body)["error"]["message"]
+    chunked = connect(server).send(f"{head}Transfer-Encoding: chunked\r\n\r\nFFFFFF\r\n")
+    assert chunked.response()[0] == 413
 
 
 def test_expect_100_continue(server: ApiServer, connect: Connect) -> None:
@@ -226,51 +216,11 @@ def test_expect_100_continue(server: ApiServer, connect: Connect) -> None:
     assert connection.send(raw).response()[0] == 200
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_server, "MOST_BODY_BYTES", 1024)
-
-
-@pytest.mark.usefixtures("small")
-def test_expect_is_refused_before_the_body(serve: Serve, connect: Connect) -> None:
-    server = serve()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5000\r\n\r\n"
-    assert connect(server).send(head).response()[0] == 413
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("path", [PATH, "/nothing"])
-def test_an_early_refusal_reaches_a_client_that_is_still_sending(serve: Serve, connect: Connect, path: str) -> None:
-    server = serve()
-    status, headers, _ = connect(server).post(path, b"x" * 8_000_000).response()
-    assert status in (404, 413)
-    assert headers["connection"] == "close"
-
-
-def test_many_connections_at_once(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    raws = [connect(server) for _ in range(100)]
-    for raw in raws[:60]:
-        raw.post(PATH, CHAT)
-    assert [raw.response()[0] for raw in raws[:60]] == [200] * 60
-    assert raws[-1].get("/health").response()[0] == 200
-
-
-@pytest.mark.usefixtures("small")
-def test_too_large_is_refused_unread(serve: Serve, connect: Connect) -> None:
-    server = serve()
-    status, _, body = connect(server).post(PATH, b"x" * 4096).response()
-    assert status == 413
-    assert "the limit is 1024" in json.loads(body)["error"]["message"]
-    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    assert connect(server).send(head + b"FFFFFF\r\n").response()[0] == 413
-
-
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
         ("Content-Length: 5\r\nContent-Length: 6\r\n", 400),
         ("Content-Length: -5\r\n", 400),
-        ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", 400),
         ("Transfer-Encoding: gzip\r\n", 400),
         ("Content-Length: 0\r\n", 400),
         ("Content-Length: 2\r\nContent-Type: text/plain\r\n", 415),
@@ -287,7 +237,7 @@ def test_bad_heads(server: ApiServer, connect: Connect, lines: str, status: int)
 
 
 def test_curl_needs_no_content_type(server: ApiServer, connect: Connect) -> None:
-    body = json.dumps(CHAT) if not isinstance(CHAT, bytes) else CHAT.decode()
+    body = json.dumps(CHAT)
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     raw = connect(server).send(f"{head}Content-Type: application/x-www-form-urlencoded\r\n\r\n{body}")
     assert raw.response()[0] == 200
@@ -300,14 +250,6 @@ def test_bad_json(server: ApiServer, connect: Connect, body: bytes) -> None:
     assert json.loads(answered)["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    "line", ["GARBAGE", "GET", "GET / HTTP/9.9", "GET /health HTTP/1.1 extra", "FOO /health HTTP/1.1"]
-)
-def test_bad_request_lines(server: ApiServer, connect: Connect, line: str) -> None:
-    status, _, _ = connect(server).send(f"{line}\r\nHost: localhost\r\n\r\n").response()
-    assert 400 <= status <= 505
-
-
 def test_routes_and_methods(server: ApiServer, connect: Connect) -> None:
     status, headers, body = connect(server).get("/nothing").response()
     assert (status, headers["content-type"]) == (404, "application/problem+json")
@@ -318,6 +260,7 @@ def test_routes_and_methods(server: ApiServer, connect: Connect) -> None:
     status, headers, body = connect(server).get(PATH).response()
     assert (status, headers["allow"]) == (405, "POST, OPTIONS")
     assert "error" in json.loads(body)
+    assert connect(server).get("/health", method="FOO").response()[0] == 405
     status, headers, body = connect(server).get("/health", method="HEAD").response(head_only=True)
     assert (status, body) == (200, b"")
     assert int(headers["content-length"]) > 0
@@ -333,8 +276,6 @@ def test_browsers(server: ApiServer, connect: Connect) -> None:
     assert headers["access-control-allow-headers"] == "x-foo"
     _, headers, _ = connect(server).post(PATH, CHAT | {"stream": True}, "Origin: http://127.0.0.1:9\r\n").response()
     assert headers["access-control-allow-origin"] == "http://127.0.0.1:9"
-    rebound = connect(server).send("GET /v1/models HTTP/1.1\r\nHost: evil.example:80\r\n\r\n")
-    assert rebound.response()[0] == 403
 
 
 def test_api_key(serve: Serve, connect: Connect) -> None:
@@ -367,11 +308,6 @@ def test_slow_bodies_are_dropped(serve: Serve, connect: Connect, monkeypatch: py
     assert slow.response()[0] == 408
 
 
-def test_huge_heads_are_refused(server: ApiServer, connect: Connect) -> None:
-    raw = connect(server).send("GET /health HTTP/1.1\r\nX: " + "y" * 70_000)
-    assert raw.response()[0] == 431
-
-
 def test_a_reset_does_not_hurt(server: ApiServer, connect: Connect) -> None:
     connect(server).send("POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 10\r\n\r\n{").close()
     connect(server).close()
@@ -399,13 +335,9 @@ def test_stop_lets_requests_end(serve: Serve, service: FakeService, connect: Con
 
 
 def test_unexpected_errors_are_told_and_counted(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    def script(request: object) -> list[object]:
-        raise ZeroDivisionError
-
-    service.script = script  # type: ignore[assignment]
+    service.script = lambda request: 1 // 0  # type: ignore[assignment,return-value]
     status, _, body = connect(server).post(PATH, CHAT).response()
-    assert status == 500
-    assert b"ZeroDivision" not in body
+    assert status == 500 and b"ZeroDivision" not in body
     metrics = connect(server).get("/metrics").response()[2].decode()
     assert 'start_llm_unexpected_errors_total{where="api"} 1.0' in metrics
 
@@ -414,16 +346,10 @@ def test_cache_reports(server: ApiServer, connect: Connect) -> None:
     status, _, body = connect(server).get("/v1/cache/requests/known").response()
     assert (status, json.loads(body)["computed"]) == (200, 20)
     assert connect(server).get("/v1/cache/requests/other").response()[0] == 404
-    assert connect(server).get("/v1/cache/requests/missing").response()[0] == 404
     connect(server).post(PATH, CHAT).response()
     recent = json.loads(connect(server).get("/v1/cache/requests").response()[2])["requests"]
     assert recent[0]["miss"]["reason"] == "diverged"
     assert recent[0]["status"] == 200
-
-
-def test_url_is_usable(server: ApiServer) -> None:
-    with urllib.request.urlopen(f"{server.url}/health", timeout=60) as reply:
-        assert reply.status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -441,16 +367,8 @@ def test_a_stop_tells_running_requests(
     assert b"shutting down" in body
 
 
-def test_an_answer_that_breaks_off_is_an_error(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    service.script = lambda request: [FIRST, TextDelta("a")]
-    assert connect(server).post(PATH, CHAT).response()[0] == 500
-
-
 def test_an_unexpected_error_inside_a_stream_is_told(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    def fail(stream: object) -> None:
-        raise ZeroDivisionError
-
-    service.script = lambda request: [FIRST, TextDelta("a"), fail]
+    service.script = lambda request: [FIRST, TextDelta("a"), lambda stream: 1 // 0]
     status, _, body = connect(server).post(PATH, CHAT | {"stream": True}).response()
     assert status == 200
     assert b'"type":"server_error"' in body
@@ -460,14 +378,3 @@ def test_model_ids_may_have_slashes(server: ApiServer, connect: Connect) -> None
     for path in ("/v1/models/gpt-x%2Fy", "/v1/models/gpt-x/y"):
         status, _, body = connect(server).get(path).response()
         assert (status, json.loads(body)["id"]) == (200, "gpt-x/y")
-
-
-def test_a_target_that_is_no_address_is_refused(server: ApiServer, connect: Connect) -> None:
-    status, _, body = connect(server).send("GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n").response()
-    assert status == 400 and "http://[::1" in json.loads(body)["detail"]
-
-
-def test_a_first_line_that_is_too_long_is_refused(server: ApiServer, connect: Connect) -> None:
-    line = f"GET /{'a' * 70_000} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    status, headers, _ = connect(server).send(line).response()
-    assert (status, headers["connection"]) == (414, "close")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import selectors
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,15 @@ from start_llm.api.http import connection as connections
 from start_llm.api.http import front
 from start_llm.api.http import listener as door
 from start_llm.api.http.connection import ReceivedBody
-from start_llm.api.http.listener import ListeningSocket
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import Unavailable
 from start_llm.core.events import TextDelta
 from start_llm.core.limits import Allowance
-from tests.api.conftest import Raw
+from tests.api.conftest import CHAT, PATH, Connect, Raw, Serve
 from tests.api.fakes import FIRST, FakeService, answer, hold
 from tests.kinds import rounds
 from tests.waiting import until
 
-Connect = Callable[[ApiServer], Raw]
-Serve = Callable[..., ApiServer]
-PATH = "/v1/chat/completions"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 RAW = json.dumps(CHAT).encode()
 HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n"
 ROOT = Path(__file__).parents[3]
@@ -188,47 +183,20 @@ def test_at_the_cap_the_oldest_goes(serve: Serve, connect: Connect, monkeypatch:
     assert figure(server, connect, "http_waiting") <= 20
 
 
-def test_without_a_free_descriptor_accepting_rests() -> None:
-    class Listener:
-        calls = 0
-
-        def accept(self) -> Any:
-            self.calls += 1
-            raise OSError(errno.EMFILE, "Too many open files")
-
-        def setblocking(self, flag: bool) -> None:
-            pass
-
-        def fileno(self) -> int:
-            return readable_end.fileno()
-
-    readable_end, other = socket.socketpair()
-    other.send(b"x")
-    listener: Any = Listener()
-    with selectors.DefaultSelector() as selector:
-        entrance = ListeningSocket(listener, selector)
-        entrance.listen()
-        began = time.monotonic()
-        for _ in range(6):
-            for _ in selector.select(0.01):
-                assert entrance.accept() == []
-            entrance.resume(began)
-        assert (listener.calls, entrance.pauses, entrance.is_resting) == (1, 1, True)
-        entrance.resume(time.monotonic() + door.REST_SECONDS)
-        assert selector.select(1)
-    readable_end.close()
-    other.close()
-
-
-EXHAUSTED = """
+SERVED = """
 import logging, os, resource, sys, time
 from pathlib import Path
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService, make_server
 logging.basicConfig()
 folder = Path(sys.argv[1])
-server = make_server(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService())
+service = FakeService()
+server = make_server(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), service)
 server.start()
+"""
+EXHAUSTED = (
+    SERVED
+    + """
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 held = []
 try:
@@ -246,18 +214,40 @@ for descriptor in held:
 sys.stdin.readline()
 server.stop(0)
 """
+)
+PINNED = (
+    SERVED
+    + """
+def pin(request):
+    print("pinned", flush=True)
+    while True:
+        pass
+service.script = pin
+print(server.port, flush=True)
+sys.stdin.readline()
+assert not server.stop(0)
+"""
+)
+
+
+@contextmanager
+def child(code: str, folder: Path) -> Iterator[tuple[Any, int]]:
+    """A process that serves, and its port."""
+    process: Any = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.live
 def test_no_free_descriptor_in_a_process(tmp_path: Path) -> None:
     """One is free: the second client waits, without work, until there are more."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", EXHAUSTED, str(tmp_path)],
-        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        port = int(process.stdout.readline())
+    with child(EXHAUSTED, tmp_path) as (process, port):
         clients = [Raw(port) for _ in range(5)]
         for _ in range(2):
             process.stdin.write("\n")
@@ -271,9 +261,6 @@ def test_no_free_descriptor_in_a_process(tmp_path: Path) -> None:
         _, errors = process.communicate("\n", timeout=30)
         assert errors.count("no connection can be accepted") == 1, errors
         assert process.returncode == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 # --- answers that nobody reads ---
@@ -345,39 +332,11 @@ def test_stalled_clients_do_not_hold_up_the_end(serve: Serve, service: FakeServi
     assert len(streams) == 8
 
 
-PINNED = """
-import sys
-from pathlib import Path
-from start_llm.core.settings import Settings
-from tests.api.fakes import FakeService, make_server
-def pin(request):
-    print("pinned", flush=True)
-    while True:
-        pass
-folder = Path(sys.argv[1])
-server = make_server(
-    Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService(pin)
-)
-server.start()
-print(server.port, flush=True)
-sys.stdin.readline()
-assert not server.stop(0)
-"""
-
-
 @pytest.mark.live
 def test_a_worker_that_never_returns_does_not_hold_up_the_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PINNED, str(tmp_path)],
-        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        raw = Raw(int(process.stdout.readline())).post(PATH, CHAT)
+    with child(PINNED, tmp_path) as (process, port):
+        raw = Raw(port).post(PATH, CHAT)
         assert process.stdout.readline() == "pinned\n"
         _, errors = process.communicate("\n", timeout=60)
         assert (process.returncode, errors) == (0, "")
         raw.close()
-    finally:
-        process.kill()
-        process.wait()

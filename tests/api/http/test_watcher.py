@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +14,9 @@ from start_llm.api.http import watcher
 from start_llm.api.http.watcher import is_gone
 from start_llm.api.server import ApiServer
 from start_llm.core.events import TextDelta
-from tests.api.conftest import Raw
+from tests.api.conftest import CHAT, PATH, Connect
 from tests.api.fakes import FIRST, FakeService, hold
 
-Connect = Callable[[ApiServer], Raw]
-PATH = "/v1/chat/completions"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 LATE = [b"", b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"x" * 200_000]
 
 

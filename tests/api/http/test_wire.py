@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import h11
 import pytest
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from start_llm.api.http.wire import FREE_CHUNKS, ChunkedBody, Head, body_reader, find_head, read_head
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import StartLLMError
-from tests.api.conftest import Raw
+from tests.api import conftest
+from tests.api.conftest import Connect
 from tests.api.fakes import FakeService
 from tests.kinds import rounds
 
-Connect = Callable[[ApiServer], Raw]
-CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+CHAT = json.dumps(conftest.CHAT).encode()
 LIMIT = 1 << 20
 POST = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HOST = b"Host: localhost\r\n"
@@ -58,6 +58,7 @@ AMBIGUOUS = {
     "a bare LF behind a chunk's size": CHUNKED + CHUNK.replace(b"\r\n", b"\n", 1) + b"0\r\n\r\n",
     "a bare LF behind a chunk": CHUNKED + CHUNK[:-2] + b"\n0\r\n\r\n",
     "a bare LF in a chunk's extension": CHUNKED + CHUNK.replace(b"\r\n", b";a\nb\r\n", 1) + b"0\r\n\r\n",
+    "no number as a chunk's size": CHUNKED + b"zz\r\n" + CHUNK + b"0\r\n\r\n",
     "a chunk that is longer than it says": CHUNKED + CHUNK[:-2] + b"}\r\n0\r\n\r\n",
     "a bare LF behind the chunks": CHUNKED + CHUNK + b"0\r\n\n",
     "a bare LF in a trailer": CHUNKED + CHUNK + b"0\r\nX: y\n\n",
@@ -85,6 +86,13 @@ def test_what_can_be_read_in_two_ways_is_refused(
         (b"PRI * HTTP/2.0\r\n", 505),
         (b"GET / HTTP/1.2\r\n", 505),
         (b"GET /\r\n", 400),
+        (b"GARBAGE\r\n", 400),
+        (b"GET\r\n", 400),
+        (b"GET / HTTP/9.9\r\n", 505),
+        (b"GET /health HTTP/1.1 extra\r\n", 400),
+        (b"GET http://[::1 HTTP/1.1\r\n", 400),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n", 414),
+        (b"GET /health HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n", 431),
         (POST + b"Content-Length: 1" + b"0" * 5000 + b"\r\n", 413),
         (b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 101, 431),
     ],

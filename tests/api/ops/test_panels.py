@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 from start_llm import __version__
 from start_llm.api.http import access
-from start_llm.api.ops.page import Page
 from start_llm.api.server import ApiServer
 from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.request import ChatRequest
@@ -24,20 +22,16 @@ from start_llm.models.catalog import EMBEDDED_NAME, StoredModel
 from start_llm.models.device import NO_GPU
 from start_llm.models.hub_search import HubModel
 from start_llm.models.pull import PullError
+from tests.api.conftest import CHAT, PATH, Serve
 from tests.api.fakes import FIRST, REPORT, FakeService, hold
 from tests.api.ops.test_page import ask, feed
 from tests.proxy.node_stub import nodes
 
-Serve = Callable[..., ApiServer]
 SECRET = "open-sesame-17"
 READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents", "/page/nodes")
 ACTS = ("/page/models/pull", "/page/models/stop", "/page/models/change", "/page/models/remove", "/page/settings")
 SEARCH = "/page/models/search"
 ACTS += ("/page/requests/none/cancel",)
-
-
-def panels(server: ApiServer) -> Page:
-    return server.page
 
 
 def statuses(server: ApiServer, **headers: str) -> set[int]:
@@ -98,28 +92,21 @@ def test_nodes_are_shown_without_their_keys(serve: Serve, threads: int) -> None:
         assert stub.keys == {SECRET} and SECRET not in answer.text
 
 
-def test_a_note_is_shown_to_who_made_the_request(server: ApiServer) -> None:
-    mine = ask(server, authorization="Bearer mine")
-    path = f"{server.url}/page/requests/{mine}"
-    assert httpx.get(path, headers={"authorization": "Bearer mine"}).json()["note"][1] == "System text, now:"
+def test_a_note_is_shown_to_who_made_the_request_and_what_is_stored_to_who_sees_everything(
+    server: ApiServer,
+) -> None:
+    """The stored words may be those of another client: they are for who sees everything."""
+    path = f"{server.url}/page/requests/{ask(server, authorization='Bearer mine')}"
     assert httpx.get(path, headers={"authorization": "Bearer theirs"}).status_code == 404
-    assert httpx.get(path).status_code == 200  # the owner of the machine
-
-
-def test_what_is_stored_where_a_request_parts_is_shown_to_who_sees_everything(server: ApiServer) -> None:
-    """The words may be those of another client."""
-    mine = ask(server, authorization="Bearer mine")
-    path = f"{server.url}/page/requests/{mine}"
-    parted = httpx.get(path, headers={"authorization": "Bearer mine"}).json()["parted"]
-    assert (parted["expected"], parted["found"]) == ("", "words of the request")
-    parted = httpx.get(path).json()["parted"]
-    assert (parted["expected"], parted["found"]) == ("words of somebody", "words of the request")
-    assert "stored" not in parted
+    for headers, expected in (({"authorization": "Bearer mine"}, ""), ({}, "words of somebody")):
+        told = httpx.get(path, headers=headers).json()
+        assert told["note"][1] == "System text, now:" and "stored" not in told["parted"]
+        assert (told["parted"]["expected"], told["parted"]["found"]) == (expected, "words of the request")
 
 
 def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(panels(server).pulls, "begin", begun.append)
+    monkeypatch.setattr(server.page.pulls, "begin", begun.append)
     url, body = f"{server.url}/page/models/pull", {"name": "owner/model"}
     assert httpx.get(url).status_code == 405
     assert httpx.post(url, json=body, headers={"Origin": "http://localhost:1"}).status_code == 403
@@ -188,8 +175,8 @@ def test_a_running_request_is_cancelled_and_its_client_is_told(
 ) -> None:
     service.script = lambda request: [FIRST, hold]
     answers: list[httpx.Response] = []
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream}
-    asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body)))
+    body = CHAT | {"stream": stream}
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(server.url + PATH, json=body)))
     asking.start()
     with feed(server) as messages:
         running = next(message["now"] for message in messages if message["now"])[0]["id"]
@@ -242,7 +229,7 @@ def test_the_log_is_told_without_secrets(serve: Serve) -> None:
     assert any(f"sent {HIDDEN} and Bearer {HIDDEN} and {HIDDEN}" in line for line in lines)
     server.stop(0)
     log.warning("after the end")
-    assert not any("after the end" in line for line in panels(server).log.after(0)[0])
+    assert not any("after the end" in line for line in server.page.log.after(0)[0])
 
 
 def test_the_hub_is_searched_with_the_rule_of_what_fits(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
