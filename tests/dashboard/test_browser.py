@@ -353,6 +353,23 @@ def test_400_pixels_are_wide_enough_for_every_view(page: Browser, server: Live) 
             assert wide[0] <= wide[1] <= 400, (name, wide)
 
 
+def test_rows_are_cards_on_a_narrow_screen_and_nothing_of_them_is_cut_off(page: Browser, server: Live) -> None:
+    conversation(server, "narrow-talk")
+    page.until_text("#conversations", "narrow-talk", "ago")
+    wider = "return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    lefts = "return [...document.querySelectorAll(arguments[0])].map((e) => Math.round(e.getBoundingClientRect().x))"
+    with page.wide(390):
+        page.press("#charts-table summary")
+        page.until_text("#charts-rows", "%")
+        assert page.run(wider) == 0
+        page.view("server")
+        page.until_text("#settings", "MODEL_PATH")
+        assert page.run(wider) == 0
+        rows = len(page.all("#settings tr"))
+        names, meanings = (page.run(lefts, f"#settings tr > {kind}") for kind in ("th", "td.words"))
+        assert names == meanings == names[:1] * rows, "what a setting means stands below its name"
+
+
 def test_a_view_that_cannot_be_loaded_says_so(page: Browser, server: Live) -> None:
     page.driver.execute_cdp_cmd("Network.enable", {})
     page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/try.js*"]})

@@ -186,9 +186,9 @@ function conversation([name, end]) {
   }
   const all = sums[0] + sums[1] + sums[2];
   const button = make("button", { type: "button", class: "link", title: name, onclick: () => { pick(end); canvas.focus(); } }, nameOf(name));
-  return make("tr", {}, make("th", { scope: "row" }, button), make("td", {}, number(all)),
-    make("td", {}, all ? `${Math.round((100 * sums[0]) / all)}%` : ""), make("td", {}, bytes(held)),
-    make("td", {}, tree.age[end] < 0 ? "–" : `${duration(tree.age[end])} ago`));
+  return make("tr", {}, make("th", { scope: "row" }, button), make("td", { "data-label": "tokens" }, number(all)),
+    make("td", { "data-label": "in memory" }, all ? `${Math.round((100 * sums[0]) / all)}%` : ""), make("td", {}, bytes(held)),
+    make("td", { "data-label": "used" }, tree.age[end] < 0 ? "–" : `${duration(tree.age[end])} ago`));
 }
 
 function showConversations() {
