@@ -73,7 +73,7 @@ def test_the_overview_tells_of_real_requests(page: Browser, server: Live) -> Non
     conversation(server, "first-talk")
     conversation(server, "second-talk", "opencode/2.0")
     page.until_text("#ended", "first-talk", "second-talk", "computed")
-    page.until_text("#reuse", "%", "of prompt tokens reused", "for stored conversations in memory")
+    page.until_text("#reuse", "%", "of prompt tokens reused", "1.00: only what is new", "for stored conversations")
     page.until_text("#conversations", "first-talk", "second-talk", "100%")
     page.until_text("#day", "pi", "opencode", "% of")
     assert page.run("return document.querySelectorAll('#day svg path.fill-reused').length") >= 2

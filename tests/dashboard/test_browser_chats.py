@@ -266,6 +266,7 @@ def test_a_chat_goes_to_json_and_markdown_and_comes_back(page: Browser, server: 
     send(page, script(f"<think>\nI look.\n</think>\n\nTwo.\n{hostile}"))
     page.until_text("#said .assistant:last-child .text", "Two.")
     ended(page)
+    assert page.one("#chats summary").text == "Export, import"
     texts, back = page.run(MOVED)
     as_json, as_markdown = (found[0][1] for found in back)
     assert as_json == as_markdown and [role for role, *_ in as_json] == ["user", "assistant"] * 2

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tarfile
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from start_llm.models.catalog import StoredModel
+from start_llm.models.recommended import RECOMMENDED
 from start_llm.proxy.nodes import NodeStatus
 from tests.dashboard.browser import WAIT, Browser
 from tests.integration.live import Live
@@ -113,8 +114,17 @@ def test_models_that_do_not_fit_stand_last_and_say_what_they_need(
     large = StoredModel("a/large", tmp_path / "a", 4 * 10**13, 4096, ("tools",))
     stored = [large, StoredModel("b/small", tmp_path, 9, 9, ())]
     monkeypatch.setattr("start_llm.api.ops.page.stored_models", lambda *places: stored)
+    known = [
+        replace(RECOMMENDED[0], short=short, weights=weights, least_memory=0, kv=1)
+        for short, weights in (("vast", 4 * 10**13), ("tiny", 9))
+    ]
+    monkeypatch.setattr("start_llm.api.ops.page.RECOMMENDED", known)
     page.view("models")
     page.until_text("#models-list", "a/large", "b/small", "does not fit: needs 40.0 TB")
+    tiny, vast = page.all("#known button")
+    assert (tiny.accessible_name, tiny.get_attribute("class")) == ("Fetch tiny", "")
+    assert vast.accessible_name.startswith("Fetch vast, does not fit: needs 40.0 TB, there are ")
+    assert vast.accessible_name.endswith(vast.get_attribute("title")) and vast.get_attribute("class") == "back"
     assert page.run("return document.querySelector('#models-list tr').textContent").startswith("b/small")
     assert "GiB" not in page.text("main") and "MiB" not in page.text("main"), "one unit"
 
@@ -127,13 +137,18 @@ def test_agents_say_whether_they_are_installed_and_clients_get_snippets(
     monkeypatch.setenv("PATH", str(tmp_path))
     page.view("connect")
     page.until_text('[data-agent="pi"] .installed', "installed")
-    page.until_text('[data-agent="claude"] .installed', "not installed")
+    page.until_text('[data-agent="claude"] .installed', "not found on the server's PATH")
     assert not page.all('[data-agent="pi"] .install')[0].is_displayed()
     assert "npm install" in page.one('[data-agent="claude"] .install').text
     page.until_text("#snippets", f"OPENAI_BASE_URL={server.url}/v1", "ANTHROPIC_BASE_URL", "curl", "from openai")
     context = server.get("/v1/models").json()["data"][0]["context_length"]
     page.until_text("#snippets", "Open WebUI", "Zed", "VS Code", f'"max_tokens": {context}')
     assert len(page.all("#snippets button")) == 7
+    (tmp_path / "pi").rename(tmp_path / "claude")
+    page.view("overview")
+    page.view("connect")  # which looks again
+    page.until(lambda: page.text('[data-agent="claude"] .installed') == "installed", "what was installed meanwhile")
+    page.until_text('[data-agent="pi"] .installed', "not found")
 
 
 def test_settings_are_filtered_and_the_level_of_the_log_can_change(page: Browser, server: Live) -> None:

@@ -36,8 +36,6 @@ function applications({ context_length: context = 8192, capabilities = {} }) {
   ];
 }
 
-let asked = false;
-
 function snippet([name, text]) {
   return make("div", { class: "code" }, make("p", { class: "small quiet" }, name, copier(text, name)),
     make("pre", { tabindex: 0, role: "region", "aria-label": name }, text));
@@ -49,16 +47,15 @@ export async function openConnect(all) {
     const models = await json("/v1/models").catch(() => ({ data: [] }));
     byId("snippets").append(...applications(models.data[0] || {}).map(snippet));
   }
-  if (asked || !all) return;
+  if (!all) return;
   try {
     const { installed } = await json("/page/agents");
     for (const place of document.querySelectorAll("[data-agent]")) {
       const here = installed.includes(place.dataset.agent);
       const tag = place.querySelector(".installed");
-      setText(tag, here ? "installed" : "not installed");
+      setText(tag, here ? "installed" : "not found on the server's PATH");
       tag.classList.toggle("good", here);
       place.querySelector(".install").hidden = here;
     }
-    asked = true;
   } catch { /* whether they are installed stays untold */ }
 }

@@ -27,6 +27,14 @@ function button(text, label, onclick) {
   return make("button", { type: "button", "aria-label": label, onclick }, text);
 }
 
+// What does not fit may be fetched, too (the disk may be for another machine), but its button stands back and says so.
+function fetcher(model, name) {
+  const large = tooLarge(model);
+  const made = button("Fetch", `Fetch ${name}${large ? `, ${large.textContent}` : ""}`, () => fetchModel(name));
+  if (large) { made.className = "back"; made.title = large.textContent; }
+  return made;
+}
+
 function row(model) {
   const able = model.problem || [...model.can, model.short && `short name ${model.short}`].filter(Boolean).join(", ");
   const isLoaded = model.loaded;
@@ -104,14 +112,14 @@ function own(model) {
 function known(model) {
   return make("tr", {}, make("th", { scope: "row" }, model.short), make("td", {}, bytes(model.bytes)),
     make("td", { class: "words" }, model.note, " ", tooLarge(model)),
-    make("td", {}, button("Fetch", `Fetch ${model.short}`, () => fetchModel(model.short))));
+    make("td", {}, fetcher(model, model.short)));
 }
 
 function hit(model) {
   const dash = (label, value, text) => make("td", { "data-label": label }, value ? text(value) : "–");
   return make("tr", {}, make("th", { scope: "row" }, model.name, " ", tooLarge(model)), dash("size", model.bytes, bytes),
     dash("bits", model.quantisation, (bits) => bits.replace("-bit", "")), dash("context", model.context, number), make("td", { "data-label": "downloads" }, number(model.downloads)),
-    make("td", {}, button("Fetch", `Fetch ${model.name}`, () => fetchModel(model.name))));
+    make("td", {}, fetcher(model, model.name)));
 }
 
 // `keep`: what is told above the list stays.

@@ -204,7 +204,7 @@ export function showReuse(figures) {
   const held = figures.kv_bytes || 0;
   byId("reuse").replaceChildren(
     tile(prompt ? `${(100 * reused / prompt).toFixed(1)}%` : "–", "of prompt tokens reused"),
-    tile(fresh ? (computed / fresh).toFixed(2) : "–", "computed for each new token; 1.00 is the best"),
+    tile(fresh ? (computed / fresh).toFixed(2) : "–", "computed for each new token; 1.00: only what is new"),
     tile(firsts.length ? duration(firsts[Math.floor(firsts.length / 2)]) : "–", "to the first token, median"),
     tile(told.length ? number(told.length) : "–", `requests, ${short(prompt)} tokens`),
     tile(figures.kv_budget_bytes ? bytes(held) : "–", `of ${bytes(figures.kv_budget_bytes || 0)} for stored conversations in memory`));
