@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 from mlx_vlm.speculative.drafters.qwen3_5_mtp import ModelConfig, Qwen3_5MTPDraftModel
 
@@ -19,7 +19,8 @@ from start_llm.engine.decode.head import HeadedModel, SmallModel, language_of
 from start_llm.engine.decode.upstream_heads import QwenHead
 from start_llm.engine.vision import VisionModel
 from tests.engine import vision_zoo
-from tests.engine.zoo import CONFIGS, VOCAB, _weights
+from tests.engine.zoo import CONFIGS, VOCAB, fresh
+from tests.models.architectures import with_weights
 from tests.oracle.build import build_oracle, make_tokenizer
 
 
@@ -28,23 +29,8 @@ def head_config() -> dict[str, Any]:
     return {"model_type": "qwen3_5_mtp", "text_config": text, "block_size": 3}
 
 
-def fresh(name: str, seed: int = 5) -> Any:
-    """A model of `zoo` that nobody else has."""
-    config = {"model_type": name, **copy.deepcopy(CONFIGS[name])}
-    model_class, args_class = _get_classes(config)
-    return _random(model_class(args_class.from_dict(config)), seed)
-
-
-def _random(module: Any, seed: int) -> Any:
-    mx.random.seed(seed)
-    module.update(tree_unflatten([(name, _weights(name, old)) for name, old in tree_flatten(module.parameters())]))
-    module.eval()
-    mx.eval(module.parameters())
-    return module
-
-
 def new_head(seed: int = 6) -> Any:
-    return _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict(head_config())), seed)
+    return with_weights(Qwen3_5MTPDraftModel(ModelConfig.from_dict(head_config())), seed)
 
 
 @cache
@@ -65,7 +51,7 @@ def headed(name: str) -> HeadedModel:
 def headed_vision() -> HeadedModel:
     model = VisionModel(vision_zoo.make("qwen3_5"), vision_zoo.PAD)
     text = {**vision_zoo.config_of("qwen3_5")["text_config"], "mtp_num_hidden_layers": 1}
-    module = _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), 6)
+    module = with_weights(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), 6)
     return HeadedModel(model, QwenHead(module, language_of(model)), language_of(model).model)
 
 
@@ -125,8 +111,8 @@ def write_checkpoint(folder: Path, seed: int = 5, with_head: bool = True) -> Pat
     config = {"model_type": "qwen3_5", "text_config": text, "eos_token_id": 3}
     (folder / "config.json").write_text(json.dumps(config))
     model_class, args_class = _get_classes(config)
-    model = _random(model_class(args_class.from_dict(config)), seed)
-    head = _random(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), seed + 1)
+    model = with_weights(model_class(args_class.from_dict(config)), seed)
+    head = with_weights(Qwen3_5MTPDraftModel(ModelConfig.from_dict({**head_config(), "text_config": text})), seed + 1)
     weights = dict(tree_flatten(model.parameters()))
     weights |= {f"mtp.{name}": array for name, array in tree_flatten(head.parameters()) if with_head}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})

@@ -20,7 +20,8 @@ from mlx.utils import tree_flatten
 
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.upstream_heads import QwenHead
-from tests.engine.headed import fresh, new_head
+from tests.engine.headed import new_head
+from tests.engine.zoo import fresh
 
 FILE = Path(__file__).with_suffix(".safetensors")
 QUESTIONS, ANSWERS = 4, 8

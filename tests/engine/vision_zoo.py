@@ -6,11 +6,9 @@ import copy
 from functools import cache
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-from tests.engine.zoo import _weights
+from tests.models.architectures import with_weights
 
 VOCAB = 256
 PAD, VIDEO, OPENS, CLOSES = 250, 251, 252, 253
@@ -126,9 +124,4 @@ def make(name: str) -> Any:
     module, _ = get_model_and_args(config)
     config.setdefault("text_config", {})
     made = update_module_configs(module.ModelConfig.from_dict(config), module, config, ["text", "vision"])
-    model = module.Model(made)
-    mx.random.seed(7)
-    model.update(tree_unflatten([(name, _weights(name, old)) for name, old in tree_flatten(model.parameters())]))
-    model.eval()
-    mx.eval(model.parameters())
-    return model
+    return with_weights(module.Model(made), 7)

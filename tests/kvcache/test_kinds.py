@@ -33,16 +33,12 @@ from start_llm.kvcache.types import StoredEnd, Unstorable
 from start_llm.models.vision import mend_mlx_vlm
 from tests.kinds import some
 from tests.kvcache import sparse
-from tests.models import architectures
+from tests.models import architectures, vlm_types
 
-NAMES = (*sparse.CONFIGS, "deepseek_v41")
-QUICK = {"hy_v4", "deepseek_v4"}
-EACH = pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES],
-)
+NAMES = (*sparse.NAMES, "deepseek_v41")
 ENDS = (60, 103, 150, 161, 279)  # not where a group of 4 ends, but for the first
 ANSWER = 6
+CONFIG = ModelConfig.from_dict(vlm_types.config_of("deepseek_v4"))
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +51,6 @@ def plain() -> Iterator[None]:
 
 def model(name: str) -> Any:
     return architectures.make(name) if name == "deepseek_v41" else sparse.model(name)
-
-
-def text(name: str, length: int, seed: int = 0) -> list[int]:
-    return [
-        token % (architectures.VOCAB if name == "deepseek_v41" else sparse.VOCAB) for token in sparse.text(length, seed)
-    ]
 
 
 class Served:
@@ -96,7 +86,7 @@ class Served:
     def draft_in_vain(self, cache: list[Any], width: int) -> None:
         rewinder = Rewinder(cache)
         saved = rewinder.save()
-        sparse.feed(self.model, text(self.name, width, seed=9), cache)
+        sparse.feed(self.model, sparse.text(width, seed=9), cache)
         rewinder.restore(saved, width)
 
 
@@ -106,7 +96,7 @@ class Served:
 )
 def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> None:
     served = Served(name, tmp_path)
-    prompt, other = text(name, 290), text(name, 20, seed=4)
+    prompt, other = sparse.text(290), sparse.text(20, seed=4)
     cold, _ = served.answer(prompt, stored=False)
     fork = prompt[:103] + other  # inside of a group of 4
     of_fork, _ = served.answer(fork, stored=False)
@@ -124,40 +114,13 @@ def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> N
     again.store.close()
 
 
-@EACH
-def test_a_checkpoint_takes_as_much_whatever_stands_before_it(name: str) -> None:
-    made, kit = model(name), LayerKit(model(name).make_cache)
-    cache, sizes = made.make_cache(), []
-    for _ in range(3):
-        sparse.feed(made, text(name, 256), cache)
-        sizes.append(kit.checkpoint(cache).nbytes)
-    assert sizes[0] == sizes[1] == sizes[2]
-
-
-@EACH
-def test_rows_take_what_their_columns_say(name: str) -> None:
+@pytest.mark.parametrize("name", some(sparse.NAMES, 2))
+def test_parts_of_rows_take_what_the_whole_takes(name: str) -> None:
     made, kit = model(name), LayerKit(model(name).make_cache)
     cache = made.make_cache()
-    sparse.feed(made, text(name, 256), cache)
+    sparse.feed(made, sparse.text(256), cache)
     whole = kit.slice(cache, 0, 256)
-    cut = kit.part(whole, 0, 103), kit.part(whole, 103, 256)
-    assert cut[0].nbytes + cut[1].nbytes == whole.nbytes
-    row = sum(
-        a.nbytes // a.shape[-2] * (256 // form.rate)
-        for layer, form in zip(whole.arrays, whole.forms, strict=True)
-        for a in layer
-        if a.shape[-2]
-    )
-    assert row == whole.nbytes
-    longer = kit.slice(made_of(made, name, 512), 0, 512)
-    assert longer.nbytes == 2 * whole.nbytes
-
-
-def made_of(made: Any, name: str, length: int) -> list[Any]:
-    cache = list(made.make_cache())
-    for start in range(0, length, 256):
-        sparse.feed(made, text(name, length)[start : start + 256], cache)
-    return cache
+    assert kit.part(whole, 0, 103).nbytes + kit.part(whole, 103, 256).nbytes == whole.nbytes
 
 
 class FourCache:
@@ -250,10 +213,10 @@ def test_a_layer_that_the_model_makes_again_is_not_stored() -> None:
     """glm5_next holds projected rows beside its latents, and makes them again once they fall behind."""
     served = Served("glm5_next")
     cache = served.model.make_cache()
-    sparse.feed(served.model, text("glm5_next", 40), cache)
+    sparse.feed(served.model, sparse.text(40), cache)
     sparse.feed(served.model, [7], cache)
     assert sum(leaf.offset == 40 for leaf in leaves(cache) if kind_of(leaf) is kinds.ROWS) > 0
-    served.store.put([*text("glm5_next", 40), 7], cache)
+    served.store.put([*sparse.text(40), 7], cache)
     assert served.store.stats()["refused"] == 0 and served.store.stats()["tokens"] == 41
 
 
@@ -266,8 +229,8 @@ def test_a_group_is_pooled_with_the_one_before_it_in_whatever_pass_that_was(
     mend_mlx_vlm()
     if not mended:
         monkeypatch.setattr(language, "_overlap_compress_kv", language._overlap_compress_kv.__wrapped__)
-    compressor = language.Compressor(ModelConfig(**sparse.CONFIGS["deepseek_v4"][2]), compress_ratio=4, head_dim=32)
-    tokens = mx.random.normal((1, 11, 64), key=mx.random.key(3))
+    compressor = language.Compressor(CONFIG, compress_ratio=4, head_dim=32)
+    tokens = mx.random.normal((1, 11, CONFIG.hidden_size), key=mx.random.key(3))
     whole, cut = vlm_cache.PoolingCache(4), vlm_cache.PoolingCache(4)
     compressor(tokens, whole, 0)
     for start, stop in ((0, 4), (4, 7), (7, 8), (8, 11)):
@@ -280,10 +243,10 @@ def test_a_group_is_pooled_with_the_one_before_it_in_whatever_pass_that_was(
 def test_what_stays_of_a_pass_is_its_last_group() -> None:
     """Neither the other groups, nor the cache once its request is over."""
     mend_mlx_vlm()
-    compressor = language.Compressor(ModelConfig(**sparse.CONFIGS["deepseek_v4"][2]), compress_ratio=4, head_dim=32)
+    compressor = language.Compressor(CONFIG, compress_ratio=4, head_dim=32)
     cache = vlm_cache.PoolingCache(4)
     for start in (0, 8192):
-        compressor(mx.random.normal((1, 8192, 64)), cache, start)
+        compressor(mx.random.normal((1, 8192, CONFIG.hidden_size)), cache, start)
         mx.eval(cache.state)
     held = mx.get_active_memory()
     cache.last_group = None

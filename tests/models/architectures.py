@@ -299,11 +299,18 @@ def _value(hint: Any) -> Any:
     return next((value for kind, value in ((bool, False), (int, 8), (float, 1.0), (str, "")) if kind in kinds), None)
 
 
-def make(name: str) -> Any:
-    """The model, in float32, with weights that make the greedy text varied; the same for every call."""
+def make(name: str, **changes: Any) -> Any:
+    """The model, in float32, with weights that make the greedy text varied; the same for every call.
+
+    `changes`: of its configuration.
+    """
     module = _module(name)
-    model = module.Model(module.ModelArgs.from_dict(config_of(name)))
-    mx.random.seed(5)
+    return with_weights(module.Model(module.ModelArgs.from_dict(config_of(name) | changes)))
+
+
+def with_weights(model: Any, seed: int = 5) -> Any:
+    """The model itself, in float32: the same random weights for the same seed."""
+    mx.random.seed(seed)
     model.update(tree_unflatten([(path, _weights(path, old)) for path, old in tree_flatten(model.parameters())]))
     model.eval()
     mx.eval(model.parameters())

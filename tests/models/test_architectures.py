@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from scripts.architectures import PAGE, WAYS, tried
-from start_llm.models.vision import mend_mlx_vlm
-from tests.kvcache import sparse
 from tests.models.architectures import all_names
-from tests.models.decode_everywhere import try_architecture, try_model
+from tests.models.decode_everywhere import try_architecture
 from tests.models.vlm_types import CONFIGS
 
 HANDFUL = ("llama", "qwen3_next", "gemma3_text", "deepseek_v41", "gemma2")
@@ -39,19 +36,6 @@ def test_every_architecture_does_as_the_page_says(name: str) -> None:
         line = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(f"| {name} |"))
         cells = [cell.strip() for cell in line.split("|")][3:]
         assert all(cell == found[way] for way, cell in zip(WAYS, cells, strict=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek_v4", "glm5_next", "hy_v4", "qwen4_exp"])
-def test_models_with_sparse_attention_that_only_mlx_vlm_has(name: str) -> None:
-    """Without mlx's compiler: see `tests/kvcache/test_kinds`."""
-    mx.disable_compile()
-    mend_mlx_vlm()
-    try:
-        found = try_model(name, sparse.model(name), sparse.text(260), fork_at=203)
-    finally:
-        mx.enable_compile()
-    assert {way: found[way] for way in WAYS} == dict.fromkeys(WAYS, "equal") and not found["reuse"]
 
 
 def test_the_page_names_every_architecture() -> None:

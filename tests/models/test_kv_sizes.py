@@ -7,10 +7,16 @@ import pytest
 from tests.models.kv_sizes import NEW_TYPES, conversation, sizes
 
 QUICK = ("deepseek_v41", "kimi_k3")
-TYPES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NEW_TYPES]
+IN_CI = ("hy_v4", "deepseek_v4", "qwen4_exp", "glm5_next")
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough if name in IN_CI else pytest.mark.slow)
+        for name in NEW_TYPES
+    ],
+)
 def test_a_checkpoint_takes_as_much_wherever_it_stands_and_a_token_what_its_columns_say(name: str) -> None:
     found = sizes(name, (256, 512))
     assert len(set(found["checkpoint"])) == 1

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import get_model_and_args, save_weights, update_module_configs
 
 from start_llm.models.vision import mend_mlx_vlm
-from tests.models.architectures import VOCAB, _fields, _weights
+from tests.models.architectures import VOCAB, _fields, with_weights
 from tests.oracle import make_tokenizer
 
 _MIXED = ["sliding_attention", "full_attention"] * 2
@@ -128,12 +127,7 @@ def make(name: str, vocabulary: int = VOCAB) -> Any:
     for part in ("text_config", "vision_config", "audio_config"):
         config.setdefault(part, {})
     made = module.ModelConfig.from_dict(copy.deepcopy(config))
-    model = module.Model(update_module_configs(made, module, config, ["text", "vision", "audio"]))
-    mx.random.seed(5)
-    model.update(tree_unflatten([(path, _weights(path, old)) for path, old in tree_flatten(model.parameters())]))
-    model.eval()
-    mx.eval(model.parameters())
-    return model
+    return with_weights(module.Model(update_module_configs(made, module, config, ["text", "vision", "audio"])))
 
 
 def save(folder: Path, name: str, **more: Any) -> Path:

@@ -7,13 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
 from mlx_vlm.utils import get_model_and_args, save_weights, update_module_configs
 from tokenizers import AddedToken
 
 from tests.engine.vision_zoo import CONFIGS
-from tests.engine.zoo import _weights
+from tests.models.architectures import with_weights
 from tests.oracle import make_tokenizer
 
 SPECIAL = (
@@ -138,8 +136,5 @@ def build_vision(folder: Path, family: str) -> Path:
     module, _ = get_model_and_args(config)
     config.setdefault("text_config", {})
     made = update_module_configs(module.ModelConfig.from_dict(config), module, config, ["text", "vision"])
-    model = module.Model(made)
-    mx.random.seed(7)
-    model.update(tree_unflatten([(name, _weights(name, old)) for name, old in tree_flatten(model.parameters())]))
-    save_weights(folder, model)
+    save_weights(folder, with_weights(module.Model(made), 7))
     return folder

@@ -42,8 +42,8 @@ from tests.engine.decode.test_verify import (
     said,
 )
 from tests.engine.fakes import new_row
-from tests.engine.headed import fresh, headed, headed_vision, new_head
-from tests.engine.zoo import VOCAB
+from tests.engine.headed import headed, headed_vision, new_head
+from tests.engine.zoo import VOCAB, fresh
 from tests.kinds import some
 
 KINDS = ["qwen3_5", "llama", "small", "same"]

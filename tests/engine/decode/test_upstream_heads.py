@@ -15,8 +15,8 @@ from start_llm.core.errors import NotSupported
 from start_llm.engine.decode.upstream_heads import HEADS, QwenHead, _own_layer, load_head
 from start_llm.models.background import at_once
 from start_llm.models.drafters import own_drafter
-from tests.engine.headed import fresh, head_config, new_head, write_checkpoint
-from tests.engine.zoo import VOCAB
+from tests.engine.headed import head_config, new_head, write_checkpoint
+from tests.engine.zoo import VOCAB, fresh
 
 
 def guesses(head: Any) -> mx.array:

@@ -35,7 +35,7 @@ from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_s
 from start_llm.engine.decode.verify import SingleRow
 from start_llm.kvcache.kinds import leaves
 from tests.engine.fakes import new_row
-from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
+from tests.engine.zoo import NAMES, VOCAB, WINDOW, make
 from tests.kinds import rounds, some
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
@@ -191,7 +191,7 @@ def assert_same_kv(one: Said, other: Said, tolerance: float = 2e-4) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else []) for name in CONFIGS]
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else []) for name in NAMES]
 )
 def test_every_architecture_says_the_same_with_drafts(name: str) -> None:
     model = make(name)
