@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -13,11 +14,15 @@ from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
+from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.draft import RowDrafts
+from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.row import DecodeRow, RowState
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import KV_FIGURES, GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.thread import EngineThread
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import RestorePlan
 from start_llm.kvcache.types import StoredEnd
@@ -246,18 +251,36 @@ class SlowRunner(FakeRunner):
         return super().decode()
 
 
+def scheduler_on(
+    runner: Any,
+    store: GuardedStore,
+    rows: int,
+    memory: SharedMemory | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    draw: Any = None,
+    drafts: Drafts | None = None,
+    grammars: Grammars | None = None,
+    kind: Any = Scheduler,
+    **limits: Any,
+) -> Scheduler:
+    """`rows`: the most that run together. `draw`: instead of a real drawing, with these drafts and grammars."""
+    made: Scheduler = kind(
+        runner,
+        store,
+        draw or (lambda work, generated: TextDrawing(work, grammars, generated, drafts)),
+        limits=SchedulerLimits(**limits),
+        max_concurrency=rows,
+        memory=MemoryGuard(store, memory or FixedMemory()),
+        clock=clock,
+    )
+    return made
+
+
 def scheduler_of(runner: SlowRunner, share: float) -> Scheduler:
     """`share`: of rows that decode beside a prompt."""
     guarded = GuardedStore(FakeStore(), list)  # type: ignore[arg-type]
-    return Scheduler(
-        runner,
-        guarded,
-        FakeDrawing,
-        limits=SchedulerLimits(None, decode_share=share),
-        max_concurrency=8,
-        memory=MemoryGuard(guarded, FixedMemory()),
-        clock=runner.clock,
-    )
+    return scheduler_on(runner, guarded, 8, clock=runner.clock, draw=FakeDrawing, step=None, decode_share=share)
 
 
 def new_row(
@@ -299,6 +322,20 @@ def submit(name: str, tokens: Sequence[int], *, max_tokens: int = 10, **more: An
     about = {name: more.pop(name) for name in ("boundaries", "system_end") if name in more}
     prompt = Prompt(tuple(tokens), generation=len(tokens), **about)
     return Submit(name, prompt, Sampling(), max_tokens, sink, **more), sink
+
+
+def ask(scheduler: Scheduler, name: str, tokens: Sequence[int], **more: Any) -> Collected:
+    """A request that the scheduler has from now on: what becomes of it."""
+    work, sink = submit(name, tokens, **more)
+    scheduler.add(work)
+    return sink
+
+
+def send(engine: EngineThread, name: str, tokens: Sequence[int], **more: Any) -> Collected:
+    """As `ask`, to the thread."""
+    work, sink = submit(name, tokens, **more)
+    engine.submit(work)
+    return sink
 
 
 def engine_step(scheduler: Scheduler) -> None:

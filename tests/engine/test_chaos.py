@@ -27,18 +27,16 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import planned
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, Sizes
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
-from tests.engine.fakes import FixedMemory, engine_step
+from tests.engine.fakes import FixedMemory, engine_step, scheduler_on
 from tests.oracle import Oracle, build_oracle
 
 ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
@@ -82,15 +80,8 @@ class Life:
         )
         self.guarded = GuardedStore(self.store, make_cache)
         self.runner = ModelRunner(oracle.model, eos=[END], max_rows=4)
-        self.scheduler = Scheduler(
-            self.runner,
-            self.guarded,
-            lambda work, generated: TextDrawing(work, None, generated),
-            limits=SchedulerLimits(step=64, idle_step=32, join=16),
-            max_concurrency=4,
-            memory=MemoryGuard(self.guarded, FixedMemory(10 * BUDGET, BUDGET)),
-            clock=clock,
-        )
+        memory, limits = FixedMemory(10 * BUDGET, BUDGET), {"step": 64, "idle_step": 32, "join": 16}
+        self.scheduler = scheduler_on(self.runner, self.guarded, 4, memory, clock=clock, **limits)
         self.clients: dict[str, Client] = {}
 
     def prompt(self, *texts: str) -> tuple[int, ...]:

@@ -25,14 +25,11 @@ from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import FixedMemory, submit
+from tests.engine.fakes import FixedMemory, scheduler_on, submit
 from tests.engine.headed import sentences, trained
 from tests.engine.lookups import QUESTIONS, learnt, lookups
 from tests.engine.schedule.test_scheduler import drain
@@ -59,23 +56,12 @@ class Server:
         self.store.restore = self.restore  # type: ignore[method-assign]
         self.runner = ModelRunner(self.model, eos=[NEVER], max_rows=2, gate=self.drafts.gate)
         self.counts = DecodeCounts()
-        self.scheduler = Scheduler(
-            self.runner,
-            self.store,
-            self.drawing,
-            limits=SchedulerLimits(step=48),
-            max_concurrency=2,
-            memory=MemoryGuard(self.store, FixedMemory(0, 1 << 30)),
-            clock=time.monotonic,
-        )
+        self.scheduler = scheduler_on(self.runner, self.store, 2, FixedMemory(0, 1 << 30), drafts=self.drafts, step=48)
 
     def restore(self, tokens: Any, plan: Any) -> Any:
         found = self.plain_restore(tokens, plan)
         assert all(leaf.offset == found.length for leaf in self.model._layers_of(found.cache))
         return found
-
-    def drawing(self, work: Any, generated: Any) -> TextDrawing:
-        return TextDrawing(work, None, generated, self.drafts)
 
     def add(self, name: str, prompt: list[int], **sampling: Any) -> Any:
         work, sink = submit(name, prompt, max_tokens=SAID)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,17 +27,14 @@ from start_llm.engine.decode import layerwise
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache import layers
 from start_llm.kvcache.kinds import leaves
 from start_llm.kvcache.layers import LayerKit, eval_and_free
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
-from tests.engine.fakes import Collected, FixedMemory, engine_step
+from tests.engine.fakes import Collected, FixedMemory, engine_step, scheduler_on
 from tests.kvcache.test_rows import check
 from tests.oracle import Oracle, build_oracle, expected_truth
 
@@ -97,15 +93,9 @@ class Server:
         self.store = KVStore(self.kit, config)
         guarded = GuardedStore(self.store, make_cache)
         self.drafts = Drafts(DraftGate(Published(WIDE_IS_CHEAP))) if drafts else None
-        self.scheduler = Scheduler(
-            ModelRunner(self.model, eos=[END], max_rows=3, gate=self.drafts.gate if self.drafts else None),
-            guarded,
-            lambda work, generated: TextDrawing(work, None, generated, self.drafts),
-            limits=SchedulerLimits(step=24, idle_step=16, join=16),
-            max_concurrency=3,
-            memory=MemoryGuard(guarded, FixedMemory(running, stored)),
-            clock=time.monotonic,
-        )
+        runner = ModelRunner(self.model, eos=[END], max_rows=3, gate=self.drafts.gate if self.drafts else None)
+        memory, limits = FixedMemory(running, stored), {"step": 24, "idle_step": 16, "join": 16}
+        self.scheduler = scheduler_on(runner, guarded, 3, memory, drafts=self.drafts, **limits)
         self.requests: list[Request] = []
         self.calls = 0
         self.fail_at: int | None = None  # a call

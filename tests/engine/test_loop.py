@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +12,15 @@ import pytest
 
 from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, Failed
+from start_llm.core.prompt import Prompt
 from start_llm.engine.loop import STUCK_SECONDS, Chores, LoadedModels
 from start_llm.engine.thread import EngineThread
 from tests.clock import Clock
-from tests.engine.fakes import FakeRunner, FakeStore, FixedMemory, submit
+from tests.engine.fakes import FakeRunner, FakeStore, FixedMemory, send
 from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made
 from tests.waiting import until
+
+PROMPT = Prompt((1, 2, 3))
 
 
 class Worker:
@@ -191,23 +193,19 @@ def steps(runtime: FakeRuntime, before: Callable[[], Any] = lambda: None) -> Gen
 
 
 def test_a_model_is_loaded_and_answers_while_another_one_decodes(engine: EngineThread) -> None:
-    first, sink = submit("a", [1, 2, 3], max_tokens=10**9)
-    engine.submit(first)
+    sink = send(engine, "a", [1, 2, 3], max_tokens=10**9)
     until(lambda: len(sink.tokens) > 3)
     seen: list[int] = []
     engine.load("other", steps(FakeRuntime(FakeRunner()), lambda: seen.append(len(sink.tokens))))
     assert seen[0] < seen[1] < seen[2], "each step of the loading had steps of the first model between"
-    second, other = submit("b", [1, 2, 3])
-    engine.submit(_for(second, "other"))
-    assert isinstance(final(other), EngineDone)
+    assert isinstance(final(send(engine, "b", [1, 2, 3], model="other")), EngineDone)
     assert sink.final is None and engine.status().running == 1
     engine.cancel("a")
     assert isinstance(final(sink), EngineDone)
 
 
 def test_a_load_that_fails_is_told_to_who_asked_and_ends_nothing(engine: EngineThread) -> None:
-    first, sink = submit("a", [1, 2, 3], max_tokens=10**9)
-    engine.submit(first)
+    sink = send(engine, "a", [1, 2, 3], max_tokens=10**9)
 
     def fail() -> None:
         raise NotFound("there are no weights")
@@ -223,23 +221,20 @@ def test_a_load_that_fails_is_told_to_who_asked_and_ends_nothing(engine: EngineT
 
 
 def test_a_request_for_a_model_that_is_not_loaded_fails_and_the_thread_goes_on(engine: EngineThread) -> None:
-    lost, sink = submit("a", [1, 2, 3])
-    engine.submit(_for(lost, "nobody"))
-    ended = final(sink)
+    ended = final(send(engine, "a", [1, 2, 3], model="nobody"))
     assert isinstance(ended, Failed) and ended.error.status == 503 and "'nobody'" in ended.error.message
     with pytest.raises(Unavailable, match="nobody"):
-        engine.plan(lost.prompt, "nobody")
+        engine.plan(PROMPT, "nobody")
     with pytest.raises(Unavailable, match="nobody"):
         engine.call(lambda scheduler: scheduler.running, model="nobody")
-    engine.prefill_idle(lost.prompt, None, model="nobody")
+    engine.prefill_idle(PROMPT, None, model="nobody")
     assert engine.call(lambda scheduler: scheduler.running) == 0
 
 
 def test_unloading_ends_what_runs_and_frees_the_model_on_its_thread(engine: EngineThread) -> None:
     runtime = FakeRuntime(FakeRunner(answer=10**9))
     engine.load("other", steps(runtime))
-    asked, sink = submit("a", [1, 2, 3], max_tokens=10**9)
-    engine.submit(_for(asked, "other"))
+    sink = send(engine, "a", [1, 2, 3], max_tokens=10**9, model="other")
     until(lambda: len(sink.tokens) > 3)
     engine.unload("other")
     ended = final(sink)
@@ -249,7 +244,7 @@ def test_unloading_ends_what_runs_and_frees_the_model_on_its_thread(engine: Engi
     engine.unload("")
     assert engine.status().state == "ready", "a thread without any model is there for the next one"
     with pytest.raises(Unavailable):
-        engine.plan(asked.prompt)
+        engine.plan(PROMPT)
 
 
 def test_the_end_of_the_thread_is_told_to_who_waits_for_a_load(engine: EngineThread) -> None:
@@ -289,24 +284,17 @@ class Promised(FixedMemory):
 def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThread) -> None:
     shared = Promised()
     engine.load("other", steps(FakeRuntime(FakeRunner(), FakeStore(token_bytes=100), shared)))
-    asked, sink = submit("a", [1, 2, 3])
     began = time.monotonic()
-    engine.submit(_for(asked, "other"))
+    sink = send(engine, "a", [1, 2, 3], model="other")
     until(lambda: shared.asked >= 8)
     looks, seconds = shared.asked, time.monotonic() - began
     assert looks <= 3 + 2 * seconds / STUCK_SECONDS, f"it looked {looks} times in {seconds:.1f} s"
     assert engine.status().state == "busy" and sink.final is None
-    cancelled, gone = submit("b", [1, 2, 3])
-    engine.submit(_for(cancelled, "other"))
+    gone = send(engine, "b", [1, 2, 3], model="other")
     engine.cancel("b")
     assert isinstance(final(gone), EngineDone), "it notices what is told to it"
-    first, other = submit("c", [1, 2, 3])
-    engine.submit(first)
+    other = send(engine, "c", [1, 2, 3])
     until(lambda: len(other.tokens) > 3)  # it does not stand in the way of other models
     engine.cancel("c")
     shared.fixed = 10**6
     assert isinstance(final(sink), EngineDone) and len(sink.tokens) == 3
-
-
-def _for(work: Any, model: str) -> Any:
-    return replace(work, model=model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,11 +15,9 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from tests.engine.fakes import Collected, FakeStore, FixedMemory, submit
+from start_llm.engine.schedule.scheduler import Scheduler
+from tests.engine.fakes import Collected, FakeStore, scheduler_on, submit
 from tests.engine.schedule.test_scheduler import drain
 from tests.engine.tiny import make_model, make_tokenizer
 
@@ -71,15 +68,7 @@ def parts() -> tuple[Any, Grammars]:
 def make() -> Scheduler:
     model, grammars = parts()
     store = GuardedStore(NothingStored(), lambda: make_prompt_cache(model))  # type: ignore[arg-type]
-    return Scheduler(
-        ModelRunner(model, eos=[END], max_rows=4),
-        store,
-        lambda work, generated: TextDrawing(work, grammars, generated),
-        limits=SchedulerLimits(step=64),
-        max_concurrency=4,
-        memory=MemoryGuard(store, FixedMemory(0, 0)),
-        clock=time.monotonic,
-    )
+    return scheduler_on(ModelRunner(model, eos=[END], max_rows=4), store, 4, grammars=grammars, step=64)
 
 
 def run(way: str, interrupt_at: int, beside: bool) -> Collected:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,14 +21,12 @@ from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel, SmallModel
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd
-from tests.engine.fakes import FixedMemory, submit
+from tests.engine.fakes import FixedMemory, scheduler_on, submit
 from tests.engine.schedule.test_scheduler import drain
 
 LAYERS, HEADS, WIDTH = 8, 8, 512
@@ -104,15 +101,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
         runner = ModelRunner(model(), eos=[NEVER], max_rows=2, gate=drafts.gate)
     else:
         runner = AllInOneBatch(model(), eos=[NEVER], max_rows=2)
-    scheduler = Scheduler(
-        runner,
-        store,
-        lambda work, generated: TextDrawing(work, None, generated, drafts),
-        limits=SchedulerLimits(step=128),
-        max_concurrency=2,
-        memory=MemoryGuard(store, FixedMemory(0, BUDGET)),
-        clock=time.monotonic,
-    )
+    scheduler = scheduler_on(runner, store, 2, FixedMemory(0, BUDGET), drafts=drafts, step=128)
     mx.clear_cache()
     mx.reset_peak_memory()
     work, sink = submit("a", [*history, *range(NEW)], max_tokens=SAID)
@@ -199,16 +188,8 @@ def server(kind: str, batches: bool = True) -> tuple[KVStore, Scheduler, Drafts 
     kv = KVStore(LayerKit(fresh), StoreConfig(budget_bytes=BUDGET))
     store = GuardedStore(kv, fresh)
     gate = None if drafts is None else drafts.gate
-    scheduler = Scheduler(
-        ModelRunner(made, eos=[NEVER], max_rows=2, quantisation=quantisation, batches=batches, gate=gate),
-        store,
-        lambda work, generated: TextDrawing(work, None, generated, drafts),
-        limits=SchedulerLimits(step=64),
-        max_concurrency=2,
-        memory=MemoryGuard(store, FixedMemory(0, BUDGET)),
-        clock=time.monotonic,
-    )
-    return kv, scheduler, drafts
+    runner = ModelRunner(made, eos=[NEVER], max_rows=2, quantisation=quantisation, batches=batches, gate=gate)
+    return kv, scheduler_on(runner, store, 2, FixedMemory(0, BUDGET), drafts=drafts, step=64), drafts
 
 
 def held_now() -> int:

@@ -16,10 +16,9 @@ from start_llm.core.events import EngineDone, Failed
 from start_llm.core.prompt import Prompt
 from start_llm.core.work import Submit
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.memory import SharedMemory
 from start_llm.engine.thread import EngineThread
-from tests.engine.fakes import Collected, FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
+from tests.engine.fakes import Collected, FakeDrawing, FakeRunner, FakeStore, scheduler_on, send, submit
 from tests.waiting import until
 
 WAIT = 60.0
@@ -29,15 +28,7 @@ class FakeRuntime:
     def __init__(self, runner: FakeRunner, store: FakeStore | None = None, shared: SharedMemory | None = None) -> None:
         self.closed_on: str | None = None
         guarded = GuardedStore(store or FakeStore(), list)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(
-            runner,
-            guarded,
-            FakeDrawing,
-            limits=SchedulerLimits(step=50),
-            max_concurrency=4,
-            memory=MemoryGuard(guarded, FixedMemory() if shared is None else shared),
-            clock=time.monotonic,
-        )
+        self.scheduler = scheduler_on(runner, guarded, 4, shared, draw=FakeDrawing, step=50)
 
     def unloading(self) -> Generator[float]:
         yield 0.0
@@ -80,13 +71,8 @@ def final(sink: Collected) -> EngineDone | Failed:
 def test_runs_requests_from_many_threads(start: Any) -> None:
     engine, _ = start(max_queue=100)
     sinks: list[Collected] = []
-
-    def send(i: int) -> None:
-        work, sink = submit(f"r{i}", range(1, 30 + i))
-        sinks.append(sink)
-        engine.submit(work)
-
-    senders = [threading.Thread(target=send, args=(i,)) for i in range(20)]
+    ask = lambda i: sinks.append(send(engine, f"r{i}", range(1, 30 + i)))  # noqa: E731
+    senders = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
     for sender in senders:
         sender.start()
     for sender in senders:
@@ -117,8 +103,7 @@ def test_loading_that_fails_is_told(error: BaseException) -> None:
 def test_a_full_queue_refuses_with_retry_after(start: Any) -> None:
     engine, _ = start(FakeRunner(answer=10**9))
     for i in range(7):
-        work, _ = submit(f"r{i}", [1, 2, 3], max_tokens=10**9)
-        engine.submit(work)
+        send(engine, f"r{i}", [1, 2, 3], max_tokens=10**9)
     work, _ = submit("one too many", [1, 2, 3])
     with pytest.raises(QueueFull) as error:
         engine.submit(work)
@@ -137,8 +122,7 @@ def is_taken(engine: EngineThread, work: Submit) -> bool:
 def test_cancel_of_an_unknown_request_is_ignored(start: Any) -> None:
     engine, _ = start()
     engine.cancel("nobody")
-    work, sink = submit("a", [1, 2, 3])
-    engine.submit(work)
+    sink = send(engine, "a", [1, 2, 3])
     assert isinstance(final(sink), EngineDone)
 
 
@@ -157,15 +141,14 @@ def test_anchor_prefills_in_the_idle_gap(start: Any) -> None:
 
 def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> None:
     engine, runtime = start(FakeRunner(answer=10**9))
-    work, sink = submit("a", [1, 2, 3], max_tokens=10**9)
-    engine.submit(work)
+    sink = send(engine, "a", [1, 2, 3], max_tokens=10**9)
     engine.stop(WAIT)
     ended = final(sink)
     assert isinstance(ended, Failed)
     assert ended.error.status == 503
     assert runtime.closed_on == "model"
     with pytest.raises(Unavailable):
-        engine.submit(submit("b", [1, 2])[0])
+        send(engine, "b", [1, 2])
 
 
 class Hanging(FakeRunner):
@@ -194,7 +177,7 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     assert status.state == "wedged" and "has not moved" in status.detail
     assert status.since is not None and abs(status.since - when) < 30
     with pytest.raises(Unavailable) as refused:
-        engine.submit(submit("b", [1, 2])[0])
+        send(engine, "b", [1, 2])
     assert refused.value.retry_after
     late = one_step()
     with pytest.raises(Unavailable, match="has not moved") as refused:
@@ -202,8 +185,7 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     assert refused.value.retry_after
     runner.release.set()
     until(lambda: engine.status().state == "ready")
-    again, after = submit("c", range(1, 50))
-    engine.submit(again)
+    after = send(engine, "c", range(1, 50))
     assert isinstance(final(after), EngineDone)
     assert sink.final is ended  # it ended once
     assert engine.chore(one_step()) == "done"
@@ -254,7 +236,7 @@ def test_after_twice_the_time_the_engine_is_lost(start: Any) -> None:
     runner = Hanging()
     engine, _ = start(runner, watchdog=0.5, on_lost=lambda code, why: lost.append((code, why)))
     began = time.monotonic()
-    engine.submit(submit("a", range(1, 50))[0])
+    send(engine, "a", range(1, 50))
     until(lambda: bool(lost))
     assert 0.9 < time.monotonic() - began < 30
     assert lost[0][0] == ExitCode.WEDGED and "has not moved" in lost[0][1]
@@ -268,12 +250,10 @@ def test_without_a_watchdog_a_request_takes_its_time(start: Any, monkeypatch: py
     lost: list[Any] = []
     runner = Hanging()
     engine, _ = start(runner, watchdog=0, on_lost=lambda code, why: lost.append(code))
-    work, sink = submit("a", range(1, 50))
-    engine.submit(work)
+    sink = send(engine, "a", range(1, 50))
     until(lambda: engine.status().state == "wedged")
     time.sleep(0.5)
-    more, second = submit("b", range(1, 50))
-    engine.submit(more)
+    second = send(engine, "b", range(1, 50))
     assert not lost and sink.final is None
     runner.release.set()
     assert isinstance(final(sink), EngineDone) and isinstance(final(second), EngineDone)
@@ -282,7 +262,7 @@ def test_without_a_watchdog_a_request_takes_its_time(start: Any, monkeypatch: py
 def test_a_wedged_thread_is_not_waited_for(start: Any) -> None:
     runner = Hanging()
     engine, _ = start(runner, watchdog=0.4)
-    engine.submit(submit("a", range(1, 50))[0])
+    send(engine, "a", range(1, 50))
     until(lambda: engine.status().state == "wedged")
     began = time.monotonic()
     assert engine.stop(patience=60.0) is False
@@ -327,10 +307,8 @@ def test_a_model_thread_that_dies_says_so_and_leaves_nobody_waiting(start: Any, 
 
     lost: list[tuple[ExitCode, str]] = []
     engine, runtime = start(Dying(), on_lost=lambda code, why: lost.append((code, why)))
-    work, sink = submit("a", [1, 2, 3])
-    other, second = submit("b", [1, 2, 3])
-    engine.submit(work)
-    engine.submit(other)
+    sink = send(engine, "a", [1, 2, 3])
+    second = send(engine, "b", [1, 2, 3])
     for one in (sink, second):
         ended = final(one)
         assert isinstance(ended, Failed) and ended.error.status == 500
@@ -339,19 +317,17 @@ def test_a_model_thread_that_dies_says_so_and_leaves_nobody_waiting(start: Any, 
     assert lost[0][0] == ExitCode.ENGINE_DIED
     assert engine.status().state == "failed" and "died" in engine.status().detail
     with pytest.raises(Unavailable, match="died"):
-        engine.submit(submit("c", [1, 2])[0])
+        send(engine, "c", [1, 2])
     until(lambda: runtime.closed_on == "model")
 
 
 @pytest.mark.parametrize("tokens", [(2**40, 1), ("a", "b")])
 def test_a_prompt_that_is_none_ends_that_request_and_not_the_thread(start: Any, tokens: Any) -> None:
     engine, _ = start()
-    work, sink = submit("a", tokens)
-    engine.submit(work)
+    sink = send(engine, "a", tokens)
     assert isinstance(final(sink), Failed)
     engine.prefill_idle(Prompt(tokens), "s")
-    again, after = submit("b", [1, 2, 3])
-    engine.submit(again)
+    after = send(engine, "b", [1, 2, 3])
     assert isinstance(final(after), EngineDone)
 
 
@@ -366,13 +342,11 @@ def test_an_error_in_a_step_fails_the_requests_and_not_the_thread(start: Any) ->
             return super().decode()
 
     engine, _ = start(Broken())
-    work, sink = submit("a", [1, 2, 3])
-    engine.submit(work)
+    sink = send(engine, "a", [1, 2, 3])
     ended = final(sink)
     assert isinstance(ended, Failed)
     assert "the device is gone" in ended.error.message
-    again, after = submit("b", [1, 2, 3])
-    engine.submit(again)
+    after = send(engine, "b", [1, 2, 3])
     assert isinstance(final(after), EngineDone)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,15 +17,13 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.vision import VisionModel, positions_of
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import Collected, FixedMemory, submit
+from tests.engine.fakes import Collected, scheduler_on, submit
 from tests.engine.vision_zoo import CLOSES, CONFIGS, OPENS, PAD, VOCAB, make
 from tests.kinds import some
 
@@ -98,15 +95,7 @@ class Engine:
         self.kv = KVStore(kit, StoreConfig(budget_bytes=1 << 28, checkpoint_grid=64), disk=self.disk)
         store = GuardedStore(self.kv, self.model.make_cache)
         runner = ModelRunner(self.model, eos=[NEVER], max_rows=4)
-        self.scheduler = Scheduler(
-            runner,
-            store,
-            lambda work, generated: TextDrawing(work, None, generated),
-            limits=SchedulerLimits(step=self.step),
-            max_concurrency=4,
-            memory=MemoryGuard(store, FixedMemory(0, 0)),
-            clock=time.monotonic,
-        )
+        self.scheduler = scheduler_on(runner, store, 4, step=self.step)
 
     def add(self, name: str, asked: Prompt, most: int = ANSWER) -> Collected:
         work, sink = submit(name, asked.tokens, max_tokens=most)

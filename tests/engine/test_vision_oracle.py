@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -16,13 +15,10 @@ import pytest
 from start_llm.core.prompt import ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import FixedMemory, submit
+from tests.engine.fakes import scheduler_on, submit
 from tests.oracle import Oracle, build_oracle, expected_truth
 from tests.oracle.vision import VisionOracle, seen_as
 
@@ -49,15 +45,7 @@ class World:
         self.model = VisionOracle(oracle.model)
         config = StoreConfig(budget_bytes=1 << 26, checkpoint_grid=64)
         store = GuardedStore(KVStore(LayerKit(self.model.make_cache), config), self.model.make_cache)
-        self.scheduler = Scheduler(
-            ModelRunner(self.model, eos=[END], max_rows=4),
-            store,
-            lambda work, generated: TextDrawing(work, None, generated),
-            limits=SchedulerLimits(step=32),
-            max_concurrency=4,
-            memory=MemoryGuard(store, FixedMemory(0, 0)),
-            clock=time.monotonic,
-        )
+        self.scheduler = scheduler_on(ModelRunner(self.model, eos=[END], max_rows=4), store, 4, step=32)
         self._encode = cache(lambda text: tuple(self.tokenizer.encode(text, add_special_tokens=False)))
 
     def prompt(self, parts: list[Part]) -> tuple[Prompt, list[int]]:

@@ -22,19 +22,17 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.ranks import follower
 from start_llm.engine.ranks.channel import Channel, described, submit_of
 from start_llm.engine.ranks.follower import FollowerGroup
 from start_llm.engine.ranks.group import RankGroup
 from start_llm.engine.ranks.lockstep import LeaderScheduler, follow
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache import evict, resident, sessions
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import FixedMemory
+from tests.engine.fakes import FixedMemory, scheduler_on
 from tests.kinds import rounds
 from tests.oracle import Oracle, build_oracle
 
@@ -96,16 +94,9 @@ def make(oracle: Oracle, make_scheduler: Any, ranks: RankGroup, budget: int) -> 
     config = StoreConfig(budget_bytes=budget, checkpoint_grid=64, checkpoints_recent=2, ghost_tokens=200)
     store = KVStore(LayerKit(oracle.model.make_cache), config, clock=ranks.clock)
     guarded = GuardedStore(store, oracle.model.make_cache)
-    scheduler: Scheduler = make_scheduler(
-        ModelRunner(oracle.model, eos=[3], max_rows=3),
-        guarded,
-        lambda work, generated: TextDrawing(work, None, generated),
-        limits=SchedulerLimits(step=None, idle_step=32, join=16, decode_share=0.5),
-        max_concurrency=3,
-        memory=MemoryGuard(guarded, FixedMemory(10 * BUDGET, budget)),
-        clock=ranks.clock,
-    )
-    return scheduler
+    runner, memory = ModelRunner(oracle.model, eos=[3], max_rows=3), FixedMemory(10 * BUDGET, budget)
+    limits = {"step": None, "idle_step": 32, "join": 16, "decode_share": 0.5}
+    return scheduler_on(runner, guarded, 3, memory, clock=ranks.clock, kind=make_scheduler, **limits)
 
 
 def nobody(event: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.core.events import Failed, Sampled
 from start_llm.engine.decode.row import DecodeRow
-from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, ask
 from tests.engine.schedule.test_scheduler import drain, make
 
 POISON = 666
@@ -41,11 +41,7 @@ PROMPTS = [[*range(1, 40), i, i + 3, i * 7] for i in range(1, 7)]
 
 def answers(runner: FakeRunner, prompts: list[list[int]], **more: Any) -> list[Collected]:
     scheduler, *_ = make(runner, **more)
-    sinks = []
-    for i, prompt in enumerate(prompts):
-        work, sink = submit(f"r{i}", prompt, max_tokens=30)
-        scheduler.add(work)
-        sinks.append(sink)
+    sinks = [ask(scheduler, f"r{i}", prompt, max_tokens=30) for i, prompt in enumerate(prompts)]
     drain(scheduler)
     assert not runner.rows
     return sinks
@@ -91,9 +87,7 @@ def test_a_request_that_comes_meanwhile_waits_for_those_of_the_failed_step(expec
     scheduler, *_ = make(runner)
     sinks = []
     for i, prompt in enumerate([[POISON, 2, 3], *PROMPTS]):
-        work, sink = submit(f"r{i}", prompt, max_tokens=30)
-        scheduler.add(work)
-        sinks.append(sink)
+        sinks.append(ask(scheduler, f"r{i}", prompt, max_tokens=30))
         scheduler.step()
     drain(scheduler)
     assert isinstance(sinks[0].final, Failed)
@@ -113,8 +107,7 @@ def test_others_that_hold_what_those_of_the_failed_step_need_end_before_them(sho
 
     def add(length: int, most: int) -> None:
         first = 10_000 * len(sinks)
-        work, sink = submit(f"r{len(sinks)}", range(first, first + length), max_tokens=most)
-        scheduler.add(work)
+        sink = ask(scheduler, f"r{len(sinks)}", range(first, first + length), max_tokens=most)
         sinks.append(sink)
 
     add(100, 5000)
@@ -133,12 +126,7 @@ def test_others_that_hold_what_those_of_the_failed_step_need_end_before_them(sho
 
 def add_all(scheduler: Any) -> list[Any]:
     """Submits all prompts as ``r0``, ``r1``, ... Their sinks."""
-    sinks = []
-    for i, prompt in enumerate(PROMPTS):
-        work, sink = submit(f"r{i}", prompt, max_tokens=30)
-        scheduler.add(work)
-        sinks.append(sink)
-    return sinks
+    return [ask(scheduler, f"r{i}", prompt, max_tokens=30) for i, prompt in enumerate(PROMPTS)]
 
 
 def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list[list[int]]) -> None:
@@ -184,15 +172,13 @@ def test_a_runner_that_cannot_be_cleared_at_once_costs_no_token(expected: list[l
 
 def test_a_step_that_always_fails_elsewhere_gives_up_and_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, *_ = make()
-    work, sink = submit("a", range(1, 300))
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 300))
     scheduler.step()
     for _ in range(3):
         assert scheduler.busy
         scheduler.recover(RuntimeError("out of nowhere"))
     assert not scheduler.busy and isinstance(sink.final, Failed)
-    again, after = submit("b", range(1, 300))
-    scheduler.add(again)
+    after = ask(scheduler, "b", range(1, 300))
     drain(scheduler)
     assert after.done.reason == "stop"
 
@@ -233,7 +219,7 @@ def test_what_was_lent_is_given_back_however_a_request_ends(until: str) -> None:
     store = Noting()
     runner = FakeRunner(answer=20, fail_on=POISON if until == "its prompt fails" else None)
     scheduler, *_ = make(runner, store=store, step=16)
-    scheduler.add(submit("a", [*range(1, 64), POISON, 7], max_tokens=30)[0])
+    ask(scheduler, "a", [*range(1, 64), POISON, 7], max_tokens=30)
     for steps in range(1000):
         (job,) = scheduler.requests
         has_begun = bool(job.generated) if until == "its answer is cancelled" else steps > 0
@@ -250,7 +236,7 @@ def test_what_was_lent_is_given_back_however_a_request_ends(until: str) -> None:
 def test_after_an_error_of_the_device_no_lent_kv_is_used_again(error: Exception) -> None:
     store = Lending()
     scheduler, *_ = make(FakeRunner(answer=20), store=store)
-    scheduler.add(submit("a", PROMPTS[0], max_tokens=30)[0])
+    ask(scheduler, "a", PROMPTS[0], max_tokens=30)
     while not scheduler.running:
         scheduler.step()
     store.taken.clear()
@@ -265,7 +251,7 @@ def test_a_row_that_cannot_be_taken_out_by_an_error_of_the_device_gives_its_kv_u
 
     store = Lending()
     scheduler, *_ = make(Broken(answer=20), store=store)
-    scheduler.add(submit("a", PROMPTS[0], max_tokens=30)[0])
+    ask(scheduler, "a", PROMPTS[0], max_tokens=30)
     while not any(job.generated for job in scheduler.requests):
         scheduler.step()
     scheduler.requests.cancel("a")

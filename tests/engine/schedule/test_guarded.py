@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from start_llm.engine.schedule.guarded import NOT_RESTORABLE, STORE_ERROR
-from tests.engine.fakes import FakeStore, submit
-from tests.engine.schedule.test_scheduler import drain, make
+from tests.engine.fakes import FakeStore, ask, submit
+from tests.engine.schedule.test_scheduler import drain, idle, make
 
 METHODS = ("lookup", "restore", "stops", "put", "idle", "has_room", "estimate", "set_budget", "stats")
 
@@ -29,16 +29,13 @@ class Broken(FakeStore):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_broken_store_costs_reuse_and_no_answer(method: str, caplog: pytest.LogCaptureFixture) -> None:
     scheduler, *_ = make(store=Broken().break_(method), memory=2**40)
-    anchor, _ = submit("anchor", range(300, 350))
-    scheduler.idle_prefill.begin(anchor)
-    while scheduler.idle_prefill.waiting:
-        scheduler.idle_prefill.step()
+    scheduler.idle_prefill.begin(submit("anchor", range(300, 350))[0])
+    idle(scheduler)
     scheduler.store.idle()
     sinks = []
     with caplog.at_level(logging.WARNING):
         for name in ("a", "b", "c"):
-            work, sink = submit(name, range(1, 200))
-            scheduler.add(work)
+            sink = ask(scheduler, name, range(1, 200))
             drain(scheduler)
             sinks.append(sink)
         figures = scheduler.figures()
@@ -52,8 +49,7 @@ def test_a_broken_store_costs_reuse_and_no_answer(method: str, caplog: pytest.Lo
 def test_the_first_error_of_a_method_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     scheduler, *_ = make(store=Broken().break_("put"))
     with caplog.at_level(logging.WARNING):
-        work, _ = submit("a", range(1, 200))
-        scheduler.add(work)
+        ask(scheduler, "a", range(1, 200))
         drain(scheduler)
     told = [record for record in caplog.records if "failed in put" in record.message]
     assert len(told) >= 2
@@ -66,8 +62,7 @@ def test_a_model_that_cannot_go_on_from_stored_kv_stores_none() -> None:
     scheduler, runner, store, _ = make(store=FakeStore(cuttable=False), memory=2**40, reuse=False)
     sinks = []
     for name in ("a", "b"):
-        work, sink = submit(name, range(1, 200), boundaries=(50, 100))
-        scheduler.add(work)
+        sink = ask(scheduler, name, range(1, 200), boundaries=(50, 100))
         drain(scheduler)
         sinks.append(sink)
     assert sinks[0].tokens == sinks[1].tokens and store.entries == [] and runner.work == 2 * 198

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -18,18 +17,17 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
-from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule import preemption as pressure
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import LEAST_STORED, MemoryGuard, SharedMemory
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.host.pressure import Pressure
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.device import GIB, STORED_SHARE
 from start_llm.models.room import Weights
 from tests.engine.decode.test_verify import Eager
-from tests.engine.fakes import Collected, FakeRunner, FakeStore, FixedMemory, submit
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, FixedMemory, ask, scheduler_on, submit
 from tests.engine.schedule.test_scheduler import drain, make
 from tests.kvcache.tiny import model, random_tokens
 
@@ -45,12 +43,10 @@ def short_of_memory(tokens: int, **more: Any) -> tuple[Scheduler, FakeRunner, Fa
 
 
 def add(scheduler: Scheduler, count: int, prompt: int = 100, max_tokens: int = FAR) -> list[Collected]:
-    sinks = []
-    for i in range(count):
-        work, sink = submit(f"r{i}", range(10_000 * i + 1, 10_000 * i + 1 + prompt), max_tokens=max_tokens)
-        scheduler.add(work)
-        sinks.append(sink)
-    return sinks
+    return [
+        ask(scheduler, f"r{i}", range(10_000 * i + 1, 10_000 * i + 1 + prompt), max_tokens=max_tokens)
+        for i in range(count)
+    ]
 
 
 def paused(scheduler: Scheduler) -> int:
@@ -70,8 +66,7 @@ def test_the_youngest_row_waits_and_goes_on_where_it_was() -> None:
     alone = []
     for i in range(3):
         scheduler, *_ = make(runner=FakeRunner(answer=1500))
-        work, sink = submit("a", range(10_000 * i + 1, 10_000 * i + 101), max_tokens=FAR)
-        scheduler.add(work)
+        sink = ask(scheduler, "a", range(10_000 * i + 1, 10_000 * i + 101), max_tokens=FAR)
         drain(scheduler, 3000)
         alone.append(sink.tokens)
     scheduler, runner, _ = short_of_memory(3 * 1200, runner=FakeRunner(answer=1500))
@@ -91,8 +86,7 @@ def test_the_youngest_row_waits_and_goes_on_where_it_was() -> None:
 def test_a_row_that_was_paused_goes_before_those_that_never_ran() -> None:
     scheduler, _, _ = short_of_memory(2 * 1300, runner=FakeRunner(answer=1400))
     first = add(scheduler, 2)
-    late, late_sink = submit("late", range(90_001, 91_101), max_tokens=FAR)
-    scheduler.add(late)
+    late_sink = ask(scheduler, "late", range(90_001, 91_101), max_tokens=FAR)
     while not paused(scheduler):
         scheduler.step()
     assert [job.work.id for job in scheduler.requests.waiting] == ["r1", "late"]
@@ -105,8 +99,7 @@ def test_a_row_that_was_paused_goes_before_those_that_never_ran() -> None:
 def test_a_prompt_in_the_middle_of_its_prefill_can_wait_too() -> None:
     scheduler, runner, store = short_of_memory(6000, runner=FakeRunner(answer=200))
     old = add(scheduler, 1)[0]
-    work, young = submit("young", range(50_001, 51_701), max_tokens=FAR)
-    scheduler.add(work)
+    young = ask(scheduler, "young", range(50_001, 51_701), max_tokens=FAR)
     while len(old.tokens) < 5:
         scheduler.step()
     store.token_bytes = 2 * MIB  # a token takes more than was thought
@@ -134,15 +127,14 @@ def test_cancelling_a_paused_row() -> None:
 
 def test_only_what_can_never_fit_is_refused() -> None:
     scheduler, _, _ = short_of_memory(1000, runner=FakeRunner(answer=5))
-    fits, fits_sink = submit("fits", range(1, 901), max_tokens=FAR)
-    never, never_sink = submit("never", range(1, 1001), max_tokens=FAR)
-    scheduler.add(fits)
-    scheduler.add(never)
+    fits_sink = ask(scheduler, "fits", range(1, 901), max_tokens=FAR)
+    never_sink = ask(scheduler, "never", range(1, 1001), max_tokens=FAR)
     drain(scheduler)
     assert fits_sink.done.reason == "stop"
     assert isinstance(never_sink.final, Failed)
     assert never_sink.final.error.status == 507
-    assert "for 1064 tokens" in never_sink.final.error.message
+    message = never_sink.final.error.message
+    assert "for 1064 tokens" in message and message.count("1.0 GiB") == 2
 
 
 def test_an_answer_ends_where_memory_does() -> None:
@@ -154,8 +146,7 @@ def test_an_answer_ends_where_memory_does() -> None:
 
 def test_a_prompt_that_turns_out_too_large_ends_in_its_prefill() -> None:
     scheduler, runner, store = short_of_memory(1000, runner=FakeRunner(answer=5))
-    work, sink = submit("a", range(1, 901), max_tokens=FAR)
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 901), max_tokens=FAR)
     scheduler.step()
     store.token_bytes = 2 * MIB
     drain(scheduler)
@@ -208,15 +199,7 @@ def real(
     gate = drafts.gate if drafts is not None else None
     runner = ModelRunner(model(name), eos=eos, max_rows=4, gate=gate, quantisation=quantisation)
     guarded.learn(*runner.sample())
-    return Scheduler(
-        runner,
-        guarded,
-        lambda work, generated: TextDrawing(work, None, generated, drafts),
-        limits=SchedulerLimits(step=32),
-        max_concurrency=4,
-        memory=MemoryGuard(guarded, FixedMemory(total, most)),
-        clock=time.monotonic,
-    )
+    return scheduler_on(runner, guarded, 4, FixedMemory(total, most), drafts=drafts, step=32)
 
 
 def requests(way: str) -> list[tuple[Submit, Collected]]:
@@ -327,8 +310,7 @@ def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.Monk
     for setting, tokens in SMALL:
         monkeypatch.setattr(pressure, setting, tokens)
     scheduler = real("llama", real("llama", 2**40).store.estimate(120))
-    work, sink = submit("a", random_tokens(60, seed=3), max_tokens=FAR)
-    scheduler.add(work)
+    sink = ask(scheduler, "a", random_tokens(60, seed=3), max_tokens=FAR)
     drain(scheduler, 2000)
     assert (sink.done.reason, len(sink.tokens)) == ("length", 60)
     assert paused(scheduler) == 0

@@ -12,10 +12,9 @@ from start_llm.core.errors import Unavailable
 from start_llm.core.events import Failed, Progress
 from start_llm.core.work import Submit
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache.types import RestorePlan, StoredEnd
-from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, FixedMemory, Restored, submit
+from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, FixedMemory, Restored, ask, scheduler_on, submit
 
 
 class Clock:
@@ -37,15 +36,8 @@ def make(
 ) -> Any:
     runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
     guarded = GuardedStore(store, list, reuse=reuse)  # type: ignore[arg-type]
-    scheduler = Scheduler(
-        runner,
-        guarded,
-        draw,
-        limits=SchedulerLimits(**{"step": 100, "idle_step": 10, **limits}),
-        max_concurrency=8,
-        memory=MemoryGuard(guarded, FixedMemory(memory, memory)),
-        clock=clock,
-    )
+    limits = {"step": 100, "idle_step": 10, **limits}
+    scheduler = scheduler_on(runner, guarded, 8, FixedMemory(memory, memory), clock=clock, draw=draw, **limits)
     return scheduler, runner, store, clock
 
 
@@ -55,6 +47,11 @@ def drain(scheduler: Scheduler, most: int = 1000) -> None:
             return
         scheduler.step()
     raise AssertionError("the scheduler does not come to an end")
+
+
+def idle(scheduler: Scheduler) -> None:
+    while scheduler.idle_prefill.waiting:
+        scheduler.step_idle()
 
 
 def pass_time(scheduler: Scheduler, clock: Clock, seconds: float) -> None:
@@ -67,8 +64,7 @@ def pass_time(scheduler: Scheduler, clock: Clock, seconds: float) -> None:
 
 def test_a_request_is_prefilled_decoded_and_stored() -> None:
     scheduler, runner, store, _ = make()
-    work, sink = submit("a", range(1, 251))
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 251))
     drain(scheduler)
     assert sink.done.reason == "stop"
     assert len(sink.tokens) == 3
@@ -88,7 +84,7 @@ def test_drafts_are_prepared_before_the_prompt_is_prefilled() -> None:
         return FakeDrawing(work, generated)
 
     scheduler, *_ = make(runner, draw=draw)
-    scheduler.add(submit("a", range(1, 251))[0])
+    ask(scheduler, "a", range(1, 251))
     drain(scheduler)
     assert prefilled == [0]
 
@@ -97,26 +93,21 @@ def test_a_turn_is_over_once_and_a_guess_is_no_turn(monkeypatch: pytest.MonkeyPa
     scheduler, _, store, _ = make()
     answered: list[bool] = []
     monkeypatch.setattr(store, "put", lambda tokens, cache, about: answered.append(about.answered))
-    work, _ = submit("a", range(1, 251))
-    scheduler.add(work)
+    ask(scheduler, "a", range(1, 251))
     drain(scheduler)
     assert answered == [False, True]  # the prompt; the answer
-    guess, _ = submit("guess", range(1, 301))
-    scheduler.add_idle(guess)
-    while scheduler.idle_prefill.waiting:
-        scheduler.step_idle()
+    scheduler.add_idle(submit("guess", range(1, 301))[0])
+    idle(scheduler)
     assert answered[2:] == [False]
 
 
 def test_the_next_turn_computes_what_is_new() -> None:
     scheduler, runner, _, _ = make()
-    first, sink = submit("a", range(1, 251))
-    scheduler.add(first)
+    sink = ask(scheduler, "a", range(1, 251))
     drain(scheduler)
     history = [*range(1, 251), *sink.done.tokens, 7, 8, 9]
     before = runner.work
-    work, again = submit("b", history)
-    scheduler.add(work)
+    again = ask(scheduler, "b", history)
     drain(scheduler)
     assert runner.work - before == 2  # 7 and 8; the 9 is fed by the first decode step
     assert (again.done.report.reused, again.done.report.computed) == (254, 3)
@@ -125,16 +116,14 @@ def test_the_next_turn_computes_what_is_new() -> None:
 
 def test_a_request_that_ends_early_reports_what_was_computed_and_not_what_was_planned() -> None:
     scheduler, _, _, _ = make()
-    work, sink = submit("a", range(1, 5001))
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 5001))
     scheduler.step()
     scheduler.requests.cancel("a")
     drain(scheduler)
     done = sink.done
     assert (done.reason, done.report.prompt, done.report.computed) == ("cancelled", 5000, 100)
     assert [e.computed for e in sink.events if isinstance(e, Progress)] == [100]
-    waiting, never = submit("b", range(1, 50))
-    scheduler.add(waiting)
+    never = ask(scheduler, "b", range(1, 50))
     scheduler.requests.cancel("b")
     drain(scheduler)
     assert (never.done.report.prompt, never.done.report.computed) == (49, 0)
@@ -142,42 +131,17 @@ def test_a_request_that_ends_early_reports_what_was_computed_and_not_what_was_pl
 
 def test_a_request_that_fails_reports_what_was_computed() -> None:
     scheduler, _, _, _ = make(FakeRunner(fail_on=250))
-    work, sink = submit("a", range(1, 301))
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 301))
     drain(scheduler)
     assert isinstance(sink.final, Failed)
     assert sink.final.report is not None and sink.final.report.computed == 200
-
-
-def test_same_answer_alone_and_together() -> None:
-    prompts = [[*range(1, 40), i, i + 3, i * 7] for i in range(1, 9)]
-    alone = []
-    for prompt in prompts:
-        scheduler, *_ = make()
-        work, sink = submit("x", prompt)
-        scheduler.add(work)
-        drain(scheduler)
-        alone.append(sink.tokens)
-    scheduler, runner, _, _ = make()
-    sinks = []
-    for i, prompt in enumerate(prompts):
-        work, sink = submit(f"r{i}", prompt)
-        scheduler.add(work)
-        sinks.append(sink)
-    drain(scheduler)
-    assert [s.tokens for s in sinks] == alone
-    assert runner.widest > 1
 
 
 @pytest.mark.parametrize(("owner", "joined"), [(None, 499), ("another", 0)])
 def test_two_identical_requests_compute_the_prompt_once(owner: str | None, joined: int) -> None:
     """That another owner's prompt is running now is told to nobody."""
     scheduler, runner, _, _ = make()
-    sinks = []
-    for name, whose in (("a", None), ("b", owner)):
-        work, sink = submit(name, range(1, 501))
-        scheduler.add(replace(work, owner=whose))
-        sinks.append(sink)
+    sinks = [ask(scheduler, name, range(1, 501), owner=whose) for name, whose in (("a", None), ("b", owner))]
     drain(scheduler)
     assert runner.work == 499
     assert sinks[0].tokens == sinks[1].tokens
@@ -189,8 +153,7 @@ def test_two_identical_requests_compute_the_prompt_once(owner: str | None, joine
 def test_a_shared_uncomputed_prefix_is_computed_once(cuttable: bool, shared: int) -> None:
     scheduler, runner, _, _ = make(store=FakeStore(cuttable))
     for i in range(4):
-        work, _ = submit(f"r{i}", [*range(1, shared + 1), *range(1000 + i * 50, 1050 + i * 50)])
-        scheduler.add(work)
+        ask(scheduler, f"r{i}", [*range(1, shared + 1), *range(1000 + i * 50, 1050 + i * 50)])
     drain(scheduler)
     assert runner.work == shared + 4 * 49
 
@@ -199,8 +162,7 @@ def test_the_store_is_told_whether_an_answer_calls_tools() -> None:
     told = []
     for mark in (None, (sum(range(1, 51))) % 97 + 1, 98):  # not known; the answer's first token; one that is never made
         scheduler, _, store, _ = make(FakeRunner(call_mark=mark))
-        work, sink = submit("a", range(1, 51))
-        scheduler.add(work)
+        sink = ask(scheduler, "a", range(1, 51))
         drain(scheduler)
         assert sink.done.reason == "stop"
         told.append(store.calls[-1])
@@ -227,10 +189,8 @@ class Forgetful(FakeStore):
 def test_what_is_said_to_be_joined_was_really_reused() -> None:
     store = Forgetful()
     scheduler, *_ = make(store=store)
-    one, _ = submit("a", range(1, 501))
-    two, sink = submit("b", range(1, 501))
-    scheduler.add(one)
-    scheduler.add(two)
+    ask(scheduler, "a", range(1, 501))
+    sink = ask(scheduler, "b", range(1, 501))
     scheduler.step()
     store.gives = 10
     drain(scheduler)
@@ -240,10 +200,8 @@ def test_what_is_said_to_be_joined_was_really_reused() -> None:
 def test_where_all_is_ended_prompts_keep_what_was_computed() -> None:
     """The server ends, or the model is unloaded: who comes again pays for the rest only."""
     scheduler, runner, store, _ = make()
-    one, sink = submit("a", range(1, 501))
-    two, _ = submit("b", range(600, 1100))
-    scheduler.add(one)
-    scheduler.add(two)
+    sink = ask(scheduler, "a", range(1, 501))
+    ask(scheduler, "b", range(600, 1100))
     while runner.work < 300:
         scheduler.step()
     scheduler.fail_all(Unavailable("The server is shutting down."))
@@ -258,8 +216,7 @@ def test_a_report_says_that_stored_kv_could_not_be_read() -> None:
         store.gives = gives
         store.put(range(1, 101), list(range(1, 101)), StoredEnd())
         scheduler, *_ = make(store=store)
-        work, sink = submit("a", range(1, 101))
-        scheduler.add(work)
+        sink = ask(scheduler, "a", range(1, 101))
         drain(scheduler)
         miss = sink.done.report.miss
         told.append((sink.done.report.reused, miss.reason, miss.token))
@@ -270,10 +227,8 @@ def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
     store = Forgetful()
     scheduler, *_ = make(store=store)
     store.put(range(1, 101), list(range(1, 101)), StoredEnd())
-    one, _ = submit("a", range(1, 501))
-    two, sink = submit("b", range(1, 501))
-    scheduler.add(one)
-    scheduler.add(two)
+    ask(scheduler, "a", range(1, 501))
+    sink = ask(scheduler, "b", range(1, 501))
     scheduler.step()
     store.forget()
     drain(scheduler)
@@ -283,18 +238,15 @@ def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
 def test_the_end_of_a_system_block_is_marked() -> None:
     store = FakeStore(cuttable=False)
     scheduler, *_ = make(store=store)
-    work, _ = submit("a", range(1, 301), boundaries=(50, 200), system_end=50)
-    scheduler.add(work)
+    ask(scheduler, "a", range(1, 301), boundaries=(50, 200), system_end=50)
     drain(scheduler)
     assert [len(entry) for entry, head in zip(store.entries, store.heads, strict=True) if head] == [50]
 
 
 def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
     scheduler, runner, _, _ = make()
-    one, first = submit("a", range(1, 501))
-    two, second = submit("b", range(1, 501))
-    scheduler.add(one)
-    scheduler.add(two)
+    first = ask(scheduler, "a", range(1, 501))
+    second = ask(scheduler, "b", range(1, 501))
     scheduler.step()
     scheduler.step()
     scheduler.requests.cancel("a")
@@ -306,8 +258,7 @@ def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
 
 def test_a_cancelled_prefill_is_kept() -> None:
     scheduler, runner, _, _ = make(store=FakeStore(cuttable=False))
-    work, sink = submit("a", range(1, 1001))
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 1001))
     for _ in range(4):
         scheduler.step()
     scheduler.requests.cancel("a")
@@ -315,16 +266,14 @@ def test_a_cancelled_prefill_is_kept() -> None:
     assert sink.done.reason == "cancelled"
     done = runner.work
     assert done == 400
-    again, _ = submit("b", range(1, 1001))
-    scheduler.add(again)
+    ask(scheduler, "b", range(1, 1001))
     drain(scheduler)
     assert runner.work == 999
 
 
 def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
     scheduler, runner, store, _ = make(runner=FakeRunner(answer=1000))
-    work, sink = submit("a", range(1, 60), max_tokens=5000)
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 60), max_tokens=5000)
     for _ in range(20):
         scheduler.step()
     scheduler.requests.cancel("a")
@@ -336,8 +285,7 @@ def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
 
 def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
     scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
-    work, sink = submit("a", range(1, 60), max_tokens=100_000)
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 60), max_tokens=100_000)
     for _ in range(10):
         scheduler.step()
     pass_time(scheduler, clock, 4.9)
@@ -348,10 +296,8 @@ def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
 
 def test_the_watchdog_does_not_count_time_in_which_the_process_was_stopped() -> None:
     scheduler, _, _, clock = make(runner=FakeRunner(max_rows=1, answer=300), deadline=5.0)
-    first, sink = submit("first", range(1, 60), max_tokens=500)
-    second, waiting = submit("second", range(5000, 7000), max_tokens=500)
-    scheduler.add(first)
-    scheduler.add(second)
+    sink = ask(scheduler, "first", range(1, 60), max_tokens=500)
+    waiting = ask(scheduler, "second", range(5000, 7000), max_tokens=500)
     for number in range(90):
         clock.now += 3600.0 if number in (0, 1, 15, 60, 61) else 0.0  # in the queue, in prefill, in an answer
         scheduler.step()
@@ -362,10 +308,8 @@ def test_the_watchdog_does_not_count_time_in_which_the_process_was_stopped() -> 
 
 def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress() -> None:
     scheduler, _, _, clock = make(runner=FakeRunner(max_rows=1, answer=12), deadline=5.0)
-    first, sink = submit("first", range(1, 2001), max_tokens=50)
-    second, waiting = submit("second", range(5000, 7000), max_tokens=50)
-    scheduler.add(first)
-    scheduler.add(second)
+    sink = ask(scheduler, "first", range(1, 2001), max_tokens=50)
+    waiting = ask(scheduler, "second", range(5000, 7000), max_tokens=50)
     while scheduler.busy:
         scheduler.step()
         decodes = waiting.tokens if sink.final else sink.tokens
@@ -376,8 +320,7 @@ def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress(
 
 def test_the_watchdog_counts_what_a_row_decoded_before_it_was_put_back() -> None:
     scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
-    work, sink = submit("a", range(1, 60), max_tokens=100_000)
-    scheduler.add(work)
+    sink = ask(scheduler, "a", range(1, 60), max_tokens=100_000)
     for _ in range(5):
         scheduler.step()
     pass_time(scheduler, clock, 3)
@@ -392,10 +335,8 @@ def test_the_watchdog_counts_what_a_row_decoded_before_it_was_put_back() -> None
 
 def test_one_failing_request_leaves_the_others_alone() -> None:
     scheduler, _, _, _ = make(runner=FakeRunner(fail_on=666))
-    bad, bad_sink = submit("bad", [*range(1, 300), 666, 5])
-    good, good_sink = submit("good", range(2, 300))
-    scheduler.add(bad)
-    scheduler.add(good)
+    bad_sink = ask(scheduler, "bad", [*range(1, 300), 666, 5])
+    good_sink = ask(scheduler, "good", range(2, 300))
     drain(scheduler)
     assert isinstance(bad_sink.final, Failed)
     assert bad_sink.final.error.status == 500
@@ -404,11 +345,7 @@ def test_one_failing_request_leaves_the_others_alone() -> None:
 
 def test_no_more_run_than_there_is_room_for() -> None:
     scheduler, runner, _, _ = make(runner=FakeRunner(max_rows=2, answer=20))
-    sinks = []
-    for i in range(6):
-        work, sink = submit(f"r{i}", range(i * 100 + 1, i * 100 + 30), max_tokens=50)
-        scheduler.add(work)
-        sinks.append(sink)
+    sinks = [ask(scheduler, f"r{i}", range(i * 100 + 1, i * 100 + 30), max_tokens=50) for i in range(6)]
     drain(scheduler)
     assert runner.widest == 2
     assert all(s.done.reason == "stop" for s in sinks)
@@ -416,10 +353,8 @@ def test_no_more_run_than_there_is_room_for() -> None:
 
 def test_a_short_request_does_not_wait_for_a_long_prefill() -> None:
     scheduler, _, _, _ = make(runner=FakeRunner(answer=1))
-    long, long_sink = submit("long", range(1, 20_001))
-    short, short_sink = submit("short", range(50_000, 50_050))
-    scheduler.add(long)
-    scheduler.add(short)
+    long_sink = ask(scheduler, "long", range(1, 20_001))
+    short_sink = ask(scheduler, "short", range(50_000, 50_050))
     steps = 0
     while short_sink.final is None:
         scheduler.step()
@@ -428,25 +363,13 @@ def test_a_short_request_does_not_wait_for_a_long_prefill() -> None:
     assert long_sink.final is None
 
 
-def test_max_tokens_ends_with_length() -> None:
-    scheduler, *_ = make(runner=FakeRunner(answer=1000))
-    work, sink = submit("a", range(1, 20), max_tokens=4)
-    scheduler.add(work)
-    drain(scheduler)
-    assert sink.done.reason == "length"
-    assert len(sink.tokens) == 4
-
-
 def test_reanchoring_runs_when_idle_and_is_reused() -> None:
     scheduler, runner, _, _ = make()
-    anchor, _ = submit("anchor", range(1, 101))
-    scheduler.idle_prefill.begin(anchor)
-    while scheduler.idle_prefill.waiting:
-        scheduler.idle_prefill.step()
+    scheduler.idle_prefill.begin(submit("anchor", range(1, 101))[0])
+    idle(scheduler)
     assert [n for _, n in runner.prefilled] == [10] * 10
     for owner, told in ((None, 100), ("another", 0)):  # what was computed for an owner is told to nobody else
-        work, sink = submit("a", [*range(1, 101), 500, 501])
-        scheduler.add(replace(work, owner=owner))
+        sink = ask(scheduler, "a", [*range(1, 101), 500, 501], owner=owner)
         drain(scheduler)
         assert sink.done.report.reused >= 100
         assert sink.done.report.computed_idle == told
@@ -455,12 +378,10 @@ def test_reanchoring_runs_when_idle_and_is_reused() -> None:
 
 def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
     scheduler, _, _, _ = make()
-    anchor, _ = submit("anchor", range(1, 101))
-    scheduler.idle_prefill.begin(anchor)
+    scheduler.idle_prefill.begin(submit("anchor", range(1, 101))[0])
     for _ in range(3):
         scheduler.idle_prefill.step()
-    work, sink = submit("a", [*range(1, 101), 500, 501])
-    scheduler.add(work)
+    sink = ask(scheduler, "a", [*range(1, 101), 500, 501])
     drain(scheduler)
     assert not scheduler.idle_prefill.waiting
     assert sink.done.report.reused == 30
@@ -471,50 +392,31 @@ def test_reanchoring_gives_way_to_another_model_and_goes_on_later(monkeypatch: p
     returned: list[Any] = []
     monkeypatch.setattr(store, "take_back", lambda cache, **about: returned.append(cache))
     scheduler.idle_prefill.give_way()
-    anchor, _ = submit("anchor", range(1, 101))
-    scheduler.idle_prefill.begin(anchor)
+    scheduler.idle_prefill.begin(submit("anchor", range(1, 101))[0])
     for _ in range(3):
         scheduler.idle_prefill.step()
     assert not returned
     scheduler.idle_prefill.give_way()
     scheduler.idle_prefill.give_way()
     assert len(returned) == 1 and scheduler.idle_prefill.waiting
-    while scheduler.idle_prefill.waiting:
-        scheduler.idle_prefill.step()
+    idle(scheduler)
     assert runner.work == 100 and len(returned) == 2
 
 
 def test_reanchoring_never_evicts() -> None:
     scheduler, runner, _, _ = make(store=FakeStore(room=False))
-    anchor, _ = submit("anchor", range(1, 101))
-    scheduler.idle_prefill.begin(anchor)
-    while scheduler.idle_prefill.waiting:
-        scheduler.idle_prefill.step()
+    scheduler.idle_prefill.begin(submit("anchor", range(1, 101))[0])
+    idle(scheduler)
     assert runner.work == 0
 
 
 GIB = 2**30
 
 
-def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    scheduler, _, _, _ = make(store=FakeStore(token_bytes=2**20), memory=1 * GIB)
-    work, sink = submit("a", range(1, 2000), max_tokens=10)
-    scheduler.add(work)
-    drain(scheduler)
-    assert isinstance(sink.final, Failed)
-    assert sink.final.error.status == 507
-    assert "2.0 GiB" in sink.final.error.message
-    assert "1.0 GiB" in sink.final.error.message
-
-
 def test_requests_wait_for_memory_and_the_store_makes_room() -> None:
     store = FakeStore(token_bytes=2**20)
     scheduler, runner, _, _ = make(runner=FakeRunner(answer=5), store=store, memory=1 * GIB)
-    sinks = []
-    for i in range(4):
-        work, sink = submit(f"r{i}", range(1000 * i + 1, 1000 * i + 401), max_tokens=20)
-        scheduler.add(work)
-        sinks.append(sink)
+    sinks = [ask(scheduler, f"r{i}", range(1000 * i + 1, 1000 * i + 401), max_tokens=20) for i in range(4)]
     drain(scheduler)
     assert [sink.done.reason for sink in sinks] == ["stop"] * 4
     assert runner.widest == 2
@@ -531,12 +433,10 @@ def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
             return super().prefill(cache, tokens, images)
 
     scheduler, runner, _, clock = make(runner=Slow(answer=1000), step=None)
-    alone, _ = submit("alone", range(1, 12_001))
-    scheduler.add(alone)
+    ask(scheduler, "alone", range(1, 12_001))
     for _ in range(3):
         scheduler.step()
-    other, _ = submit("other", range(50_001, 53_001))
-    scheduler.add(other)
+    ask(scheduler, "other", range(50_001, 53_001))
     for _ in range(3):
         scheduler.step()
     assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 496, 496, 496]  # two seconds, then half of one
@@ -544,8 +444,7 @@ def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
 
 def test_prefill_steps_keep_within_memory() -> None:
     scheduler, runner, _, _ = make(runner=FakeRunner(token_bytes=2**20), step=None, step_bytes=300 * 2**20)
-    work, _ = submit("a", range(1, 3001))
-    scheduler.add(work)
+    ask(scheduler, "a", range(1, 3001))
     drain(scheduler)
     assert runner.prefilled[0][1] == 512  # nobody knew
     assert max(size for _, size in runner.prefilled[1:]) <= 300

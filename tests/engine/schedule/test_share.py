@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from start_llm.engine.schedule.steps import DecodeShare
-from tests.engine.fakes import PASS, SlowRunner, scheduler_of, submit
+from tests.engine.fakes import PASS, SlowRunner, ask, scheduler_of, submit
+from tests.engine.schedule.test_scheduler import idle
 
 PROMPT = 30_000
 
@@ -15,14 +16,13 @@ def prefilled(share: float, rows: int) -> SlowRunner:
     runner = SlowRunner()
     scheduler = scheduler_of(runner, share)
     for number in range(rows):
-        scheduler.add(submit(f"row {number}", [number + 1, 2, 3], max_tokens=10**6)[0])
+        ask(scheduler, f"row {number}", [number + 1, 2, 3], max_tokens=10**6)
     for _ in range(20):
         scheduler.step()
     runner.passes.clear()
     runner.chunks.clear()
     runner.now = 0.0
-    work, _ = submit("prompt", range(10, PROMPT + 10), max_tokens=5)
-    scheduler.add(work)
+    ask(scheduler, "prompt", range(10, PROMPT + 10), max_tokens=5)
     while runner.work < PROMPT - 1:
         scheduler.step()
     return runner
@@ -60,6 +60,5 @@ def test_idle_work_takes_moments() -> None:
     runner = SlowRunner()
     scheduler = scheduler_of(runner, 0.5)
     scheduler.idle_prefill.begin(submit("idle", range(1, 2000))[0])
-    while scheduler.idle_prefill.waiting:
-        scheduler.idle_prefill.step()
+    idle(scheduler)
     assert max(runner.chunks) < 0.6 and len(runner.chunks) > 10

@@ -14,7 +14,7 @@ from scripts.bench_share import beside_a_prompt
 from start_llm.engine.schedule.jobs import Waiting
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.schedule.urgent import URGENT_ANSWER, URGENT_TOKENS
-from tests.engine.fakes import PASS, Collected, SlowRunner, scheduler_of, submit
+from tests.engine.fakes import PASS, Collected, SlowRunner, ask, scheduler_of
 
 LONG = 30_000
 FIRST = 10**6  # a question's first token; a long prompt begins with a smaller one
@@ -31,12 +31,12 @@ class OrderedRunner(SlowRunner):
         return super().prefill(cache, tokens, images)
 
 
-def question(number: int, tokens: int = 800, **more: Any) -> tuple[Any, Collected]:
-    return submit(f"question {number}", [FIRST + number, *range(tokens - 1)], **{"max_tokens": 10, **more})
+def question(scheduler: Scheduler, number: int, tokens: int = 800, **more: Any) -> Collected:
+    return ask(scheduler, f"question {number}", [FIRST + number, *range(tokens - 1)], **{"max_tokens": 10, **more})
 
 
-def long_prompt(name: str = "long") -> tuple[Any, Collected]:
-    return submit(name, range(10, 10 + LONG), max_tokens=10**5)
+def long_prompt(scheduler: Scheduler, name: str = "long") -> Collected:
+    return ask(scheduler, name, range(10, 10 + LONG), max_tokens=10**5)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def runner() -> OrderedRunner:
 def scheduler(runner: OrderedRunner) -> Scheduler:
     """A long prompt is on its way."""
     found = scheduler_of(runner, 0.5)
-    found.add(long_prompt()[0])
+    long_prompt(found)
     for _ in range(4):
         found.step()
     runner.order.clear()
@@ -56,8 +56,7 @@ def scheduler(runner: OrderedRunner) -> Scheduler:
 
 
 def test_a_question_is_answered_before_the_long_prompt_goes_on(scheduler: Scheduler, runner: OrderedRunner) -> None:
-    work, sink = question(1)
-    scheduler.add(work)
+    sink = question(scheduler, 1)
     while not sink.tokens:
         scheduler.step()
     assert set(runner.order[:-1]) == {FIRST + 1}, "at most the chunk beside its first token is the long one's"
@@ -68,41 +67,34 @@ def test_three_questions_that_come_together_wait_for_one_another_only(
 ) -> None:
     """The long prompt does not have its share first."""
     runner.token = 0.0017
-    asked = [question(number) for number in range(3)]
-    for work, _ in asked:
-        scheduler.add(work)
-    while not all(sink.tokens for _, sink in asked):
+    asked = [question(scheduler, number) for number in range(3)]
+    while not all(sink.tokens for sink in asked):
         scheduler.step()
     assert min(runner.order[:-1]) >= FIRST
 
 
 def test_a_first_token_comes_before_a_part_of_the_next_question(scheduler: Scheduler, runner: OrderedRunner) -> None:
-    asked = [question(1, 600), question(2, 1400)]
-    for work, _ in asked:
-        scheduler.add(work)
-    while not asked[0][1].tokens:
+    first, _ = question(scheduler, 1, 600), question(scheduler, 2, 1400)
+    while not first.tokens:
         scheduler.step()
     assert set(runner.order[:-1]) == {FIRST + 1}, "at most the chunk beside its first token is the next one's"
 
 
 def test_small_questions_share_a_pass(scheduler: Scheduler, runner: OrderedRunner) -> None:
-    asked = [question(number, 30) for number in range(4)]
-    for work, _ in asked:
-        scheduler.add(work)
+    asked = [question(scheduler, number, 30) for number in range(4)]
     scheduler.step()
     scheduler.step()
-    assert all(sink.tokens for _, sink in asked)
+    assert all(sink.tokens for sink in asked)
 
 
 def test_a_question_does_not_wait_for_an_answer_in_progress(runner: OrderedRunner) -> None:
     """One pass of the answer follows each chunk. Then a long prompt goes on as beside the answer alone."""
     found = scheduler_of(runner, 0.5)
-    answer, said = submit("answer", range(10, 1000), max_tokens=10**5)
-    found.add(answer)
+    said = ask(found, "answer", range(10, 1000), max_tokens=10**5)
     while len(said.tokens) < 3:
         found.step()
-    found.add(long_prompt()[0])
-    found.add(question(1)[0])
+    long_prompt(found)
+    question(found, 1)
     done: list[tuple[int, int]] = []  # chunks and passes behind each step
     while len(runner.order) < 12:
         found.step()
@@ -114,13 +106,12 @@ def test_a_question_does_not_wait_for_an_answer_in_progress(runner: OrderedRunne
 
 def test_questions_without_end_leave_an_answer_in_progress_its_share(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
-    answer, said = submit("answer", range(10, 1000), max_tokens=10**5)
-    found.add(answer)
+    said = ask(found, "answer", range(10, 1000), max_tokens=10**5)
     began, number = 0.0, 0
     while len(said.tokens) < 1000:
         while said.tokens and len(found.requests) < 5:
             number += 1
-            found.add(question(number)[0])
+            question(found, number)
         found.step()
         began = began or (runner.now if said.tokens else 0.0)
     assert number > 5 and runner.now - began < 3 * 1000 * PASS
@@ -149,7 +140,7 @@ def test_questions_that_come_four_times_a_minute_hardly_wait_for_one_another() -
 def test_what_is_short_and_wants_little_or_stands_beside_is_a_question(
     scheduler: Scheduler, runner: OrderedRunner, tokens: int, max_tokens: int, one_shot: bool, goes_first: bool
 ) -> None:
-    scheduler.add(question(1, tokens, max_tokens=max_tokens, one_shot=one_shot)[0])
+    question(scheduler, 1, tokens, max_tokens=max_tokens, one_shot=one_shot)
     for _ in range(4):
         scheduler.step()
     assert (runner.order[0] == FIRST + 1) == goes_first
@@ -159,13 +150,13 @@ def test_what_is_stored_does_not_count(runner: OrderedRunner) -> None:
     """A classifier with a long system text that it sends each time."""
     found = scheduler_of(runner, 0.5)
     system = [FIRST, *range(8000)]
-    found.add(submit("first", system, max_tokens=1)[0])
+    ask(found, "first", system, max_tokens=1)
     while found.busy:
         found.step()
-    found.add(long_prompt()[0])
+    long_prompt(found)
     found.step()
     runner.order.clear()
-    found.add(submit("again", [*system, *range(100, 900)], max_tokens=10)[0])
+    ask(found, "again", [*system, *range(100, 900)], max_tokens=10)
     for _ in range(3):
         found.step()
     assert runner.order[0] == FIRST
@@ -173,13 +164,12 @@ def test_what_is_stored_does_not_count(runner: OrderedRunner) -> None:
 
 def test_questions_without_end_leave_the_long_prompt_its_share(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
-    work, sink = long_prompt()
-    found.add(work)
+    sink = long_prompt(found)
     number = 0
     while not sink.tokens:
         while len(found.requests) < 5:
             number += 1
-            found.add(question(number)[0])
+            question(found, number)
         found.step()
     long, questions = sum(first < FIRST for first in runner.order), sum(first >= FIRST for first in runner.order)
     assert number > 5 and questions > 20 and long > questions
@@ -188,29 +178,29 @@ def test_questions_without_end_leave_the_long_prompt_its_share(runner: OrderedRu
 def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
     found._most_running = 1
-    found.add(question(0)[0])
+    question(found, 0)
     for number in range(2):
-        found.add(long_prompt(f"long {number}")[0])
+        long_prompt(found, f"long {number}")
     found.step()
-    found.add(question(1)[0])
+    question(found, 1)
     while len(found.requests) > 2:
         found.step()
     assert all(isinstance(job.state, Waiting) for job in found.requests), "both questions were answered before"
     found._prompts.urgent.took(100.0, urgent=True)
-    found.add(question(2)[0])
+    question(found, 2)
     found.step()
     assert [job.work.id for job in found.requests if not isinstance(job.state, Waiting)] == ["long 0"]
 
 
 def test_where_questions_came_chunks_are_smaller_for_a_while(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
-    found.add(question(1)[0])
+    question(found, 1)
     while found.busy:
         found.step()
     longest = []
     for number in range(2):
         runner.chunks.clear()
-        found.add(submit(f"long {number}", range(10 + number, LONG), max_tokens=10**5)[0])
+        ask(found, f"long {number}", range(10 + number, LONG), max_tokens=10**5)
         for _ in range(20):
             found.step()
         longest.append(max(runner.chunks))
