@@ -50,7 +50,6 @@ def test_found_again_after_a_restart(tmp_path: Path, hybrid: bool) -> None:
 
     third = store_on(tmp_path, hybrid)
     assert restored(third, run(0, 150)) == run(0, 150)
-    third.close()
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -67,7 +66,6 @@ def test_what_leaves_memory_comes_back_from_disk(tmp_path: Path, hybrid: bool) -
         assert restored(store, tokens) == tokens
         assert store.stats()["bytes"] <= 150 * TOKEN_BYTES
     assert store.stats()["paged_tokens"] >= 4 * 90
-    store.close()
 
 
 def test_division_of_what_is_on_disk(tmp_path: Path) -> None:
@@ -82,7 +80,6 @@ def test_division_of_what_is_on_disk(tmp_path: Path) -> None:
     third = store_on(tmp_path)
     for tokens in (run(0, 100), run(0, 30) + run(500, 10), run(0, 70) + run(600, 10), run(0, 50) + run(700, 10)):
         assert restored(third, tokens) == tokens
-    third.close()
 
 
 class EvictedRuns:
@@ -110,7 +107,6 @@ def test_kv_is_told_as_evicted_once_it_is_not_on_disk_either(tmp_path: Path) -> 
     tokens = tuple(run(0, 90))
     assert store.restore(tokens, store.lookup(tokens)).length == 0
     assert listener.runs == [run(0, 90)]
-    store.close()
 
 
 def test_damage_costs_the_rest_of_the_path_only(tmp_path: Path) -> None:
@@ -132,7 +128,6 @@ def test_damage_costs_the_rest_of_the_path_only(tmp_path: Path) -> None:
     again.close()
     third = store_on(tmp_path)
     assert restored(third, run(0, 120)) == run(0, 120)
-    third.close()
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
@@ -146,7 +141,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     newest.write_bytes(b"")
     got = again.restore(tuple(run(0, 80)), plan)
     assert got.length == 40 and tiny.read_known(got.cache) == run(0, 40)
-    again.close()
 
 
 def test_side_requests_are_not_written(tmp_path: Path) -> None:
@@ -158,7 +152,6 @@ def test_side_requests_are_not_written(tmp_path: Path) -> None:
     store.close()
     again = store_on(tmp_path)
     assert restored(again, run(0, 80)) == run(0, 80)
-    again.close()
 
 
 def test_a_model_that_is_unloaded_takes_its_side_requests_along(tmp_path: Path) -> None:
@@ -169,7 +162,6 @@ def test_a_model_that_is_unloaded_takes_its_side_requests_along(tmp_path: Path) 
     store.close()
     again = store_on(tmp_path)
     assert restored(again, run(0, 50)) == run(0, 50)
-    again.close()
 
 
 def test_outgrown_checkpoints_leave_the_disk(tmp_path: Path) -> None:
@@ -178,7 +170,6 @@ def test_outgrown_checkpoints_leave_the_disk(tmp_path: Path) -> None:
         put(store, run(0, end), hybrid=True)
     store.disk.flush()
     assert len(list(next(tmp_path.iterdir()).glob("c*"))) == store.stats()["checkpoints"] <= 12
-    store.close()
 
 
 def test_large_checkpoints_wait_until_the_conversation_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +183,6 @@ def test_large_checkpoints_wait_until_the_conversation_rests(tmp_path: Path, mon
     assert len(list(next(tmp_path.iterdir()).glob("c*"))) == 3  # of ten, those at the end
     again = store_on(tmp_path, hybrid=True)
     assert restored(again, run(0, 100)) == run(0, 100)
-    again.close()
 
 
 def test_a_small_queue_is_filled_again_and_again(tmp_path: Path) -> None:
@@ -205,7 +195,6 @@ def test_a_small_queue_is_filled_again_and_again(tmp_path: Path) -> None:
     store.close()
     again = store_on(tmp_path)
     assert all(again.lookup(tuple(run(n * 1000, 90))).length == 90 for n in range(20))
-    again.close()
 
 
 def test_clear_keeps_what_is_on_disk(tmp_path: Path) -> None:
@@ -216,7 +205,6 @@ def test_clear_keeps_what_is_on_disk(tmp_path: Path) -> None:
     assert store.stats()["bytes"] == 0
     assert restored(store, run(0, 50)) == run(0, 50)
     assert store.lookup(tuple(run(100, 50))).seen == 0
-    store.close()
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -246,7 +234,6 @@ def test_a_folder_that_another_server_has_is_taken_over(tmp_path: Path, hybrid: 
     third = store_on(tmp_path, hybrid)
     for tokens in (run(0, 100) + run(200, 50), run(0, 60) + run(300, 50), run(0, 120), run(900, 30)):
         assert restored(third, tokens) == tokens
-    third.close()
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -256,23 +243,6 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
     other = KVStore(LayerKit(lambda: [KVCache(), KVCache()]), StoreConfig(1 << 20), disk=tier)
     assert other.restore(tuple(run(0, 50)), other.lookup(tuple(run(0, 50)))).length == 0
-    other.close()
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-def test_a_model_continues_after_a_restart_as_if_nothing_was(tmp_path: Path, name: str) -> None:
-    kit = LayerKit(lambda: tiny.prompt_cache(name))
-    tokens, tail = tiny.random_tokens(70), tiny.random_tokens(20, seed=1)
-    store = KVStore(kit, StoreConfig(1 << 30), disk=DiskTier(tmp_path, name, MAX))
-    cache = kit.new()
-    tiny.prefill(name, tokens, cache)
-    store.put(tokens, cache)
-    store.close()
-    again = KVStore(kit, StoreConfig(1 << 30), disk=DiskTier(tmp_path, name, MAX))
-    got = again.restore(tokens + tail, again.lookup(tokens + tail))
-    assert got.length == 70
-    assert tiny.greedy(name, tail, got.cache, 8) == tiny.greedy(name, tokens + tail, kit.new(), 8)
-    again.close()
 
 
 small = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -311,4 +281,3 @@ def nothing_is_lost_or_mixed_up(
         got = restored(store, tokens)
         assert got == tokens[: len(got)]
         assert hybrid or got == tokens
-    store.close()
