@@ -171,17 +171,25 @@ def test_windows_are_as_wide_as_the_square_root_of_a_state(width: int, window: i
     assert len(far) <= 12_000 // window + 1
 
 
-def long_conversation(width: int, budget_bytes: int, most: int = 16_000) -> KVStore:
+def long_conversation(width: int, budget_bytes: int = 1 << 40, most: int = 16_000, **about: Any) -> KVStore:
     """A conversation with a state each 64 tokens that takes as much as the KV of `width` tokens, 4 bytes each."""
     kit = LayerKit(lambda: [KVCache(), ArraysCache(1)])
     store = KVStore(kit, StoreConfig(budget_bytes, checkpoint_grid=64, checkpoints_recent=0))
-    cache: list[Any] = kit.new()
+    converse(store, width, most, **about)
+    return store
+
+
+def converse(
+    store: KVStore, width: int, most: int, first: int = 0, session: str | None = "a", states_each: int = 64
+) -> None:
+    """`first`: the first token. `states_each`: after so many tokens a state is stored."""
+    cache: list[Any] = [KVCache(), ArraysCache(1)]
     for stop in range(64, most + 1, 64):
         rows = mx.zeros((1, 1, 64, 1), mx.float16)
         cache[0].update_and_fetch(rows, rows)
         cache[1][0] = mx.zeros((1, 2 * width), mx.float16)
-        store.put(range(stop), cache, StoredEnd(session="a", answered=stop == most))
-    return store
+        end = StoredEnd(session=session, answered=stop == most, checkpoint=stop % states_each == 0)
+        store.put(range(first, first + stop), cache, end)
 
 
 def states_kept(width: int) -> list[int]:
@@ -191,23 +199,19 @@ def states_kept(width: int) -> list[int]:
 
 
 def test_the_last_states_of_a_conversation_go_after_kv_of_nobody_in_progress() -> None:
-    store = long_conversation(4, 1 << 40, most=1024)
-    cache: list[Any] = [KVCache(), ArraysCache(1)]
-    rows = mx.zeros((1, 1, 200, 1), mx.float16)
-    cache[0].update_and_fetch(rows, rows)
-    cache[1][0] = mx.zeros((1, 8), mx.float16)
-    store.put(range(5000, 5200), cache)
+    store = long_conversation(4, most=1024)
+    converse(store, 4, 192, first=5000, session=None)
     inside = sum(s.checkpoint_bytes for s in store.resident.tree if not s.is_leaf)
     store.set_budget(store.resident.nbytes - inside)
     assert {s.end for s in store.resident.tree if s.checkpoint is not None} == {512, 896, 960, 1024}
-    assert not store.lookup(range(5000, 5200)).length
+    assert not store.lookup(range(5000, 5192)).length
 
 
 @settings(max_examples=rounds(15), deadline=None)
 @given(st.integers(4, 900), st.integers(2000, 8000))
 def test_kv_goes_down_to_the_deepest_state_that_there_is_room_for(width: int, budget_tokens: int) -> None:
     """Whichever states would have stayed anyway."""
-    store = long_conversation(width, 1 << 40, most=8000)
+    store = long_conversation(width, most=8000)
     store.set_budget(4 * budget_tokens)
     kept = [s.end for s in store.resident.tree if s.checkpoint is not None]
     left = store.lookup(range(8000)).length
@@ -219,13 +223,8 @@ def test_kv_goes_down_to_the_deepest_state_that_there_is_room_for(width: int, bu
 
 def two_conversations() -> KVStore:
     """Of 640 tokens each, with a state each 64 tokens that takes as much as the KV of 20. The first one is weaker."""
-    store = long_conversation(20, 1 << 40, most=640)
-    cache: list[Any] = [KVCache(), ArraysCache(1)]
-    for stop in range(64, 641, 64):
-        rows = mx.zeros((1, 1, 64, 1), mx.float16)
-        cache[0].update_and_fetch(rows, rows)
-        cache[1][0] = mx.zeros((1, 40), mx.float16)
-        store.put(range(5000, 5000 + stop), cache, StoredEnd(session="b", answered=stop == 640))
+    store = long_conversation(20, most=640)
+    converse(store, 20, 640, first=5000, session="b")
     return store
 
 
@@ -247,14 +246,7 @@ def test_the_last_state_in_front_of_kv_that_has_none_comes_back(
 ) -> None:
     """That of a conversation in progress, and no other one, even where more of what has none goes. So many `tokens`
     have to go beside all states inside."""
-    kit = LayerKit(lambda: [KVCache(), ArraysCache(1)])
-    store = KVStore(kit, StoreConfig(1 << 40, checkpoint_grid=64, checkpoints_recent=0))
-    cache: list[Any] = kit.new()
-    for stop in range(64, 641, 64):
-        rows = mx.zeros((1, 1, 64, 1), mx.float16)
-        cache[0].update_and_fetch(rows, rows)
-        cache[1][0] = mx.zeros((1, 40), mx.float16)
-        store.put(range(stop), cache, StoredEnd(session=session, answered=stop == 640, checkpoint=stop % 128 == 0))
+    store = long_conversation(20, most=640, session=session, states_each=128)
     store.set_budget(store.resident.nbytes - 4 * (4 * 20 + tokens))
     assert store.lookup(range(640)).length == left
     assert store.stats()["tokens"] == kept

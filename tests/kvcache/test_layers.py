@@ -12,7 +12,6 @@ from start_llm.kvcache import layers
 from start_llm.kvcache.layers import LayerKit, grow_for
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import Unstorable
-from tests.kinds import some
 from tests.kvcache import tiny
 
 CUTTABLE = ["llama", "glm4_moe_lite"]
@@ -23,60 +22,44 @@ def kit_of(name: str) -> LayerKit:
     return LayerKit(lambda: tiny.prompt_cache(name))
 
 
-@pytest.mark.parametrize("name", some(CUTTABLE + STATEFUL, 3))
-def test_restored_continuation_equals_the_cold_run(name: str) -> None:
+def filled(name: str) -> tuple[KVStore, list[int], list[Any]]:
+    """A store that has 70 tokens, with states at 41 and at the end; the tokens, and the caches that were stored."""
     kit = kit_of(name)
-    assert kit.cuttable == (name in CUTTABLE)
-    store = KVStore(kit, StoreConfig(1 << 30))
-    tokens, tail = tiny.random_tokens(70), tiny.random_tokens(30, seed=1)
-    cold = tiny.greedy(name, tokens + tail, kit.new(), 12)
-
-    cache = kit.new()
+    store, tokens, cache = KVStore(kit, StoreConfig(1 << 30)), tiny.random_tokens(70), kit.new()
     for start, stop in ((0, 41), (41, 70)):
         tiny.prefill(name, tokens[start:stop], cache)
         store.put(tokens[:stop], cache)
-    tiny.prefill(name, tokens[:5], cache)  # what the caller does next must not reach the store
-
-    for _ in range(2):  # the second time shows that the first one's writes did not reach the store either
-        plan = store.lookup(tokens + tail, limit=99)
-        assert plan.length == 70
-        restored = store.restore(tokens + tail, plan)
-        assert restored.length == 70
-        assert tiny.greedy(name, (tokens + tail)[70:], restored.cache, 12) == cold
+    return store, tokens, cache
 
 
 @pytest.mark.parametrize("name", CUTTABLE + STATEFUL)
-def test_restored_at_an_earlier_place(name: str) -> None:
-    kit = kit_of(name)
-    store = KVStore(kit, StoreConfig(1 << 30))
-    tokens, other = tiny.random_tokens(70), tiny.random_tokens(20, seed=2)
-    cache = kit.new()
-    for start, stop in ((0, 41), (41, 70)):
-        tiny.prefill(name, tokens[start:stop], cache)
-        store.put(tokens[:stop], cache)
-    branch = tokens[:60] + other
-    plan = store.lookup(branch, limit=79)
-    assert (plan.length, plan.matched) == ((60, 60) if kit.cuttable else (41, 60))
-    assert plan.reason == ("" if kit.cuttable else "no_checkpoint")
-    restored = store.restore(branch, plan)
-    cold = tiny.greedy(name, branch, kit.new(), 12)
-    assert tiny.greedy(name, branch[plan.length :], restored.cache, 12) == cold
+def test_a_restored_continuation_equals_the_cold_run(name: str) -> None:
+    """At the end of what is stored, and where another text leaves it."""
+    store, tokens, cache = filled(name)
+    cuttable = name in CUTTABLE
+    assert store._kit.cuttable == cuttable
+    tiny.prefill(name, tokens[:5], cache)  # what the caller does next must not reach the store
+    whole, fork = tokens + tiny.random_tokens(30, seed=1), tokens[:60] + tiny.random_tokens(20, seed=2)
+    asked = [(whole, 70, 70, ""), (fork, 60 if cuttable else 41, 60, "" if cuttable else "no_checkpoint")]
+    for text, length, matched, reason in asked:
+        cold = tiny.greedy(name, text, tiny.prompt_cache(name), 12)
+        for _ in range(2):  # the second time shows that the first one's writes did not reach the store either
+            plan = store.lookup(text, limit=len(text) - 1)
+            assert (plan.length, plan.matched, plan.reason) == (length, matched, reason)
+            restored = store.restore(text, plan)
+            assert restored.length == length
+            assert tiny.greedy(name, text[length:], restored.cache, 12) == cold
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text", "llama"])
 def test_decoded_tokens_are_stored_like_prefilled_ones(name: str) -> None:
-    kit = kit_of(name)
-    store = KVStore(kit, StoreConfig(1 << 30))
-    tokens = tiny.random_tokens(30)
-    cache = kit.new()
-    answer = tiny.greedy(name, tokens, cache, 25)
-    held = tokens + answer[:-1]
+    store, tokens, cache = filled(name)
+    held = [*tokens, 5, *tiny.greedy(name, [5], cache, 25)[:-1]]
     store.put(held, cache)
     tail = tiny.random_tokens(10, seed=3)
     restored = store.restore(held + tail, store.lookup(held + tail))
     assert restored.length == len(held)
-    continued = tiny.greedy(name, tail, restored.cache, 8)
-    assert continued == tiny.greedy(name, tail, copy.deepcopy(cache), 8)
+    assert tiny.greedy(name, tail, restored.cache, 8) == tiny.greedy(name, tail, copy.deepcopy(cache), 8)
 
 
 def test_windowed_checkpoint_holds_the_window_only() -> None:

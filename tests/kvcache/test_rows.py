@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -149,17 +149,22 @@ def numbers(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
+def put_texts(store: KVStore, which: Iterable[int], hybrid: bool = False) -> None:
+    """Each of 20 tokens that no other one has."""
+    for number in which:
+        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20), hybrid))
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_many_small_arrays_are_given_up_before_the_device_has_no_room_for_them(hybrid: bool) -> None:
     store = make_store(hybrid, most_arrays=100)
     for number in range(100):
-        tokens = numbers(1000 * number, 20)
-        store.put(tokens, caches(tokens, hybrid))
+        put_texts(store, [number], hybrid)
         check(store)
         assert store.stats()["arrays"] <= 125, "while there is something to pack, a little more is held"
         store.idle()
         assert store.stats()["arrays"] <= 100
-    assert store.stats()["evicted"] and store.lookup(tokens).length == 20
+    assert store.stats()["evicted"] and store.lookup(numbers(99_000, 20)).length == 20
     assert all(s.rows.packed for s in store.resident.tree if s.used < 50 and isinstance(s.rows, Slices))
 
 
@@ -203,8 +208,7 @@ def test_arrays_are_packed_in_small_steps_before_anything_goes() -> None:
 
 def test_stores_share_the_devices_room_for_arrays() -> None:
     store = make_store(most_arrays=1000)
-    for number in range(100):
-        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
+    put_texts(store, range(100))
     store.set_budget(None, others=940, stores=2)
     store.idle()
     assert store.resident.arrays > 500, "half of it is sure; up to a quarter more while there is something to pack"
@@ -213,8 +217,7 @@ def test_stores_share_the_devices_room_for_arrays() -> None:
     assert store.resident.arrays <= 500
     store.set_budget(None)
     before = store.resident.arrays
-    for number in range(100, 110):
-        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
+    put_texts(store, range(100, 110))
     assert store.resident.arrays > before + 50, "what the other one held is free again"
 
 
@@ -223,7 +226,7 @@ def test_what_was_not_used_for_longest_is_packed_first() -> None:
     store = KVStore(LayerKit(lambda: caches([])), StoreConfig(MANY), clock=lambda: now[0])
     for number in (*range(20), 0, 2):
         now[0] += 1
-        store.put(numbers(1000 * number, 20), caches(numbers(1000 * number, 20)))
+        put_texts(store, [number])
     store._eviction.most_arrays = 130
     for packed in ([1, 3, 4, 5], [1, 3, 4, 5, 6, 7, 8, 9]):
         store.idle()
@@ -238,9 +241,7 @@ def test_what_was_not_used_for_longest_is_packed_first() -> None:
 def test_many_arrays_at_once_are_packed_before_anything_goes(most: int, gone: bool) -> None:
     """But the device may not be left without room meanwhile."""
     store = make_store()
-    for number in range(40):
-        tokens = numbers(1000 * number, 20)
-        store.put(tokens, caches(tokens))
+    put_texts(store, range(40))
     assert store.resident.arrays == 40 * 6
     store._eviction.most_arrays = most
     for _ in range(12):
@@ -254,9 +255,7 @@ def test_many_arrays_at_once_are_packed_before_anything_goes(most: int, gone: bo
 def test_far_from_the_limit_nothing_is_looked_for() -> None:
     store = make_store(hybrid=True, most_arrays=1000)
     store.resident.pack = None  # type: ignore[method-assign, assignment]
-    for number in range(80):
-        tokens = numbers(1000 * number, 20)
-        store.put(tokens, caches(tokens, True))
+    put_texts(store, range(80), hybrid=True)
     assert 700 < store.resident.arrays <= 800
 
 
@@ -295,9 +294,10 @@ def test_a_row_at_rest_is_taken_over_as_it_is() -> None:
 def test_of_a_row_that_two_conversations_share_the_larger_part_stays_where_it_is(shared: int, copied: int) -> None:
     store = make_store()
     turn(store, numbers(1, 6000))
-    tokens = [*numbers(1, shared), *numbers(7000, 5)]
+    before, tokens = store.stats()["copied_bytes"], [*numbers(1, shared), *numbers(7000, 5)]
     restored = store.restore(tokens, store.lookup(tokens))
     assert (restored.length, restored.copied_bytes) == (shared, copied * TOKEN_BYTES)
+    assert store.stats()["copied_bytes"] == before + restored.copied_bytes
     assert store.lookup(numbers(1, 6000)).length == 6000
     check(store, running=1)
     store.take_back(restored.cache)

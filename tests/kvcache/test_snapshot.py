@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import suppress
-
 import numpy as np
 import pytest
 
@@ -42,33 +38,6 @@ def test_a_tree_that_is_too_large_is_cut_and_says_so(monkeypatch: pytest.MonkeyP
         grow(tree, [first, 1])
     told = snapshot(tree, [], 0.0, 0.0)
     assert len(told.segments) == 5 and told.left_out == 15
-
-
-def test_it_can_be_looked_at_while_it_changes() -> None:
-    tree = fake_tree()
-    over = threading.Event()
-
-    def change() -> None:
-        number = 0
-        while not over.is_set():
-            number += 1
-            end = grow(tree, [number % 50, number % 7, number % 3 + 1, 9])
-            if number % 5 == 0 and end.length > 1:
-                tree.split(end, 1)
-            time.sleep(0.001)
-
-    changing = threading.Thread(target=change)
-    changing.start()
-    try:
-        looks = 0
-        while looks < 100:
-            with suppress(TimeoutError):  # it says so, where it cannot
-                told = tree.read_consistently(lambda: snapshot(tree, [], 0.0, 0.0))
-                assert all(segment.parent < at for at, segment in enumerate(told.segments))
-                looks += 1
-    finally:
-        over.set()
-        changing.join(60)
 
 
 @pytest.mark.parametrize(

@@ -68,25 +68,6 @@ def test_numpy_and_tuples_are_the_same() -> None:
     assert store.lookup(list(range(30))).length == 30
 
 
-def test_twenty_branches_share_their_prefix() -> None:
-    store = store_of()
-    prefix = random_tokens(4000)
-    for branch in range(20):
-        put(store, prefix + random_tokens(100, seed=branch + 1))
-    assert store.stats()["bytes"] <= 1.2 * 6000 * TOKEN_BYTES
-    for branch in range(20):
-        tokens = prefix + random_tokens(100, seed=branch + 1)
-        assert restored(store, tokens) == tokens
-
-
-def test_copied_bytes_are_told() -> None:
-    store = store_of()
-    put(store, run(0, 300))
-    got = store.restore(tuple(run(0, 300)), store.lookup(tuple(run(0, 300)), limit=299))
-    assert (got.length, got.copied_bytes) == (299, 299 * TOKEN_BYTES)
-    assert store.stats()["copied_bytes"] == got.copied_bytes
-
-
 def test_wrong_length_is_refused_loudly() -> None:
     with pytest.raises(ValueError, match="holds 5 tokens, but 6"):
         store_of().put(tuple(range(6)), known_cache(run(0, 5)))
@@ -144,12 +125,6 @@ def test_pauses_stand_at_boundaries_and_partings() -> None:
     put(store, run(0, 40), hybrid=True)
     put(store, tokens, hybrid=True)
     assert 40 not in store.stops(prompt, 0)  # has its checkpoint now
-
-
-def test_grid_gaps_are_filled_at_message_boundaries() -> None:
-    store = store_of(hybrid=True, checkpoints_recent=1, checkpoint_grid=100)
-    prompt = Prompt(tuple(run(0, 500)), boundaries=(60, 90, 150, 420), system_end=20, generation=495)
-    assert store.stops(prompt, 0) == (20, 90, 150, 250, 350, 420, 495)
 
 
 def test_side_requests_and_sub_agents_do_not_push_a_session_out() -> None:
@@ -220,15 +195,6 @@ def test_costly_and_often_used_leaves_stay() -> None:
     assert store.lookup(tuple(run(1000, 100))).seen == 100
 
 
-def test_time_to_live_and_most_leaves() -> None:
-    clock = Clock()
-    store = store_of(ttl_seconds=10, clock=clock)
-    put(store, run(0, 50))
-    clock.now += 11
-    put(store, run(100, 50))
-    assert store.lookup(tuple(run(0, 50))).reason == "evicted"
-
-
 def test_time_to_live_works_while_nothing_runs() -> None:
     clock = Clock()
     store = store_of(ttl_seconds=100, clock=clock)
@@ -237,10 +203,11 @@ def test_time_to_live_works_while_nothing_runs() -> None:
     put(store, run(100, 50))
     clock.now += 50
     store.idle()
+    assert store.lookup(tuple(run(0, 50))).reason == "evicted"
     assert [store.lookup(tuple(run(start, 50))).length for start in (0, 100)] == [0, 50]
     clock.now += 60
-    store.idle()
-    assert (store.stats()["bytes"], store.stats()["segments"]) == (0, 0)
+    put(store, run(200, 50))  # whoever stores looks at it, too
+    assert (store.stats()["bytes"], store.lookup(tuple(run(100, 50))).length) == (50 * TOKEN_BYTES, 0)
 
 
 @pytest.mark.parametrize("how", ["bytes", "age", "budget", "clear"])
@@ -292,20 +259,7 @@ def test_texts_that_were_used_at_the_same_time_are_forgotten_from_their_ends() -
     put(store, run(0, 90))
     put(store, [*run(0, 60), *run(1000, 30)])
     store.clear()
-    assert store.stats()["ghost_tokens"] == 0 and not list(store.resident.tree)
-
-
-def test_refilling_what_was_evicted() -> None:
-    store = store_of(budget_tokens=100)
-    put(store, run(0, 90))
-    put(store, run(1000, 90))
-    gone = 0 if store.lookup(tuple(run(0, 90))).length == 0 else 1000
-    put(store, run(gone, 90))
-    assert store.stats()["bytes"] <= 100 * TOKEN_BYTES
-    put(store, run(gone, 40) + run(7000, 30))
-    tokens = run(gone, 40) + run(7000, 30)
-    plan = store.lookup(tuple(tokens))
-    assert restored(store, tokens) == tokens[: plan.length]
+    assert (store.stats()["ghost_tokens"], store.stats()["bytes"]) == (0, 0) and not list(store.resident.tree)
 
 
 def test_old_checkpoints_thin_out_to_the_grid() -> None:
@@ -350,29 +304,15 @@ def test_another_agent_of_the_same_client_computes_its_difference() -> None:
     assert parting - 128 <= store.lookup(other).length <= parting
 
 
-def test_checkpoints_thin_before_a_session_loses_tokens() -> None:
+@pytest.mark.parametrize(("budget", "lost"), [(1070, 0), (1030, 60)])
+def test_checkpoints_thin_before_a_session_loses_tokens_and_these_are_at_its_end(budget: int, lost: int) -> None:
     """But for those that are kept to the last, without which its end could not go alone."""
-    store = store_of(hybrid=True, budget_tokens=1070, checkpoints_recent=64, checkpoint_grid=10)
+    store = store_of(hybrid=True, budget_tokens=budget, checkpoints_recent=64, checkpoint_grid=10)
     for end in range(20, 1001, 20):
         put(store, run(0, end), hybrid=True, session="main")
-    assert store.lookup(tuple(run(0, 1000))).length == 1000
+    assert store.lookup(tuple(run(0, 1000))).length >= 1000 - lost
     stats = store.stats()
-    assert stats["bytes"] <= 1070 * TOKEN_BYTES and 1 <= stats["checkpoints"] <= 40
-
-
-def test_a_session_that_alone_takes_more_than_the_budget_loses_its_end_only() -> None:
-    store = store_of(hybrid=True, budget_tokens=1030, checkpoints_recent=64, checkpoint_grid=10)
-    for end in range(20, 1001, 20):
-        put(store, run(0, end), hybrid=True, session="main")
-    assert store.lookup(tuple(run(0, 1000))).length >= 1000 - 60
-
-
-def test_clear() -> None:
-    store = store_of()
-    put(store, run(0, 50))
-    store.clear()
-    assert store.lookup(tuple(run(0, 50))).seen == 0
-    assert store.stats()["bytes"] == 0
+    assert stats["bytes"] <= budget * TOKEN_BYTES and 1 <= stats["checkpoints"] <= 40
 
 
 small = st.lists(st.integers(0, 2), min_size=1, max_size=24)

