@@ -84,7 +84,7 @@ def once(endpoint: Endpoint, asked: Message, *, as_json: bool) -> int:
 
 def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) -> int:
     """Until the end of input. Ctrl-C ends an answer, not the conversation."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     talk = Conversation(endpoint, console, images=images)
     talk.say(f"{endpoint.model}. /help lists commands. Ctrl-C ends an answer, Ctrl-D the conversation.")
     with typed_before(history):
@@ -108,16 +108,10 @@ def converse(endpoint: Endpoint, history: Path, images: list[dict[str, Any]]) ->
 def _answer(talk: Conversation, asked: str) -> None:
     """One turn. Raises ChatError; what was asked is then not part of the conversation."""
     talk.add(asked)
-    answer, printer, thought = Answer(), MarkdownPrinter(talk.console), False
+    answer, printer = Answer(), MarkdownPrinter(talk.console)
     try:
         for text, is_reasoning in ask(talk.endpoint, talk.sent, answer):
-            if is_reasoning:
-                talk.console.print(text, style="dim", end="", markup=False, soft_wrap=True)
-            else:
-                if thought:
-                    talk.console.print()
-                printer.add(text)
-            thought = is_reasoning
+            (printer.think if is_reasoning else printer.add)(text)
         printer.end()
     except KeyboardInterrupt:
         printer.end()

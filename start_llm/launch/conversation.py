@@ -25,8 +25,8 @@ from start_llm.host.ports import model_cards
 
 MOST_TYPED = 1000
 _ASK_SECONDS = 5.0
-_FENCE = re.compile(r"^[ \t]*(```|~~~)", re.MULTILINE)
-_CODE = re.compile(_FENCE.pattern + r".*?^[ \t]*\1[^\n]*$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*(`{3,}+(?![^\n]*`)|~{3,}+)", re.MULTILINE)
+_CODE = re.compile(_FENCE.pattern + r".*?^[ \t]*\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
 
 Message = dict[str, Any]
 
@@ -140,16 +140,34 @@ class MarkdownPrinter:
 
     def __init__(self, console: Console) -> None:
         self._console, self._text = console, ""
+        self._thinks = self._began = False
+
+    def think(self, text: str) -> None:
+        """Prints reasoning, which is no Markdown."""
+        if self._text:
+            self.end()
+        self._thinks = True
+        self._console.print(text, style="dim", end="", markup=False, soft_wrap=True)
 
     def add(self, text: str) -> None:
         self._text += text
         end = self._text.rfind("\n\n") + 2
-        if end > 1 and not _FENCE.search(_CODE.sub("", self._text[:end])):  # it is in no block of code
+        goes_on = not self._text[end : end + 1].strip()  # what is indented may belong to a list's item
+        if end > 1 and not goes_on and not _FENCE.search(_CODE.sub("", self._text[:end])):  # it is in no block of code
             self.end(end)
 
     def end(self, at: int | None = None) -> None:
+        if self._thinks:
+            self._console.print()
+            self._thinks = False
         if self._text[:at].strip():
-            self._console.print(Markdown(self._text[:at]))
+            shown = Markdown(self._text[:at])
+            for part in (part for token in shown.parsed for part in token.children or ()):
+                part.content = words_only(part.content)  # ``<http://x/%1b>`` is shown decoded
+            if self._began:
+                self._console.print()
+            self._began = True
+            self._console.print(shown)
         self._text = "" if at is None else self._text[at:]
 
 

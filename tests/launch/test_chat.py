@@ -125,6 +125,12 @@ def test_no_escape_sequence_reaches_the_terminal(
         assert run(port, stdin=Terminal()) == 0
         told = capsys.readouterr().out
         assert told.count("]52;c;aGk=") >= 3 and not set(told) & set("\x1b\x9b\x07")
+        linked = {"content": "see <http://x/%1b]52;c;aGk=%1b%5c%c2%9b2J>, &#27; and [a](http://x/%1b)\n\nEnd."}
+    with answering([{"choices": [{"delta": linked}]}]) as (port, _):
+        types(monkeypatch, "hi")
+        assert run(port, stdin=Terminal()) == 0
+        told = capsys.readouterr().out
+        assert "see http://x/]52;c;aGk=" in told and not set(told) & set("\x1b\x9b\x07")
     with answering([{"error": {"message": SPOKEN}}]) as (port, _):
         assert run(port, "hi") == 1 and not set(capsys.readouterr().err) & set("\x1b\x9b\x07")
 
@@ -247,3 +253,41 @@ def test_markdown_is_printed_by_blocks_and_code_stays_whole(capsys: pytest.Captu
     blocks.append(capsys.readouterr().out)
     assert [block.split()[0] for block in blocks] == ["A", "a", "The"] and "**" not in "".join(blocks)
     assert "b = 2" in blocks[1]
+
+
+def printed(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    printer = MarkdownPrinter(Console(width=60))
+    for sign in text:
+        printer.add(sign)
+    printer.end()
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_paragraphs_are_apart_as_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed("One.\n\n```not``` a block\n\n\nThree.", capsys) == ["One.", "", "not a block", "", "Three."]
+
+
+def test_code_in_code_and_code_in_a_list_stay_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    nested = printed("````md\n```py\na = 1\n\nb = 2\n```\n````\n\nThe end.", capsys)
+    assert nested[1:-2] == [" ```py", " a = 1", "", " b = 2", " ```", ""] and nested[-1] == "The end."
+    listed = printed("1.  Step:\n\n    ```sh\n    ls\n    ```\n\n2.  Next", capsys)
+    assert "    ls" in listed and " 2 Next" in listed and "`" not in "".join(listed)
+
+
+@pytest.mark.parametrize("width", [1, 20])
+def test_a_narrow_terminal_breaks_no_answer(capsys: pytest.CaptureFixture[str], width: int) -> None:
+    printer = MarkdownPrinter(Console(width=width))
+    printer.add("# A\n\n| a | b |\n|-|-|\n| c | d |\n\n" + "> " * 30 + "1. - x\n\n```\n" + "y" * 99)
+    printer.end()
+
+
+def test_reasoning_has_a_line_of_its_own_however_the_answer_ends(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces = (("reasoning_content", "hm"), ("content", "One"), ("reasoning_content", ":x:"))
+    said = [{"choices": [{"delta": {name: text}}]} for name, text in pieces]
+    types(monkeypatch, "hi")
+    with answering([*said, {"error": {"message": "it broke"}}]) as (port, _):
+        assert run(port, stdin=Terminal()) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:5] == ["hm", "One", ":x:", "it broke"]
