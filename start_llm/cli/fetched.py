@@ -9,12 +9,10 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 
-from rich.console import Console
-
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.tables import print_table
-from start_llm.dashboard.terminal import LiveRows
+from start_llm.dashboard.terminal import LiveRows, make_console
 from start_llm.host.home import command as program
 from start_llm.models.device import GB, inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
@@ -38,7 +36,7 @@ def main_pull(settings: Settings, options: argparse.Namespace) -> int:
 
 def _pull(repository: str, revision: str | None, then: str) -> None:
     """Fetches a model and prints the outcome, with `then` behind it. Raises PullError."""
-    with closing(LiveRows(Console(stderr=True))) as rows:
+    with closing(LiveRows(make_console(stderr=True))) as rows:
         done = pull(repository, ProgressLines(partial(print, file=sys.stderr, flush=True), rows), revision=revision)
     came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
     print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}.{then}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -26,8 +27,6 @@ from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.process_log import log_to_stderr
 from start_llm.dashboard.request_log import log_entry
 from start_llm.dashboard.tables import words_only
-
-log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 10.0
 """Between two plain lines of one long prefill."""
@@ -169,7 +168,7 @@ class LiveRows:
         self._console = console
         self._rows: dict[str, Callable[[], RenderableType]] = {}
         self._drawn: Live | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def show(self, name: str, row: Callable[[], RenderableType] | None) -> None:
         """`row` is called on rich's thread; ``None``: it goes."""
@@ -190,9 +189,10 @@ class LiveRows:
 
     def close(self) -> None:
         """Gives the terminal back, in the middle of a step, too."""
-        self.live = False
-        for name in list(self._rows):
-            self.show(name, None)
+        with self._lock:
+            self.live = False
+            for name in list(self._rows):
+                self.show(name, None)
 
     def _all(self) -> Group:
         """On rich's thread, which must not wait for the lock: `Live.stop` waits for it."""
@@ -267,14 +267,18 @@ class LastingStream:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
-        except OSError as error:
-            log.debug("the terminal could not be written to: %s", error)
+        except OSError:
+            pass  # not logged: the log may go to the same terminal
 
 
 def make_console(*, stderr: bool) -> Console:
-    """The console of the process, plain text only: nothing in it is markup."""
-    stream = LastingStream(sys.stderr if stderr else sys.stdout)
-    return Console(file=cast(IO[str], stream), highlight=False, soft_wrap=True, emoji=False)
+    """The console of the process, plain text only: nothing in it is markup. A file is none, whatever FORCE_COLOR says:
+    no rows that move and no keys go there."""
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # of stdout: signs that the terminal's encoding lacks
+    file, terminal = cast(IO[str], LastingStream(stream)), None if stream.isatty() else False
+    return Console(file=file, force_terminal=terminal, highlight=False, soft_wrap=True, emoji=False)
 
 
 class _Lines(logging.Formatter):

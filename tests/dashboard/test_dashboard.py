@@ -7,8 +7,10 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +30,7 @@ from start_llm.dashboard.terminal import (
     RequestLine,
     TextLines,
     log_as_lines,
+    make_console,
     span,
     terminal,
 )
@@ -261,14 +264,59 @@ def test_a_reader_that_left_stops_nobody() -> None:
     assert (child.communicate()[1], child.returncode) == (b"", 0)
 
 
-def test_a_terminal_that_cannot_be_written_to_stops_nobody() -> None:
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, "No space left on device")
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
 
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_that_cannot_be_written_to_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = LastingStream(Full())
     assert stream.write("abc") == 3
     stream.flush()
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", Full())
+    log_as_lines("debug")
+    try:
+        rows = LiveRows(Console(file=stream, force_terminal=True))  # type: ignore[arg-type]
+        rows.show("a", lambda: "loading")
+        logging.getLogger("start_llm").warning("said while rows are drawn")
+        rows.close()
+    finally:
+        logging.getLogger("start_llm").setLevel(logging.NOTSET)
+
+
+def test_a_file_gets_no_rows_and_no_keys_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    console = make_console(stderr=False)
+    assert not console.is_terminal and not LiveRows(console).live
+
+
+def test_signs_that_the_terminals_encoding_lacks_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    make_console(stderr=False).print("caf\xe9 \u5343 \u2026")
+    sys.stdout.flush()
+    assert written.getvalue() == b"caf\xe9 \\u5343 \\u2026\n"
+
+
+def test_a_row_that_comes_while_the_terminal_is_given_back_does_not_stay() -> None:
+    rows = LiveRows(Console(file=io.StringIO(), force_terminal=True))
+    closing = threading.Thread(target=rows.close)
+
+    class Slow(dict[str, Any]):
+        def __setitem__(self, name: str, row: Any) -> None:
+            closing.start()
+            closing.join(0.2)  # it waits for this row
+            super().__setitem__(name, row)
+
+    rows._rows = Slow()
+    rows.show("a", lambda: "loading")
+    closing.join()
+    assert rows._drawn is None
 
 
 def test_the_terminal_decides() -> None:
