@@ -324,8 +324,9 @@ class PromptsStream(EventStream):
             for one in request.by_prompt():
                 self._streams.append(make(one))
         except BadRequest as error:
-            error.param = f"prompt[{len(self._streams)}]"
-            error.message = f"{error.param}: {error.message}"
+            if error.param in {"prompt", "messages"}:  # others are of all prompts
+                error.param = f"prompt[{len(self._streams)}]"
+                error.message = f"{error.param}: {error.message}"
             raise
 
     def submit(self) -> None:
@@ -333,11 +334,11 @@ class PromptsStream(EventStream):
         try:
             for stream in self._streams:
                 stream.submit()
-        except StartLLMError:
+            self._readers += (on_thread(partial(self._read, each), "prompt") for each in self._streams)
+        except BaseException:  # also where no thread can be started
             self.close()
             self.last_report(0.0)  # what was not computed does not count as sent
             raise
-        self._readers = [on_thread(partial(self._read, each), "prompt") for each in self._streams]
 
     def __next__(self) -> ev.Event:
         return next(self._events)
@@ -358,6 +359,9 @@ class PromptsStream(EventStream):
             for event in stream:
                 if stream is self._streams[0] or not isinstance(event, ev.Started):
                     self._news.put(event)
+        except BaseException:
+            self.close()  # nobody waits for the others any more
+            raise
         finally:
             self._news.put(None)
 

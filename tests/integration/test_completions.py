@@ -9,7 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from start_llm.chat import stream
+from start_llm.core.events import Sampled
 from start_llm.core.work import Submit
+from start_llm.models.background import on_thread
+from start_llm.parsing.choice import ChoiceParser
 from tests.integration.live import ENDLESS, WAIT, Live, live
 from tests.oracle import make_tokenizer
 from tests.unique import unique
@@ -126,6 +130,9 @@ def test_one_wrong_prompt_is_named_and_none_is_answered(oracle_path: Callable[..
                 create(model="default", prompt=wrong, stream=True)
             place = f"prompt[{len(wrong) - 1}]"
             assert caught.value.body["param"] == place and caught.value.body["message"].startswith(f"{place}: ")
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(model="default", prompt=[good, good], logit_bias={"1000000": 1})
+        assert caught.value.body["param"] == "logit_bias" and caught.value.body["message"].startswith("logit_bias ")
         assert server.work() == before
         with pytest.raises(openai.RateLimitError):
             create(model="default", prompt=[good] * 5)
@@ -149,6 +156,39 @@ def test_a_client_that_leaves_ends_all_prompts(
         (row,) = until(lambda: server.get("/v1/cache/requests").json()["requests"])
         assert row["status"] == 499 and 0 < row["generated"] < 100000
         assert server.openai.completions.create(model="default", prompt=["a"] * 3, max_tokens=1).choices[2].index == 2
+
+
+def test_threads_that_cannot_be_started_leave_nothing_at_work(
+    servers: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, started = servers("plain"), list[str]()
+
+    def few(function: Callable[[], None], name: str) -> Any:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(name)
+        return on_thread(function, name)
+
+    monkeypatch.setattr(stream, "on_thread", few)
+    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.01")
+    with pytest.raises(openai.InternalServerError):
+        server.openai.completions.create(model="default", prompt=[prompt("[[long 100000]]")] * 3, extra_body=ENDLESS)
+    status = server.app.engine.status
+    until(lambda: status().running + status().queued == 0)
+
+
+def test_a_fault_in_one_prompt_ends_the_others(servers: Callable[..., Live], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, sampled = servers("plain"), stream.ChatStream._sampled
+
+    def faulty(self: stream.ChatStream, choice: ChoiceParser, event: Sampled) -> None:
+        if choice.index == 1:
+            raise ZeroDivisionError
+        sampled(self, choice, event)
+
+    monkeypatch.setattr(stream.ChatStream, "_sampled", faulty)
+    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.01")
+    with pytest.raises(openai.InternalServerError):
+        server.openai.completions.create(model="default", prompt=[prompt("[[long 100000]]")] * 2, extra_body=ENDLESS)
 
 
 def test_64_prompts_fit_a_server_as_it_comes(servers: Callable[..., Live]) -> None:
