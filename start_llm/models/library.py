@@ -104,7 +104,7 @@ class Pulls:
         if self._stop.is_set():
             raise _Stopped
         now = time.monotonic()
-        if now - self._reported_at >= TELL_SECONDS:
+        if part >= 0 and now - self._reported_at >= TELL_SECONDS:
             self._reported_at = now
             self._set(part=round(part, 4))
 

@@ -258,18 +258,21 @@ def _fetch_all(repository: str, commit: str, files: list[_File], blobs: Path, pr
     total = sum(file.size for file in files)
     here = sum(_bytes_here(blobs, file) for file in files)
     _check_room(repository, total - here, blobs)
-    step, fetched = f"download {repository}", 0
+    step, fetched, end = f"download {repository}", 0, -1.0
 
     def report(count: int) -> None:
         nonlocal fetched
         fetched += count
         progress(step, min((here + fetched) / total, 0.999))
 
-    for file in files:
-        if not (blobs / file.sha256).exists():
-            _Fetch(hf_hub_url(repository, file.name, revision=commit), file, blobs).fetch(report)
-    if fetched:
-        progress(step, 1.0)
+    try:
+        for file in files:
+            if not (blobs / file.sha256).exists():
+                _Fetch(hf_hub_url(repository, file.name, revision=commit), file, blobs).fetch(report)
+        end = 1.0
+    finally:
+        if fetched:
+            progress(step, end)
     return fetched
 
 

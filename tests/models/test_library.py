@@ -15,7 +15,8 @@ from huggingface_hub import constants
 from start_llm.api.ollama.models import OllamaModels
 from start_llm.core.errors import BadRequest, Conflict, NotFound, NotSupported
 from start_llm.core.service import ModelCard
-from start_llm.models import overrides
+from start_llm.models import library, overrides
+from start_llm.models.background import Progress
 from start_llm.models.checkpoint import is_path
 from start_llm.models.library import Library, Pulls
 from start_llm.models.overrides import FOLDER, read_overrides, write_overrides
@@ -76,6 +77,18 @@ def test_a_fetch_that_fails_says_why_and_one_that_is_stopped_says_so() -> None:
     pulls.stop("owner/model")
     fetching.go.set()
     assert ended(pulls)["state"] == "stopped"
+
+
+def test_a_fetch_that_fails_shows_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks_off(name: str, progress: Progress, **_: Any) -> Pulled:
+        progress("download", 0.5)
+        progress("download", -1.0)
+        raise PullError("it was broken off")
+
+    monkeypatch.setattr(library, "TELL_SECONDS", 0.0)
+    pulls = Pulls(lambda: None, breaks_off)
+    pulls.begin("owner/model")
+    assert (ended(pulls)["state"], ended(pulls)["part"]) == ("failed", 0.5)
 
 
 def test_whoever_has_begun_an_earlier_fetch_does_not_stop_the_next_one() -> None:

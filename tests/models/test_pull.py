@@ -86,9 +86,10 @@ def test_what_breaks_off_goes_on_within_one_try(hub: Hub, cache: Path) -> None:
 
 
 def test_a_hub_that_sends_nothing_is_given_up_and_the_next_try_goes_on(hub: Hub, cache: Path) -> None:
-    hub.cuts = [MIB, *[0] * pulling.TRIES]
+    hub.cuts, told = [MIB, *[0] * pulling.TRIES], list[float]()
     with pytest.raises(PullError, match=r"model\.safetensors was broken off with .* goes on from there"):
-        fetch(hub, cache)
+        pull("owner/model", lambda _, part: told.append(part))
+    assert max(told) > 0 and told[-1] < 0, "its bar on a terminal goes"
     assert whole_snapshot("owner/model") is None
     fetch(hub, cache)
     assert hub.asked[-1] == MIB
