@@ -74,7 +74,7 @@ def parse_inner(text: str) -> Any:
     if too_much_to_read(text):
         raise ValueError("it is nested too deeply, or holds too many values")
     try:
-        return _DECODER.decode(text)
+        return whole_characters(_DECODER.decode(text))
     except RecursionError as error:
         raise ValueError(str(error)) from None
 
