@@ -357,8 +357,7 @@ class PromptsStream(EventStream):
     def _read(self, stream: AnyStream) -> None:
         try:
             for event in stream:
-                if stream is self._streams[0] or not isinstance(event, ev.Started):
-                    self._news.put(event)
+                self._news.put(event)
         except BaseException:
             self.close()  # nobody waits for the others any more
             raise
@@ -366,13 +365,17 @@ class PromptsStream(EventStream):
             self._news.put(None)
 
     def _all(self) -> Iterator[ev.Event]:
-        ends: list[ev.Done] = []
+        starts, ends = list[CacheReport](), list[ev.Done]()
         for _ in self._streams:
             while (event := self._news.get()) is not None:
                 if isinstance(event, ev.Done):
                     ends.append(event)
-                else:
+                elif not isinstance(event, ev.Started):
                     yield event
+                else:
+                    starts.append(event.report)
+                    if len(starts) == len(self._streams):
+                        yield ev.Started(reduce(CacheReport.plus, starts))
         for reader in self._readers:
             reader.result()  # raises what broke it
         if len(ends) == len(self._streams):

@@ -48,7 +48,7 @@ class RequestLine:
     pieces: int = 0
 
     def see(self, event: Event, now: float) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Started) and self.state != "answer":
             self.state = "prefill"
             self.since = now
             self.total = event.report.prompt

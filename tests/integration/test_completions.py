@@ -106,6 +106,8 @@ def test_the_report_is_of_all_prompts(servers: Callable[..., Live]) -> None:
     assert planned["prompt"] == told["prompt"] == usage["prompt_tokens"] == usage["start_llm"]["prompt"]
     assert planned["new"] == told["new"] == usage["start_llm"]["new"] > 300
     assert told["generated"] == usage["completion_tokens"] == 9 and told["forwards"] >= 6
+    streamed = server.post("/v1/completions", json=body | {"stream": True}).headers.get("x-start-llm-cache")
+    assert streamed is None or streamed.startswith(f"prompt={told['prompt']};"), "of all, if all are planned in time"
 
 
 def test_seeds_are_counted_within_a_prompt(servers: Callable[..., Live], monkeypatch: pytest.MonkeyPatch) -> None:
