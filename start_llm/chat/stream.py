@@ -100,13 +100,12 @@ class ChatStream(EventStream):
 
     def submit(self) -> None:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
-        for choice in self._choices:
-            try:
+        try:
+            for choice in self._choices:
                 self._run(choice)
-            except StartLLMError:
-                for other in self._choices:
-                    self._engine.cancel(other.work_id)
-                raise
+        except StartLLMError:
+            self._cancel()
+            raise
         self._fresh = self._model.pipeline.sent(self._prepared)
 
     def _run(self, choice: ChoiceParser, said: Sequence[int] = ()) -> None:

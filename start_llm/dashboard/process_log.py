@@ -130,9 +130,3 @@ class LogTail(logging.Handler):
         """(the lines behind this number, the last one's number)"""
         lines = list(self._lines)  # one step of the interpreter: no other thread adds meanwhile
         return [line for at, line in lines if at > number], lines[-1][0] if lines else number
-
-    def attach(self) -> None:
-        logging.getLogger().addHandler(self)
-
-    def detach(self) -> None:
-        logging.getLogger().removeHandler(self)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -272,11 +273,11 @@ class LastingStream:
 
 
 def make_console(*, stderr: bool) -> Console:
-    """The console of the process, plain text only: nothing in it is markup. A file is none, whatever FORCE_COLOR says:
-    no rows that move and no keys go there."""
+    """The console of the process, plain text only: nothing in it is markup."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # of stdout: signs that the terminal's encoding lacks
+    # With FORCE_COLOR a file were a terminal, and got keys and rows that move.
     file, terminal = cast(IO[str], LastingStream(stream)), None if stream.isatty() else False
     return Console(file=file, force_terminal=terminal, highlight=False, soft_wrap=True, emoji=False)
 
@@ -295,8 +296,5 @@ def log_as_lines(level: str = "warning") -> None:
 
 def terminal(settings: Settings, console: Console, live: LiveRows) -> Observer:
     """The right one of these for ``LOG_JSON``."""
-
-    def write(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    write = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     return JsonLines(write) if settings.log_json else TextLines(write, live)

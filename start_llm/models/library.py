@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,11 @@ class Pulls:
         return None if now is None else asdict(now)
 
     def begin(self, name: str) -> str:
-        """The repository that is fetched now. Raises BadRequest for what is no model's name, Conflict while one is
-        fetched.
-        """
+        """The repository that is fetched now. Raises BadRequest: that is no model's name; Conflict: one is fetched."""
         name = name.strip()
         if not name or len(name) > MOST_CHARS or is_path(name):
-            raise BadRequest(
-                f"name={name[:MOST_CHARS]!r}: give a repository (owner/name) or a short name.", param="name"
-            )
+            what = "give a repository (owner/name) or a short name."
+            raise BadRequest(f"name={name[:MOST_CHARS]!r}: {what}", param="name")
         repository = full_name(name) or name
         try:
             check_source(repository, command=command(), known=SHORT_NAMES)
@@ -120,31 +117,22 @@ def _checked(folder: Path) -> None:
     check_library("It was not fetched: ", read_config(folder))
 
 
+@dataclass(frozen=True, slots=True)
 class Library:
-    """Thread-safe as far as `service` is.
+    """Thread-safe as far as `service` is."""
 
-    Args:
-        used: names of settings by the models that they name and `service` does not list; these stay.
-        check: raises Conflict for a model that another server needs.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        pulls: Pulls,
-        used: Mapping[str | None, str] | None = None,
-        check: Callable[[str], None] = lambda source: None,
-    ) -> None:
-        self._service, self._check = service, check
-        self._used = used or {}
-        self.pulls = pulls
+    service: Service
+    pulls: Pulls
+    # names of settings by the models that they name and `service` does not list; these stay
+    used: Mapping[str | None, str] = field(default_factory=dict)
+    check: Callable[[str], None] = lambda source: None  # raises Conflict for a model that another server needs
 
     def source(self, asked: str) -> str:
         """The repository or folder of a model that clients call so; any other name as it is, a short one written out.
 
         MODEL_MAP has no say: who removes ``gpt-5`` does not mean the model that answers for it.
         """
-        cards = [card for card in self._service.models.cards() if "adapter" not in card.details]
+        cards = [card for card in self.service.models.cards() if "adapter" not in card.details]
         named = (str(card.details["source"]) for card in cards if card.id == asked and "source" in card.details)
         return next(named, None) or full_name(asked) or asked
 
@@ -153,17 +141,17 @@ class Library:
         again. Raises NotFound; Conflict: it must stay, and why.
         """
         source = self.source(asked)
-        cards = [card for card in self._service.models.cards() if card.details.get("source") == source]
-        if cards and self._service.models.cards()[0] in cards:
+        cards = [card for card in self.service.models.cards() if card.details.get("source") == source]
+        if cards and self.service.models.cards()[0] in cards:
             raise Conflict(f"{source} is the model that this server was started with; start it with another one first.")
-        if source in self._used:
-            raise Conflict(f"{self._used[source]} names {source}; start this server without that first.")
+        if source in self.used:
+            raise Conflict(f"{self.used[source]} names {source}; start this server without that first.")
         try:
             removable(source)
-            self._check(source)
+            self.check(source)
             for card in cards:
                 if card.state not in {"stored", "failed"}:
-                    self._service.models.unload(card.id)
+                    self.service.models.unload(card.id)
             return source, remove(source)
         except PullError as error:
             kind = Conflict if cards or is_path(source) else NotFound
@@ -174,12 +162,12 @@ class Library:
         NotSupported: nothing is written, and why.
         """
         source = self.source(asked)
-        cards = [card for card in self._service.models.cards() if card.details.get("source") == source]
+        cards = [card for card in self.service.models.cards() if card.details.get("source") == source]
         folder = folder_of(source)
         if not cards and (folder is None or not (folder / "config.json").is_file()):
             raise NotFound(f"{asked[:MOST_CHARS]!r} is no model that this server has.", param="name")
         written = write_overrides(FOLDER, source, changes)
         if "pinned" in changes:
             for card in cards:
-                self._service.models.pin(card.id, bool(changes["pinned"]))
+                self.service.models.pin(card.id, bool(changes["pinned"]))
         return dict(written.values)

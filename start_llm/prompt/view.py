@@ -187,14 +187,11 @@ def _shows_little_more(
 def _chars_sent(query: MatchQuery) -> tuple[int, int, int]:
     """Characters of the request's messages, of the calls in them, and of its tools."""
     entries = query.chain.entries
-    sent = sum(len(entry.facts.shown.content) - _thoughts_in_text(entry) for entry in entries)
+    # Reasoning that the client sends inside the text of an answer is left out by templates.
+    thoughts = sum(len(entry.facts.reasoning) for entry in entries if not entry.facts.shown.reasoning)
+    sent = sum(len(entry.facts.shown.content) for entry in entries) - thoughts
     called = sum(len(call.name) + len(call.arguments) for entry in entries for call in entry.message.tool_calls)
     return sent, called, sum(map(len, query.definitions.values()))
-
-
-def _thoughts_in_text(entry: ChainEntry) -> int:
-    """Characters of reasoning that the client sends inside the text of an answer; templates leave them out."""
-    return 0 if entry.facts.shown.reasoning else len(entry.facts.reasoning)
 
 
 def _cleared_but_shown(path: Path, entries: Sequence[ChainEntry]) -> int:

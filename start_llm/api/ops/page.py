@@ -146,7 +146,7 @@ class Page:
 
     def begin(self) -> None:
         """Listens to the log, and reads what was asked on the day before the start."""
-        self.log.attach()
+        logging.getLogger().addHandler(self.log)
         if self._settings.audit_days:
             since = time.time() - DAY[0] * DAY[1]
             try:
@@ -158,7 +158,7 @@ class Page:
 
     def close(self) -> None:
         """The log is not listened to any more, and a running fetch ends."""
-        self.log.detach()
+        logging.getLogger().removeHandler(self.log)
         self.pulls.stop()
 
     def file(self, inbound: Request) -> Reply:
@@ -327,7 +327,7 @@ def _memory_used(counts: Metrics) -> float:
 
 def _shown(settings: Settings, name: str) -> str:
     """A setting's value; not that of a key."""
-    value = logging.getLevelName(OURS.level).lower() if name == "log_level" else getattr(settings, name)
+    value = logging.getLevelName(OURS.getEffectiveLevel()).lower() if name == "log_level" else getattr(settings, name)
     if value is None:
         return ""
     return "set, not shown" if name in SECRETS else str(value)

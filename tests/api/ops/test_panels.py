@@ -121,6 +121,8 @@ def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch
 def test_of_the_settings_the_level_of_the_log_can_change(server: ApiServer) -> None:
     url, before = f"{server.url}/page/settings", logging.getLogger("start_llm").level
     try:
+        logging.getLogger("start_llm").setLevel(logging.NOTSET)  # in a program that has set up no logging
+        assert {row["value"] for row in httpx.get(url).json()["settings"] if row["choices"]} == {"warning"}
         refused = httpx.post(url, json={"name": "API_KEY", "value": "x"})
         assert refused.status_code == 400 and "only LOG_LEVEL" in refused.text
         refused = httpx.post(url, json={"name": "LOG_LEVEL", "value": "loud"})
