@@ -88,7 +88,7 @@ def _by_pattern(pattern: str, tools: list[Tool]) -> list[Tool]:
     options.case_sensitive = False
     try:
         compiled = re2.compile(pattern, options=options)
-    except (re2.error, UnicodeError):
+    except re2.error:
         raise InvalidSearch("`pattern` is no regular expression that this server knows.") from None
     named: list[Tool] = []
     described: list[Tool] = []
