@@ -13,13 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.proxy.stub import (
-    HEADER,
     chat_body,
     chat_events,
     messages_body,
     messages_events,
     responses_body,
     responses_events,
+    send_json,
 )
 
 _BODIES = {"chat/completions": chat_body, "messages": messages_body, "responses": responses_body}
@@ -121,17 +121,17 @@ class NodeStub:
             state = "loading" if self.mode == "loading" else "ready"
             body = {"state": state, "running": self.running, "queued": self.waiting}
             body |= {"running": None, "queued": "many"} if self.mode == "lies" else {}
-            _json(handler, body, 200 if state == "ready" else 503)
+            send_json(handler, body, 200 if state == "ready" else 503)
             return
         self._note_key(handler)
         if self.mode == "locked":
-            _json(handler, _LOCKED, 401)
+            send_json(handler, _LOCKED, 401)
             return
         if "/responses/" in handler.path:
             self._kept(handler)
             return
         cards = [{"id": name, "object": "model", "details": {"state": "ready"}} for name in self.models]
-        _json(handler, {"object": "list", "data": cards})
+        send_json(handler, {"object": "list", "data": cards})
 
     def _kept(self, handler: BaseHTTPRequestHandler) -> None:
         """What is asked of a stored response: its body, its items, that it is gone."""
@@ -139,13 +139,13 @@ class NodeStub:
         self.seen.append((f"{handler.command} {path}", {}))
         name = path.split("/")[1]
         if name not in self.kept:
-            _json(handler, {"error": {"message": "There is no stored response."}}, 404)
+            send_json(handler, {"error": {"message": "There is no stored response."}}, 404)
         elif handler.command == "DELETE":
-            _json(handler, {"id": name, "object": "response", "deleted": True})
+            send_json(handler, {"id": name, "object": "response", "deleted": True})
         elif path.endswith("/input_items"):
-            _json(handler, {"object": "list", "data": [], "has_more": False})
+            send_json(handler, {"object": "list", "data": [], "has_more": False})
         else:
-            _json(handler, responses_body({"model": "served"}) | {"id": name})
+            send_json(handler, responses_body({"model": "served"}) | {"id": name})
 
     def _note_key(self, handler: BaseHTTPRequestHandler) -> None:
         for name in ("authorization", "x-api-key"):
@@ -163,21 +163,21 @@ class NodeStub:
             if not unseen:
                 self.explained.append(body)
             said = {"reused": 0 if unseen and not self.invents else self.stored, "prompt": 1000}
-            _json(handler, [{"reused": "all"}] if self.mode == "lies" else said)  # type: ignore[arg-type]
+            send_json(handler, [{"reused": "all"}] if self.mode == "lies" else said)
             return
         self.seen.append((path, body))
         if self.mode == "drop":
             _hang_up(handler)
         elif self.mode == "locked":
-            _json(handler, _LOCKED, 401)
+            send_json(handler, _LOCKED, 401)
         elif self.mode in {"full", "loading"}:
             error = {"message": "64 requests are waiting already.", "type": "rate_limit_error"}
             refusal = {"x-start-llm-refusal": "queue_full"} if self.mode == "full" else {}
-            _json(handler, {"error": error}, 429 if self.mode == "full" else 503, refusal)
+            send_json(handler, {"error": error}, 429 if self.mode == "full" else 503, **refusal)
         elif body.get("stream") and path in _EVENTS:
             self._stream(handler, path, _EVENTS[path](body))  # type: ignore[operator]
         else:
-            _json(handler, _BODIES[path](body) if path in _BODIES else _ELSE[path])  # type: ignore[operator]
+            send_json(handler, _BODIES[path](body) if path in _BODIES else _ELSE[path])  # type: ignore[operator]
 
     def _stream(self, handler: BaseHTTPRequestHandler, path: str, events: Iterator[tuple[str | None, Any]]) -> None:
         handler.send_response(200)
@@ -207,16 +207,6 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has left is no error here."""
-
-
-def _json(handler: BaseHTTPRequestHandler, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-    data = json.dumps(body).encode()
-    handler.send_response(status)
-    for name, value in {"Content-Type": "application/json", "x-start-llm-cache": HEADER, **(headers or {})}.items():
-        handler.send_header(name, value)
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)
 
 
 @contextmanager

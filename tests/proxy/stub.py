@@ -23,27 +23,17 @@ UNKNOWN = "model='nobody/nothing': this server serves 'served', 'small'."
 HEADER = "prompt=12; reused=8; computed=4; new=4"
 REPORT = {"prompt": 12, "reused": 8, "computed": 4, "new": 4}
 CHAT_USAGE = {
-    "prompt_tokens": 12,
-    "completion_tokens": 5,
-    "total_tokens": 17,
-    "prompt_tokens_details": {"cached_tokens": 8},
+    "prompt_tokens": 12, "completion_tokens": 5, "total_tokens": 17, "prompt_tokens_details": {"cached_tokens": 8},
     "start_llm": REPORT,
-}
+}  # fmt: skip
 MESSAGES_USAGE = {
-    "input_tokens": 4,
-    "output_tokens": 5,
-    "cache_read_input_tokens": 8,
-    "cache_creation_input_tokens": 0,
+    "input_tokens": 4, "output_tokens": 5, "cache_read_input_tokens": 8, "cache_creation_input_tokens": 0,
     "start_llm": REPORT,
-}
+}  # fmt: skip
 RESPONSES_USAGE = {
-    "input_tokens": 12,
-    "input_tokens_details": {"cached_tokens": 8},
-    "output_tokens": 5,
-    "output_tokens_details": {"reasoning_tokens": 2},
-    "total_tokens": 17,
-    "start_llm": REPORT,
-}
+    "input_tokens": 12, "input_tokens_details": {"cached_tokens": 8}, "output_tokens": 5,
+    "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17, "start_llm": REPORT,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,23 +83,24 @@ def _handler(
 
         def do_GET(self) -> None:
             _, _, name = self.path.partition("/v1/models/")
-            self._json(next(card for card in models if card["id"] == name) if name else _listing(models))
+            listing = {"object": "list", "data": models}
+            send_json(self, next(card for card in models if card["id"] == name) if name else listing)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
             status = 0 if not fails else fails.pop(0) if len(fails) > 1 else fails[0]
             if status:
-                self._json({"error": {"message": "The cloud is out.", "type": "server_error"}}, status)
+                send_json(self, {"error": {"message": "The cloud is out.", "type": "server_error"}}, status)
                 return
             path = self.path.split("?")[0]
             if "nobody" in body.get("model", ""):
                 error = {"type": "not_found_error", "message": UNKNOWN}
-                self._json({"type": "error", "error": error}, 404)
+                send_json(self, {"type": "error", "error": error}, 404)
             elif path.endswith("/messages/count_tokens"):
-                self._json({"input_tokens": 12})
+                send_json(self, {"input_tokens": 12})
             elif path.endswith("/responses/input_tokens"):
-                self._json({"object": "response.input_tokens", "input_tokens": 12})
+                send_json(self, {"object": "response.input_tokens", "input_tokens": 12})
             elif path.endswith("/messages"):
                 self._answer(messages_events(body) if body.get("stream") else messages_body(body))
             elif path.endswith("/responses"):
@@ -121,7 +112,7 @@ def _handler(
 
         def _answer(self, answer: dict[str, Any] | Iterator[tuple[str | None, dict[str, Any] | str]]) -> None:
             if isinstance(answer, dict):
-                self._json(answer)
+                send_json(self, answer)
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -133,20 +124,17 @@ def _handler(
                 self.wfile.write(f"{head}data: {text}\n\n".encode())
                 go.wait(60)
 
-        def _json(self, body: dict[str, Any], status: int = 200) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("x-start-llm-cache", HEADER)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
     return Handler
 
 
-def _listing(models: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"object": "list", "data": models}
+def send_json(handler: BaseHTTPRequestHandler, body: Any, status: int = 200, **headers: str) -> None:
+    data = json.dumps(body).encode()
+    handler.send_response(status)
+    for name, value in {"Content-Type": "application/json", "x-start-llm-cache": HEADER, **headers}.items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
 
 
 # --- chat completions ---------------------------------------------------------
@@ -206,15 +194,10 @@ def messages_blocks(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def messages_body(body: dict[str, Any]) -> dict[str, Any]:
     return {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "model": body["model"],
-        "content": messages_blocks(body),
-        "stop_reason": "tool_use" if body.get("tools") else "end_turn",
+        "id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "usage": MESSAGES_USAGE,
+        "content": messages_blocks(body), "stop_reason": "tool_use" if body.get("tools") else "end_turn",
         "stop_sequence": None,
-        "usage": MESSAGES_USAGE,
-    }
+    }  # fmt: skip
 
 
 def messages_events(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -270,17 +253,10 @@ def responses_items(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def responses_body(body: dict[str, Any]) -> dict[str, Any]:
     return {
-        "id": "resp_1",
-        "object": "response",
-        "created_at": 1,
-        "status": "completed",
-        "model": body["model"],
-        "output": responses_items(body),
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": body.get("tools") or [],
-        "usage": RESPONSES_USAGE,
-    }
+        "id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "model": body["model"],
+        "output": responses_items(body), "parallel_tool_calls": True, "tool_choice": "auto",
+        "tools": body.get("tools") or [], "usage": RESPONSES_USAGE,
+    }  # fmt: skip
 
 
 def responses_events(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

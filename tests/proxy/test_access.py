@@ -70,13 +70,8 @@ def ask(
 
 def test_the_right_key_passes_and_no_other_header_of_a_key_does() -> None:
     behind = Behind()
-    extra = [
-        (b"x-api-key", b"sk-right"),
-        (b"authorization", b"Bearer sk-other"),
-        (b"x-goog-api-key", b"g"),
-        (b"a", b"b"),
-    ]
-    status, _, body = ask(behind, headers=[GOOD[0], *extra])
+    extra = [(b"x-api-key", b"sk-right"), (b"authorization", b"Bearer sk-other"), (b"x-goog-api-key", b"g")]
+    status, _, body = ask(behind, headers=[GOOD[0], *extra, (b"a", b"b")])
     assert (status, body) == (200, b"through") and behind.bodies == [b"{}"]
     assert behind.scopes[0]["headers"] == [GOOD[0], (b"a", b"b"), (b"authorization", b"Bearer sk-right")]
 
@@ -125,11 +120,7 @@ def test_sdks_are_told_not_to_send_again_what_is_not_supported(more: list[tuple[
 )
 def test_hosts(host: str, names: list[str], status: int) -> None:
     assert ask(Behind(), headers=[(b"host", host.encode()), GOOD[1]], names=names)[0] == status
-
-
-def test_two_hosts_and_none() -> None:
-    assert ask(Behind(), headers=[GOOD[0], GOOD[0], GOOD[1]])[0] == 400
-    assert ask(Behind(), headers=[GOOD[1]])[0] == 400
+    assert ask(Behind(), headers=[GOOD[0], GOOD[0], GOOD[1]])[0] == ask(Behind(), headers=[GOOD[1]])[0] == 400
 
 
 def test_a_page_reads_only_what_it_may() -> None:

@@ -18,17 +18,14 @@ import pytest
 
 from start_llm.core.settings import load_settings
 from start_llm.proxy.fleet import NODE_HEADER
-from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.node_stub import NodeStub, nodes
-from tests.proxy.stub import CARD, TEXT, responses_body
+from tests.proxy.real_proxy import DIALECTS, body_of, client_of, running
+from tests.proxy.stub import TEXT, responses_body
 from tests.unique import unique
 from tests.waiting import until
 
-START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 WAIT = 120.0
 pytestmark = [pytest.mark.timeout(500), pytest.mark.thorough]
-
-DIALECTS = ["chat/completions", "messages", "responses"]
 MOST_ANSWER_MEBIBYTES = 64  # what the proxy reads of an answer that is no stream
 KEYS = ("node-key-of-this-server", "node-key-of-the-others")
 
@@ -43,41 +40,15 @@ def stubs() -> Iterator[list[NodeStub]]:
 @pytest.fixture(scope="module")
 def web(stubs: list[NodeStub], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("nodes")
-    settings = load_settings(
-        None,
-        proxy_port=0,
-        start_llm_cache_dir=folder / "cache",
-        api_key=KEYS[0],
-        nodes=",".join(stub.url for stub in stubs[1:]),
-        nodes_api_key=KEYS[1],
-        sse_ping_seconds=0.5,
-    )
-    proxy = LiteLLMProxy(
-        settings,
-        server_url=stubs[0].url,
-        model_id="served",
-        card=CARD,
-        log_path=folder / "log",
-        env_file=folder / "env",
-    )
-    proxy.start()
-    try:
-        assert proxy.wait_ready(START_SECONDS), proxy.log_tail()
-        headers = {"Authorization": f"Bearer {proxy.master_key}"}
-        with httpx.Client(base_url=f"{proxy.url}/v1/", headers=headers, timeout=WAIT) as client:
-            yield client
-    finally:
-        proxy.stop()
-
-
-def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
-    if dialect == "responses":
-        return {"model": "served", "input": [{"role": "user", "content": text}], **more}
-    return {"model": "served", "max_tokens": 50, "messages": [{"role": "user", "content": text}], **more}
+    others = ",".join(stub.url for stub in stubs[1:])
+    given = {"start_llm_cache_dir": folder / "cache", "api_key": KEYS[0], "nodes": others, "nodes_api_key": KEYS[1]}
+    settings = load_settings(None, proxy_port=0, sse_ping_seconds=0.5, **given)
+    with running(settings, stubs[0].url, folder, "served") as proxy, client_of(proxy, WAIT) as client:
+        yield client
 
 
 def ask(web: httpx.Client, dialect: str, text: str = "", **more: Any) -> httpx.Response:
-    return web.post(dialect, json=body_of(dialect, text or unique(), **more))
+    return web.post(dialect, json=body_of(dialect, text or unique(), **({"model": "served"} | more)))
 
 
 def node_of(answer: httpx.Response) -> str:
@@ -147,7 +118,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event(
     text = unique()
     assert ask(web, dialect, text, stream=True).status_code == 200
     first.mode, told = "cut", b""
-    with web.stream("POST", dialect, json=body_of(dialect, text, stream=True)) as streamed:
+    with web.stream("POST", dialect, json=body_of(dialect, text, model="served", stream=True)) as streamed:
         for piece in streamed.iter_raw():
             told += piece
             if b"data:" in told:
@@ -163,6 +134,25 @@ def test_a_stream_that_breaks_ends_with_an_error_event(
     else:
         assert last.startswith("event: response.failed\n") and "response.completed" not in answer.text
     assert [len(stub.seen) for stub in stubs] == [0, 2, 0], "what has begun is not sent again"
+
+
+def answering(stub: NodeStub, write: Callable[[BaseHTTPRequestHandler], Any]) -> list[str]:
+    """Answers what is asked of its model in this way, and keeps the encodings that were allowed for it."""
+    asked: list[str] = []
+
+    def instead(handler: BaseHTTPRequestHandler) -> None:
+        if handler.command == "GET":
+            stub._get(handler)
+        elif "/cache/" in handler.path:
+            stub._post(handler)
+        else:
+            asked.append(handler.headers["Accept-Encoding"])
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            handler.close_connection = True
+            write(handler)
+
+    stub.instead = instead
+    return asked
 
 
 def is_packed(handler: BaseHTTPRequestHandler) -> None:
@@ -192,29 +182,11 @@ def has_no_last_line(handler: BaseHTTPRequestHandler) -> None:
     [*itertools.product([False, True], [None, is_packed, has_no_end]), (False, has_no_last_line)],
 )
 def test_an_answer_that_a_node_does_not_give(
-    web: httpx.Client,
-    stubs: list[NodeStub],
-    first: NodeStub,
-    dialect: str,
-    stream: bool,
-    answers: Callable[[BaseHTTPRequestHandler], None] | None,
+    web: httpx.Client, stubs: list[NodeStub], first: NodeStub, dialect: str, stream: bool, answers: Any
 ) -> None:
     """LiteLLM would follow it, with the conversation (``None``: it leads elsewhere), unpack it, and keep it."""
-    asked = []
     elsewhere = f"HTTP/1.1 307 Moved\r\nContent-Length: 0\r\nLocation: {stubs[2].url}/v1/elsewhere\r\n\r\n"
-
-    def instead(handler: BaseHTTPRequestHandler) -> None:
-        if handler.command == "GET":
-            first._get(handler)
-        elif "/cache/" in handler.path:
-            first._post(handler)
-        else:
-            asked.append(handler.headers["Accept-Encoding"])
-            handler.rfile.read(int(handler.headers["Content-Length"]))
-            handler.close_connection = True
-            answers(handler) if answers else handler.wfile.write(elsewhere.encode())
-
-    first.instead = instead
+    asked = answering(first, answers or (lambda handler: handler.wfile.write(elsewhere.encode())))
     answer = ask(web, dialect, stream=stream)
     assert answer.status_code == 200
     # LiteLLM passes pieces of the messages dialect on as they come: it has begun.
@@ -244,16 +216,7 @@ MADE_UP = {("chat/completions", True), ("messages", False)}  # LiteLLM makes an 
 def test_a_node_that_answers_with_no_answer_has_failed(
     web: httpx.Client, stubs: list[NodeStub], first: NodeStub, path: str, stream: bool, fault: str
 ) -> None:
-    def instead(handler: BaseHTTPRequestHandler) -> None:
-        if handler.command == "GET":
-            first._get(handler)
-        elif "/cache/" in handler.path:
-            first._post(handler)
-        else:
-            handler.rfile.read(int(handler.headers["Content-Length"]))
-            handler.wfile.write(b"HTTP/1.1 " + FAULTS[fault])
-
-    first.instead = instead
+    answering(first, lambda handler: handler.wfile.write(b"HTTP/1.1 " + FAULTS[fault]))
     answer = ask(web, path, stream=stream)
     assert answer.status_code == 200 and (TEXT in answer.text or path == "completions"), answer.text
     assert node_of(answer) != first.name

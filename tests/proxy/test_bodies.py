@@ -58,25 +58,15 @@ def refused(path: str, raw: bytes) -> tuple[int, dict[str, Any]]:
     return status, answer["error"]
 
 
+NO_OBJECTS = [
+    b"", b"[]", b"null", b'"x"', b"5", b"{", b"a=b", b'{"temperature": NaN}', b"\xff{}", b'{"temperature": 1e999}',
+    b'{"a":' + b"[" * 200_000, b'{"n": ' + b"9" * 5_000 + b"}",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("path", [CHAT, "/chat/completions", MESSAGES, "/messages", "/v1/responses", "/v1/embeddings"])
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b'"x"',
-        b"5",
-        b"{",
-        b"a=b",
-        b'{"temperature": NaN}',
-        b"\xff{}",
-        b'{"temperature": 1e999}',
-        b'{"a":' + b"[" * 200_000,
-        b'{"n": ' + b"9" * 5_000 + b"}",
-    ],
-)
-def test_what_is_no_object_is_400(path: str, raw: bytes) -> None:  # fmt: skip
+@pytest.mark.parametrize("raw", NO_OBJECTS)
+def test_what_is_no_object_is_400(path: str, raw: bytes) -> None:
     status, error = refused(path, raw)
     assert status == 400 and error["type"] == "invalid_request_error" and "body" in error["message"]
 

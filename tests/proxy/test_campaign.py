@@ -39,11 +39,10 @@ from start_llm.proxy.own_fields import OWN_FIELDS
 from tests.api.fakes import make_server
 from tests.fuzz.requests import BODIES, request
 from tests.fuzz.tape import Tape
+from tests.proxy.real_proxy import in_front_of
 from tests.proxy.scripted import Scripted, Sounds, Vectors
-from tests.proxy.stub import CARD
 from tests.vendors import anthropic, openai
 
-START_SECONDS = 360.0
 FEW, PARTS, IN_A_PART, BYTES = 200, 8, 2_500, 350
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.thorough]
 
@@ -99,21 +98,11 @@ def traps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traps]:
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     folder = tmp_path_factory.mktemp("campaign")
-    settings = load_settings(
-        None, proxy_port=0, mlx_port=0, start_llm_cache_dir=folder / "cache", log_root=folder, litellm_master_key="sk-t"
-    )
+    given = {"start_llm_cache_dir": folder / "cache", "log_root": folder, "litellm_master_key": "sk-t"}
+    settings = load_settings(None, proxy_port=0, mlx_port=0, **given)
     server = make_server(settings, Scripted().service, audio=Sounds(), encoders=Vectors())
-    server.start()
-    found = LiteLLMProxy(
-        settings, server_url=server.url, model_id="tiny", card=CARD, log_path=folder / "proxy.log",
-    )  # fmt: skip
-    found.start()
-    try:
-        assert found.wait_ready(START_SECONDS), found.log_tail()
+    with in_front_of(server, settings, folder) as found:
         yield found
-    finally:
-        found.stop()
-        server.stop(0)
 
 
 def body_of(random: Random, traps: Traps) -> tuple[str, bytes, dict[str, str], str]:
@@ -122,34 +111,22 @@ def body_of(random: Random, traps: Traps) -> tuple[str, bytes, dict[str, str], s
         made = request(Tape(random.randbytes(BYTES)))
         if made.method == "POST" and made.path in PATHS:
             break
-    headers = {
-        name: value for name, value in made.headers.items() if name not in ("Authorization", "x-api-key", "Host")
-    }
-    headers = {name: value for name, value in headers.items() if name not in ("Origin", "Content-Encoding")}
+    left_out = {"Authorization", "x-api-key", "Host", "Origin", "Content-Encoding"}
+    headers = {name: value for name, value in made.headers.items() if name not in left_out}
     try:
         body = json.loads(made.body)
     except ValueError:
         return made.path, made.body, headers, ""
     planted = ""
     if isinstance(body, dict):
-        values: list[Any] = [
-            traps.url,
-            str(traps.file),
-            f"file://{traps.file}",
-            True,
-            None,
-            5,
-            {},
-            [traps.url],
-            {"a": 1},
-        ]
+        values: list[Any] = [traps.url, str(traps.file), f"file://{traps.file}", [traps.url]]
+        values += [True, None, 5, {}, {"a": 1}]
         if random.random() < 0.1:
             body[random.choice(["model", "input", "user", "prompt", "metadata"])] = random.choice(values)
         if random.random() < 0.3:
             planted = random.choice(PARAMETERS)
-            place = random.choice(
-                [body, body.setdefault("metadata", {}) if planted in ("api_base", "base_url") else body]
-            )
+            nested = body.setdefault("metadata", {}) if planted in ("api_base", "base_url") else body
+            place = random.choice([body, nested])
             if isinstance(place, dict):
                 place[planted] = random.choice(values)
             else:
@@ -176,12 +153,10 @@ def test_random_bodies_are_answered_or_refused(proxy: LiteLLMProxy, traps: Traps
 
         def send(case: tuple[str, bytes, dict[str, str], str]) -> None:
             path, raw, headers, planted = case
-            given = {
-                name: value.encode("utf-8")
-                for name, value in {"Content-Type": "application/json", **headers, **key}.items()
-            }
+            sent = {"Content-Type": "application/json", **headers, **key}
+            given: Any = {name: value.encode("utf-8") for name, value in sent.items()}
             try:
-                answer = client.post(path, content=raw, headers=given)  # type: ignore[arg-type]
+                answer = client.post(path, content=raw, headers=given)
             except httpx.RemoteProtocolError as error:  # no answer at all
                 wrong.append((str(error), path, raw[:600], headers))
                 return
@@ -249,15 +224,10 @@ def test_the_names_are_all_that_litellm_declares_and_nothing_that_a_vendor_or_th
     responses = openai.types.responses.response_create_params.ResponseCreateParamsStreaming
     claude = anthropic.types.message_create_params.MessageCreateParamsStreaming
     bodies = (ChatBody, MessagesBody, ResponsesBody, CompletionBody, EmbeddingsBody)
-    ours = {name for body in bodies for name in body.model_fields} | {
-        *OWN_FIELDS,
-        *SESSION_FIELDS,
-        *USER_FIELDS,
-        *FIELDS,
-    }
-    vendors = {*chat.__annotations__, *responses.__annotations__, *get_type_hints(claude)} - {
-        "workspace_id"
-    }  # whose workspace pays
+    ours = {name for body in bodies for name in body.model_fields}
+    ours |= {*OWN_FIELDS, *SESSION_FIELDS, *USER_FIELDS, *FIELDS}
+    vendors = {*chat.__annotations__, *responses.__annotations__, *get_type_hints(claude)}
+    vendors -= {"workspace_id"}  # whose workspace pays
     body = dict.fromkeys(sorted(ours | vendors), 1)
     assert [name for name in body if known._is_parameter(name, known.parameters)] == []
     assert [name for name in body if name in known.arguments] == []

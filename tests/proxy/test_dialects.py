@@ -15,10 +15,10 @@ import pytest
 from start_llm.core.modelmap import PROXIED
 from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
+from tests.proxy.real_proxy import running
 from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
-START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 pytestmark = pytest.mark.timeout(400)
 
 MODELS = ["served", "gpt-5.5", "claude-haiku-4-5", "pulled-later", "openai/org/big", "default"]
@@ -38,28 +38,10 @@ def back() -> Iterator[StubServer]:
 @pytest.fixture(scope="module")
 def proxy(back: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     folder = tmp_path_factory.mktemp("proxy")
-    settings = load_settings(
-        None,
-        proxy_port=0,
-        start_llm_cache_dir=folder / "cache",
-        api_key="server-key",
-        model_path="org/big",
-        sse_ping_seconds=0.5,
-    )
-    proxy = LiteLLMProxy(
-        settings,
-        server_url=back.url,
-        model_id="served",
-        card=CARD,
-        log_path=folder / "proxy.log",
-        env_file=folder / ".env",
-    )
-    proxy.start()
-    try:
-        assert proxy.wait_ready(START_SECONDS), proxy.log_tail()
+    given = {"start_llm_cache_dir": folder / "cache", "api_key": "server-key", "model_path": "org/big"}
+    settings = load_settings(None, proxy_port=0, sse_ping_seconds=0.5, **given)
+    with running(settings, back.url, folder, "served") as proxy:
         yield proxy
-    finally:
-        proxy.stop()
 
 
 def asked(model: str) -> str:
@@ -376,10 +358,8 @@ def test_a_stream_that_waits_shows_life(back: StubServer, proxy: LiteLLMProxy, p
         back.go.set()
 
 
-ASKED = [
-    ("POST", "/v1/chat/completions", {"model": "served", "messages": [{"role": "user", "content": "hi"}]}),
-    ("POST", "/v1/messages", {"model": "served", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
-    ("POST", "/v1/responses", {"model": "served", "input": "hi"}),
+ASKED: list[tuple[str, str, Any]] = [
+    *(("POST", f"/v1/{path}", {"model": "served"} | body) for path, body in WAITING.items()),
     ("POST", "/v1/completions", {"model": "served", "prompt": "hi"}),
     ("POST", "/v1/messages/count_tokens", {"model": "served", "messages": [{"role": "user", "content": "hi"}]}),
     ("POST", "/v1/responses/input_tokens", {"model": "served", "input": "hi"}),

@@ -18,9 +18,10 @@ from start_llm.core.settings import load_settings
 from start_llm.proxy.elsewhere import BACK_HEADER, names_elsewhere
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.api.fakes import make_server
+from tests.proxy.real_proxy import DIALECTS, body_of, client_of, in_front_of
 from tests.proxy.scripted import Scripted
-from tests.proxy.stub import CARD, TEXT, StubServer
-from tests.proxy.test_refusals import DIALECTS, START_SECONDS, body_of, sentence
+from tests.proxy.stub import TEXT, StubServer
+from tests.proxy.test_refusals import sentence
 
 KEY = "cloud-key-that-nobody-may-log"
 MODEL = "openai/cloud"
@@ -39,14 +40,7 @@ def test_a_name_leads_elsewhere_only_with_a_provider_its_key_and_no_such_model_h
     monkeypatch.setenv("NOBODY_API_KEY", KEY)
     assert meant("gpt-5=openai/gpt-5,small=tiny") == {"gpt-5": "openai/gpt-5"}
     assert meant("gpt-5=openai/gpt-5", here="openai/gpt-5") == {}
-    for local in (
-        "gpt-5=gpt-5",
-        "x=nobody/x",
-        "x=mlx-community/x",
-        "gpt-*=openai/x",
-        "gpt-?=openai/x",
-        "@side=openai/x",
-    ):
+    for local in ("x=x", "x=nobody/x", "x=mlx-community/x", "gpt-*=openai/x", "gpt-?=openai/x", "@side=openai/x"):
         assert meant(local) == {}, local
     assert meant("*-mini=small,gpt-5-mini=openai/x") == {}, "the first pattern that fits counts"
 
@@ -67,23 +61,13 @@ def proxy(cloud: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     table = f"gpt-5={MODEL}"
     settings = load_settings(None, mlx_port=0, proxy_port=0, log_root=folder, api_key="server-key", model_map=table)
     server = make_server(settings, Scripted().service)
-    server.start()
-    names = {"server_url": server.url, "model_id": "tiny"}
-    proxy = LiteLLMProxy(settings, **names, card=CARD, log_path=folder / "log", env_file=folder / ".env")
-    proxy.elsewhere = meant(table)
-    proxy.start()
-    try:
-        assert proxy.wait_ready(START_SECONDS), proxy.log_tail()
+    with in_front_of(server, settings, folder, elsewhere=meant(table)) as proxy:
         yield proxy
-    finally:
-        proxy.stop()
-        server.stop(0)
 
 
 @pytest.fixture
 def web(proxy: LiteLLMProxy, cloud: StubServer) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {proxy.master_key}"}
-    with httpx.Client(base_url=f"{proxy.url}/v1/", headers=headers, timeout=60) as client:
+    with client_of(proxy) as client:
         yield client
     cloud.seen.clear()
     cloud.fails.clear()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial, wraps
-from importlib import import_module
 from inspect import Signature, signature
 from typing import Any
 
 import pytest
 
 from start_llm.core.errors import Unavailable
-from start_llm.core.jsontext import LARGE
 from start_llm.proxy import fleet as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode, look_at
-from start_llm.proxy.routing import RouteKey, route_key
+from start_llm.proxy.routing import route_key
 from tests.proxy.node_stub import NodeStub, nodes
 
 WAIT = 60.0
@@ -352,84 +349,6 @@ def test_what_nodes_tell_people() -> None:
         assert [node["state"] for node in found] == ["ready", "loading", "gone"]
         assert (found[0]["running"], found[0]["waiting"], found[0]["models"]) == (3, 2, ("served",))
         assert "key" not in json.dumps(found)
-
-
-@pytest.mark.parametrize("size", [0, LARGE])
-def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """All requests of the proxy share the loop."""
-    readers = []
-
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
-    balancer, outcome = (import_module(f"start_llm.proxy.{name}") for name in ("balancer", "outcome"))
-
-    def read(given: dict[str, Any], headers: Any) -> RouteKey:
-        readers.append(threading.get_ident())
-        return route_key(given, headers)
-
-    monkeypatch.setattr(balancer, "route_key", read)
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": json.dumps(body("x" * size)).encode()}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def test() -> None:
-        outcome.current.set(outcome.RequestOutcome())
-        fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
-        for member in fleet.members.values():
-            member.state = "gone"
-        app = balancer.Balancer(send, fleet=fleet, holders={}, server=None)  # nobody gets that far
-        await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
-        await fleet.client.aclose()
-
-    asyncio.run(test())
-    assert sent[0]["status"] == 503
-    assert [reader == threading.get_ident() for reader in readers] == [size == 0]
-
-
-def test_what_a_given_up_node_still_says_is_in_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is cancelled may tidy up and say something on its way out, when another node has been asked."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    balancer, outcome = (import_module(f"start_llm.proxy.{name}") for name in ("balancer", "outcome"))
-    asked: list[str] = []
-    sent: list[Any] = []
-
-    async def answer(send: Any, text: bytes) -> None:
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": balancer.asgi.START, "status": 200, "headers": headers})
-        await send({"type": balancer.asgi.BODY, "body": text, "more_body": False})
-
-    async def litellm(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(outcome.current.get().node)
-        if len(asked) > 1:
-            await answer(send, b"good")
-            return
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            await answer(send, b"stale")
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": json.dumps(body("x")).encode()}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def test() -> None:
-        outcome.current.set(outcome.RequestOutcome())
-        fleet = NodeFleet([ServerNode(f"http://127.0.0.1:{port}", "key") for port in (1, 2)], {})
-        for member in fleet.members.values():
-            member.state = "ready"
-        monkeypatch.setattr(fleet, "gives_up", lambda name, tried, **_: len(asked) == 1)
-        app = balancer.Balancer(litellm, fleet=fleet, holders={}, server=None)
-        await app({"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}, receive, send)
-        await fleet.client.aclose()
-
-    asyncio.run(test())
-    assert len(set(asked)) == 2 and [message["body"] for message in sent[1:]] == [b"good"]
 
 
 def test_every_node_has_a_main_model_whatever_it_lists() -> None:

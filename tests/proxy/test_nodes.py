@@ -16,17 +16,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.core.settings import SettingsError
 from start_llm.proxy.config import proxy_config, usable
 from start_llm.proxy.nodes import ServerNode, count_of, detail_of, loaded_of, look_at, nodes_of, state_of
 from tests.proxy.node_stub import nodes
 from tests.proxy.stub import CARD
+from tests.proxy.test_config import settings
 
 HERE = "http://127.0.0.1:8080"
-
-
-def settings(**values: Any) -> Settings:
-    return load_settings(None, **values)
 
 
 def names(**values: Any) -> list[str]:

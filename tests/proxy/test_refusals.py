@@ -14,33 +14,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from start_llm.api.server import ApiServer
 from start_llm.core.errors import NOT_LOADABLE
-from start_llm.core.settings import Settings, load_settings
+from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.api.fakes import make_server
+from tests.proxy.real_proxy import DIALECTS, body_of, client_of, in_front_of
 from tests.proxy.scripted import REASONS, Scripted, Sounds, Vectors, error_of
-from tests.proxy.stub import CARD
 from tests.waiting import until
 
-START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 pytestmark = [pytest.mark.timeout(400), pytest.mark.thorough]
-
-DIALECTS = ["chat/completions", "messages", "responses"]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    folder = tmp_path_factory.mktemp("refusals")
-    return load_settings(
-        None,
-        mlx_port=0,
-        proxy_port=0,
-        start_llm_cache_dir=folder / "cache",
-        log_root=folder,
-        api_key="server-key",
-        sse_ping_seconds=4.0,  # a busy machine refuses after a second or two, and the head of a stream is out then
-    )
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +36,19 @@ def sounds() -> Sounds:
 
 
 @pytest.fixture(scope="module")
-def engine(settings: Settings, scripted: Scripted, sounds: Sounds) -> Iterator[ApiServer]:
+def proxy(scripted: Scripted, sounds: Sounds, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
+    folder = tmp_path_factory.mktemp("refusals")
+    given = {"start_llm_cache_dir": folder / "cache", "log_root": folder, "api_key": "server-key"}
+    # A busy machine refuses after a second or two, and the head of a stream is out then.
+    settings = load_settings(None, mlx_port=0, proxy_port=0, sse_ping_seconds=4.0, **given)
     server = make_server(settings, scripted.service, audio=sounds, encoders=Vectors())
-    server.start()
-    yield server
-    server.stop(0)
-
-
-@pytest.fixture(scope="module")
-def proxy(settings: Settings, engine: ApiServer) -> Iterator[LiteLLMProxy]:
-    log = settings.log_root / "proxy.log"
-    env = settings.log_root / ".env"
-    proxy = LiteLLMProxy(settings, server_url=engine.url, model_id="tiny", card=CARD, log_path=log, env_file=env)
-    proxy.start()
-    try:
-        assert proxy.wait_ready(START_SECONDS), proxy.log_tail()
+    with in_front_of(server, settings, folder) as proxy:
         yield proxy
-    finally:
-        proxy.stop()
 
 
 @pytest.fixture(scope="module")
 def web(proxy: LiteLLMProxy) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {proxy.master_key}"}
-    with httpx.Client(base_url=f"{proxy.url}/v1/", headers=headers, timeout=60) as client:
+    with client_of(proxy) as client:
         yield client
 
 
@@ -85,14 +56,6 @@ def web(proxy: LiteLLMProxy) -> Iterator[httpx.Client]:
 def clean(scripted: Scripted) -> Iterator[None]:
     yield
     scripted.go.clear()
-
-
-def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
-    if dialect == "responses":
-        return {"model": "tiny", "input": [{"role": "user", "content": text}], **more}
-    if dialect == "completions":
-        return {"model": "tiny", "prompt": text, **more}
-    return {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": text}], **more}
 
 
 def sentence(response: httpx.Response) -> str:

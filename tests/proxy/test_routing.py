@@ -8,16 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from start_llm.proxy.routing import (
-    CROWDED,
-    NEAR,
-    SWAMPED,
-    Load,
-    NodePicker,
-    RouteKey,
-    fields_of,
-    route_key,
-)
+from start_llm.proxy.routing import CROWDED, NEAR, SWAMPED, Load, NodePicker, RouteKey, fields_of, route_key
 
 NODES = ("a", "b", "c")
 IDLE = dict.fromkeys(NODES, Load())
@@ -198,6 +189,8 @@ def test_a_clock_in_the_system_text_changes_nothing() -> None:
         return route_key({"system": f"It is {time}.", "messages": [{"role": "user", "content": "hi"}]}, {})
 
     assert at("10:05") == at("23:59")
+    first, later, other = (at(time).conversation for time in ("2026-11-23 10:05", "2026-12-01 9:07", "never"))
+    assert first == later != other
 
 
 @pytest.mark.parametrize(
@@ -214,9 +207,8 @@ def test_a_clock_in_the_system_text_changes_nothing() -> None:
 def test_names_of_conversations(more: dict[str, Any], headers: dict[str, str]) -> None:
     named = route_key(CHAT | more, headers)
     changed = {"messages": [{"role": "user", "content": "a summary of it all"}]}
-    assert (
-        len(named.conversation) == 2 and named.conversation[1] in route_key(CHAT | more | changed, headers).conversation
-    )
+    later = route_key(CHAT | more | changed, headers).conversation
+    assert len(named.conversation) == 2 and named.conversation[1] in later
 
 
 @pytest.mark.parametrize("more", [{"user": "u"}, {"metadata": {"user_id": "u"}}, {"prompt_cache_key": "k"}])
@@ -230,18 +222,7 @@ JSON = st.recursive(
     max_leaves=9,
 )
 MESSAGES = st.lists(st.dictionaries(st.sampled_from(("role", "type", "content", "text")), JSON, max_size=4), max_size=3)
-FIELDS = (
-    "model",
-    "messages",
-    "system",
-    "input",
-    "instructions",
-    "tools",
-    "metadata",
-    "extra_body",
-    "prompt",
-    "session_id",
-)
+FIELDS = ("model", "messages", "system", "input", "instructions", "tools", "metadata", "extra_body", "prompt")
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON | MESSAGES))
@@ -258,10 +239,8 @@ def test_a_body_that_is_no_object_has_no_fields(body: bytes) -> None:
 
 
 def test_the_model_that_a_form_names() -> None:
-    part = (
-        b'--x\r\nContent-Disposition: form-data; name="model"\r\nContent-Type: text/plain\r\n\r\nwhisper-1\r\n--x--\r\n'
-    )
-    assert fields_of(part, is_json=False) == {"model": "whisper-1"}
+    head = b'--x\r\nContent-Disposition: form-data; name="model"\r\nContent-Type: text/plain'
+    assert fields_of(head + b"\r\n\r\nwhisper-1\r\n--x--\r\n", is_json=False) == {"model": "whisper-1"}
     assert fields_of(b"--x--\r\n", is_json=False) == {}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from importlib import import_module
 from typing import Any
 
@@ -13,11 +13,14 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from start_llm.core.jsontext import LARGE
 from start_llm.proxy.asgi import replay
 from start_llm.proxy.fleet import NODE_HEADER, SILENT_SECONDS, NodeFleet
 from start_llm.proxy.nodes import ServerNode
+from start_llm.proxy.routing import RouteKey, route_key
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import TEXT
+from tests.proxy.test_hostile_nodes import HEADS, begins
 
 CONFIG = {"model_list": [{"model_name": "served", "litellm_params": {"model": "openai/served", "timeout": 60}}]}
 BODY = {"model": "served", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
@@ -102,16 +105,15 @@ async def faulty(loop: Loop, scope: Scope, receive: Receive, send: Send) -> None
     await says(send, 500, b"a fault of LiteLLM's")
 
 
-def only_a_head(handler: BaseHTTPRequestHandler) -> None:
-    handler.rfile.read(int(handler.headers["Content-Length"]))
-    handler.close_connection = True
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n")
+HALF = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_node_that_sends_a_head_and_no_body_has_not_answered(count: int) -> None:
+@pytest.mark.parametrize(("count", "head"), [(1, HALF), (2, HALF), *((2, head) for head in list(HEADS.values())[:3])])
+def test_a_node_that_sends_a_head_and_no_body_or_what_nobody_understands_has_not_answered(
+    count: int, head: bytes
+) -> None:
     with nodes(count) as stubs:
-        stubs[0].instead = only_a_head
+        stubs[0].instead = begins(head)
         answers = [asked(stubs, "/v1/embeddings", {"model": "served", "input": str(number)}) for number in range(4)]
     assert all(answer.is_whole for answer in answers)
     assert {answer.status for answer in answers} == {200 if count == 2 else 503}
@@ -183,3 +185,54 @@ def test_what_one_node_refuses_and_no_other_one_can_answer_is_503(known: bool) -
     with nodes(2) as stubs:
         answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
     assert answer.status == 503 and answer.is_whole
+
+
+def test_an_answer_that_is_no_stream_ends_a_row_of_failures() -> None:
+    fleets: list[NodeFleet] = []
+
+    async def litellm(loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
+        fleets.append(loop.fleet)
+        for member in loop.fleet.members.values():
+            member.failures = 3
+        await says(send, 200, b"{}")
+
+    with nodes(2) as stubs:
+        asked(stubs, "/v1/chat/completions", BODY | {"stream": False}, litellm)
+    assert sorted(member.failures for member in fleets[0].members.values()) == [0, 3]
+
+
+def test_what_a_given_up_node_still_says_is_in_no_answer() -> None:
+    """What is cancelled may tidy up and say something on its way out, when another node has been asked."""
+    names: list[str] = []
+
+    async def litellm(loop: Loop, scope: Scope, receive: Receive, send: Send) -> None:
+        names.append(loop.outcome().node)
+        if len(names) > 1:
+            await says(send, 200, b"good")
+            return
+        loop.fleet.gives_up = lambda name, tried, **_: len(names) == 1  # type: ignore[method-assign]
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            await says(send, 200, b"stale")
+
+    with nodes(2) as stubs:
+        answer = asked(stubs, "/v1/chat/completions", BODY | {"stream": False}, litellm)
+    assert answer.body == b"good" and len(set(names)) == 2
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """All requests of the proxy share the loop."""
+    readers: list[int] = []
+
+    def read(*given: Any) -> RouteKey:
+        readers.append(threading.get_ident())
+        return route_key(*given)
+
+    monkeypatch.setattr(import_module("start_llm.proxy.balancer"), "route_key", read)
+    body = BODY | {"messages": [{"role": "user", "content": "x" * size}]}
+    with nodes(2) as stubs:
+        assert asked(stubs, "/v1/chat/completions", body).status == 200
+    assert [reader == threading.get_ident() for reader in readers] == [size == 0]
