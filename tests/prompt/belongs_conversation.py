@@ -32,6 +32,7 @@ from tests.prompt.belongs_clients import (
     private_words,
     typed_texts,
 )
+from tests.prompt.client import request as request_of
 
 SHARED = ("alpha", "beta", "gamma", "delta")
 
@@ -228,16 +229,8 @@ class Conversation:
         """Writes an answer down in the client's way."""
         kept = self.echo(made.answer)
         self.numbers += 1
-        self.history.append(
-            Said(
-                self.numbers,
-                "assistant",
-                kept.content,
-                kept.tool_calls,
-                reasoning=kept.reasoning,
-                made=made,
-            )
-        )
+        said = Said(self.numbers, "assistant", kept.content, kept.tool_calls, reasoning=kept.reasoning, made=made)
+        self.history.append(said)
 
     def drop_from(self, index: int) -> None:
         del self.history[index:]
@@ -272,15 +265,8 @@ class Conversation:
         if self.kind.name == "openclaw":
             transient = self.words.new()
             pairs.append((Message("user", TRANSIENT.format(f"Active sessions: {transient}")), None))
-        request = ChatRequest(
-            "id",
-            "chat",
-            "m",
-            messages=tuple(message for message, _ in pairs),
-            tools=tuple(self._tools()),
-            session=self.session,
-            owner=self.owner,
-        )
+        messages, who = [message for message, _ in pairs], {"session": self.session, "owner": self.owner}
+        request = request_of(messages, tuple(self._tools()), **who)
         carried = self._carried()
         earlier = {
             place: tuple(value for value in values if value != carried.get(place))

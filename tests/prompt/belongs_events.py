@@ -135,9 +135,14 @@ def undo(world: World, conversation: Conversation, n: int) -> None:
     world.turn(conversation, n // 3)
 
 
+def typed(conversation: Conversation) -> list[int]:
+    """The places of what the user has typed."""
+    return [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
+
+
 def edit(world: World, conversation: Conversation, n: int) -> None:
     """A question is asked in other words; what came behind it goes, or stays."""
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
+    users = typed(conversation)
     if users:
         index = users[n % len(users)]
         texts = typed_texts(conversation.kind.name)
@@ -151,11 +156,7 @@ def edit(world: World, conversation: Conversation, n: int) -> None:
 def word_edited(world: World, conversation: Conversation, n: int) -> None:
     """A question is asked with another word in it; what came behind it stays."""
     world.turn(conversation, n)
-    users = [
-        i
-        for i, said in enumerate(conversation.history)
-        if said.role == "user" and not said.block and PRIVATE.search(said.text)
-    ]
+    users = [index for index in typed(conversation) if PRIVATE.search(conversation.history[index].text)]
     if users:
         index = users[n % len(users)]
         said = conversation.history[index]
@@ -188,7 +189,7 @@ def answer_edited(world: World, conversation: Conversation, n: int) -> None:
 
 
 def insertion(world: World, conversation: Conversation, n: int) -> None:
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
+    users = typed(conversation)
     if users:
         conversation.numbers += 1
         note = Said(conversation.numbers, "user", f"(A note from the editor: {conversation.words.new()})")
@@ -241,7 +242,7 @@ def newcomer(world: World, conversation: Conversation, n: int) -> None:
 
 def compaction(world: World, conversation: Conversation, n: int) -> None:
     """The client sums its history up and goes on from that, with the last turn or without it."""
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
+    users = typed(conversation)
     if users:
         kept = conversation.history[users[-1] :] if n % 2 else []
         conversation.numbers += 2
@@ -388,41 +389,10 @@ def restart(world: World, conversation: Conversation, n: int) -> None:
 
 
 Event = Callable[[World, Conversation, int], None]
-EVENTS: tuple[tuple[str, Event], ...] = tuple(
-    (event.__name__.replace("_", " "), event)
-    for event in (
-        nothing,
-        go_on,
-        line_changes,
-        go_on,
-        message_changes,
-        line_goes,
-        tools_change,
-        long_talk,
-        regenerate,
-        fork,
-        stranger,
-        heir,
-        newcomer,
-        restart,
-        one_shots,
-        retry,
-        edit,
-        word_edited,
-        first_of_two,
-        undo,
-        compaction,
-        clear,
-        many_lines,
-        insertion,
-        answer_edited,
-        block_messages,
-        default_comes,
-        clock_ticks,
-        copied,
-        system_in_the_middle,
-        guessed,
-        side_role,
-        roles_change,
-    )
-)
+_IN_ORDER = (
+    nothing, go_on, line_changes, go_on, message_changes, line_goes, tools_change, long_talk, regenerate, fork,
+    stranger, heir, newcomer, restart, one_shots, retry, edit, word_edited, first_of_two, undo, compaction, clear,
+    many_lines, insertion, answer_edited, block_messages, default_comes, clock_ticks, copied,
+    system_in_the_middle, guessed, side_role, roles_change,
+)  # fmt: skip
+EVENTS: tuple[tuple[str, Event], ...] = tuple((event.__name__.replace("_", " "), event) for event in _IN_ORDER)

@@ -107,15 +107,9 @@ def _as_dict(message: Message, parsed: bool, inline: bool) -> dict[str, Any]:
             result["reasoning_content"] = message.reasoning
     if message.tool_calls:
         result["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id,
-                "function": {
-                    "name": call.name,
-                    "arguments": json.loads(call.arguments) if parsed else call.arguments,
-                },
-            }
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
             for call in message.tool_calls
+            for arguments in (json.loads(call.arguments) if parsed else call.arguments,)
         ]
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id

@@ -15,7 +15,7 @@ from typing import Any
 
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
-from tests.prompt.belongs_clients import CLEARED, PRIVATE
+from tests.prompt.belongs_clients import CLEARED
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_model import remembering
 from tests.prompt.belongs_reading import rendering
@@ -48,14 +48,8 @@ class AsSent:
         text = rendering(messages, request.tools, self.where.family, thinking)
         tokens = tuple(remembering(self.where.family)[1].encode(text))
         opened = text.endswith("<think>\n")
-        return SimpleNamespace(
-            prompt=SimpleNamespace(tokens=tokens),
-            rendering=SimpleNamespace(in_reasoning=opened),
-            notes=(),
-            request=request,
-            shown=messages,
-            **more,
-        )
+        prompt, rendered = SimpleNamespace(tokens=tokens), SimpleNamespace(in_reasoning=opened)
+        return SimpleNamespace(prompt=prompt, rendering=rendered, notes=(), request=request, shown=messages, **more)
 
     def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
         """What is shown of the request's messages."""
@@ -170,25 +164,6 @@ def _faces(request: ChatRequest, end: int | None = None) -> list[tuple[Any, ...]
 
 
 # --- one defect each: what is shown of messages that came without an answer of ours ------
-
-
-class LeaksFirstMessage(AsSent):
-    """Takes a first message for an earlier one that differs only in a name, and shows that."""
-
-    def __init__(self, where: Premises) -> None:
-        super().__init__(where)
-        self.firsts: dict[str, str] = {}
-
-    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
-        text = messages[1].content
-        known = self.firsts.setdefault(PRIVATE.sub("*", text), text)
-        if known == text:
-            return messages
-        return [
-            messages[0],
-            replace(messages[1], content=f"{known}\n\n<note-1>\nNow: {text}\n</note-1>"),
-            *messages[2:],
-        ]
 
 
 class StrangersReasoning(AsSent):
@@ -325,16 +300,6 @@ class CountsForAll(AsSent):
         self.said.update(message.content for message in prepared.request.messages)
 
 
-class TelemetryAnywhere(AsSent):
-    """Leaves a line out of every system message where it looks like telemetry."""
-
-    events = ("go on", "system in the middle")
-
-    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
-        rest = (replace(m, content=BILLING.sub("", m.content)) if m.role == "system" else m for m in messages[1:])
-        return [messages[0], *rest]
-
-
 class ForgetsTheTime(AsSent):
     """Shows the clock of a conversation's first turn, and tells no other."""
 
@@ -424,7 +389,6 @@ class JoinsByUser(CallIdsAreNoProof):
 
 # With the property that each of them lacks.
 DEFECTS: dict[type[AsSent], str] = {
-    LeaksFirstMessage: "a",
     StrangersReasoning: "a",
     EqualTurnsMix: "a",
     RewritesQuestions: "b",
@@ -442,6 +406,5 @@ DEFECTS: dict[type[AsSent], str] = {
     DropsDefaults: "b",
     CountsForAll: "f",
     JoinsByUser: "a",
-    TelemetryAnywhere: "b",
     ForgetsTheTime: "b",
 }

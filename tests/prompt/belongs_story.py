@@ -28,14 +28,7 @@ def _compact(call: ToolCall) -> ToolCall:
     return replace(call, arguments=json.dumps(json.loads(call.arguments), separators=(",", ":")))
 
 
-ECHOES = (
-    stripped,
-    same,
-    lambda message: stripped(reserialised(message)),
-    without_underscore,
-    compact,
-    in_content,
-)
+ECHOES = (stripped, same, lambda said: stripped(reserialised(said)), without_underscore, compact, in_content)
 # Sessions and keys of a group's conversations.
 NAMES: tuple[tuple[str | None, str | None], ...] = (
     (None, None),

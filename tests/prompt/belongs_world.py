@@ -56,15 +56,9 @@ Start = Callable[[Premises], Server]
 
 def real(where: Premises) -> Server:
     """The product's own pipeline."""
-    template, tokenizer = remembering(where.family)
-    return Pipeline(
-        template,
-        tokenizer,
-        settings=settings(cache_drift_policy=where.policy),
-        clients=Clients.load(None),
-        store=TurnDB(where.folder / "turns.sqlite"),
-        context=where.context,
-    )
+    parts: dict[str, Any] = {"clients": Clients.load(None), "store": TurnDB(where.folder / "turns.sqlite")}
+    own = settings(cache_drift_policy=where.policy)
+    return Pipeline(*remembering(where.family), settings=own, context=where.context, **parts)
 
 
 class Broken(AssertionError):
@@ -102,16 +96,10 @@ class World:
         own = Words(self.tag())
         words = Words(self.tag()) if group.private else Words(tag)
         session, key = NAMES[group.names]
-        return Conversation(
-            KINDS[group.kind],
-            words,
-            own,
-            group.private,
-            ECHOES[group.echo],
-            group.thinking,
-            session=f"{session}{number}" if session else None,
-            owner=key if key == "backend" else f"{key}{number}" if key else None,
-        )
+        made = Conversation(KINDS[group.kind], words, own, group.private, ECHOES[group.echo], group.thinking)
+        made.session = f"{session}{number}" if session else None
+        made.owner = key if key == "backend" else f"{key}{number}" if key else None
+        return made
 
     # --- running ----------------------------------------------------------------
 
@@ -167,9 +155,8 @@ class World:
         """Right for what is too long as it was sent, and for nothing else."""
         self.figures["refused"] += 1
         if fits(self.truth, sent, conversation.thinking):
-            raise Broken(
-                "\n".join([f"(d) what was sent fits: {error}", "What happened:", *self.log, *_sent_lines(sent)])
-            )
+            told = [f"(d) what was sent fits: {error}", "What happened:", *self.log, *_sent_lines(sent)]
+            raise Broken("\n".join(told))
 
     def _count(self, prepared: Prepared, sent: Sent, text: str) -> None:
         self.figures["requests"] += 1

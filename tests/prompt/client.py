@@ -13,7 +13,6 @@ from typing import Any
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.clients import Clients
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.prepared import Prepared
@@ -44,9 +43,13 @@ def settings(**changes: Any) -> Settings:
     return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
 
 
-def pipeline(family: str, clients: Clients | None = None, **changes: Any) -> Pipeline:
-    template, tokenizer = model(family)
-    return Pipeline(template, tokenizer, settings=settings(**changes), clients=clients)
+PARTS = ("clients", "store", "context", "now")
+
+
+def pipeline(family: str, **given: Any) -> Pipeline:
+    """Of a model, with the given parts and settings."""
+    parts = {name: given.pop(name) for name in PARTS if name in given}
+    return Pipeline(*model(family), settings=settings(**given), **parts)
 
 
 def request(messages: list[Message], tools: tuple[Tool, ...] = (), **more: Any) -> ChatRequest:
@@ -149,6 +152,12 @@ class Client:
     spoken: tuple[int, ...] = ()
     prepared: Prepared | None = None
     count: int = 0
+
+    @property
+    def text(self) -> str:
+        """What the model is shown now."""
+        assert self.prepared is not None
+        return model(self.family)[1].decode(self.prepared.prompt.tokens)
 
     def ask(self, *new: Message) -> Prepared:
         self.messages += new

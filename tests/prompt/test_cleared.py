@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
-from tests.prompt.client import CLEARED, OPENCODE, Client, numbered, pipeline, settings
-from tests.prompt.models import model
+from tests.prompt.client import CLEARED, OPENCODE, Client, numbered, pipeline
 
 SYSTEM = Message("system", OPENCODE)
 
@@ -23,11 +21,6 @@ def result(number: int) -> Message:
 def say(text: str = "", number: int = 0, **calls: dict[str, str]) -> Message:
     made = tuple(ToolCall(numbered(number), name, json.dumps(arguments)) for name, arguments in calls.items())
     return Message("assistant", text, "Let me see.", made)
-
-
-def text(client: Client) -> str:
-    assert client.prepared is not None
-    return model(client.family)[1].decode(client.prepared.prompt.tokens)
 
 
 def conversation(client: Client, turns: int = 3) -> tuple[int, ...]:
@@ -50,21 +43,19 @@ def test_the_model_still_sees_them_and_nothing_is_computed_again(family):
     spoken = conversation(client)
     clear(client, 0, 1)
     assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] == spoken
-    assert CLEARED not in text(client) and "result 0" in text(client)
+    assert CLEARED not in client.text and "result 0" in client.text
     spoken = client.answer(say("Yes."))
     clear(client, 2)
     assert client.ask(Message("user", "And more")).prompt.tokens[: len(spoken)] == spoken
 
 
 def test_when_context_runs_short_they_go():
-    template, tokenizer = model("chatml")
     length = len(conversation(Client("chatml", pipeline("chatml"))))
-    pipe = Pipeline(template, tokenizer, settings=settings(), context=2 * length)
-    client = Client("chatml", pipe)
+    client = Client("chatml", pipeline("chatml", context=2 * length))
     conversation(client)
     clear(client, 0)
     client.ask(Message("user", "More, please, and say it in many words: " + "words " * 20))
-    assert "result 0" not in text(client) and "result 1" in text(client) and CLEARED in text(client)
+    assert "result 0" not in client.text and "result 1" in client.text and CLEARED in client.text
     spoken = client.answer(say("Yes."))
     # The shorter history is what the conversation goes on with.
     assert client.ask(Message("user", "On")).prompt.tokens[: len(spoken)] == spoken
@@ -74,7 +65,7 @@ def test_results_that_were_never_seen_are_not_made_up():
     client = Client("chatml", pipeline("chatml"))
     client.messages = [SYSTEM, Message("user", "Go"), say("Step.", read={"path": "a"})]
     client.ask(Message("tool", CLEARED, tool_call_id=numbered(0)))
-    assert CLEARED in text(client)
+    assert CLEARED in client.text
 
 
 def test_what_comes_back_is_shown():
@@ -84,11 +75,11 @@ def test_what_comes_back_is_shown():
     history = list(client.messages)
     other = Client("chatml", client.pipe, messages=[*history[:2], say("Another.", read={"path": "b"})])
     other.ask(Message("tool", CLEARED, tool_call_id=numbered(0)))
-    assert CLEARED in text(other) and "result 0" not in text(other)
+    assert CLEARED in other.text and "result 0" not in other.text
     other.answer(say("Hm."))
     other.messages[3] = result(7)
     other.ask(Message("user", "Look again"))
-    assert "result 7" in text(other) and CLEARED not in text(other)
+    assert "result 7" in other.text and CLEARED not in other.text
 
 
 def test_other_words_in_its_place_are_other_words():
@@ -96,7 +87,7 @@ def test_other_words_in_its_place_are_other_words():
     spoken = conversation(client)
     client.messages[3] = Message("tool", "[removed by the user]", tool_call_id=numbered(0))
     assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] != spoken
-    assert "result 0" not in text(client)
+    assert "result 0" not in client.text
 
 
 def test_the_result_of_another_conversation_is_not_taken_for_it():
@@ -110,10 +101,10 @@ def test_the_result_of_another_conversation_is_not_taken_for_it():
         client.answer(say("Done."))
     clients[0].messages[3] = Message("tool", CLEARED, tool_call_id=numbered(0))
     clients[0].ask(Message("user", "More"))
-    assert "conversation 0" in text(clients[0]) and "conversation 1" not in text(clients[0])
+    assert "conversation 0" in clients[0].text and "conversation 1" not in clients[0].text
     clients[1].messages[3] = Message("tool", CLEARED, tool_call_id=numbered(2))
     clients[1].ask(Message("user", "More"))
-    assert CLEARED in text(clients[1]) and "what conversation" not in text(clients[1])
+    assert CLEARED in clients[1].text and "what conversation" not in clients[1].text
 
 
 def test_of_two_results_of_one_call_none_is_taken_for_it():
@@ -124,23 +115,19 @@ def test_of_two_results_of_one_call_none_is_taken_for_it():
     client.answer(say("Done again."))
     client.messages[3] = Message("tool", CLEARED, tool_call_id=numbered(0))
     client.ask(Message("user", "More"))
-    assert CLEARED in text(client) and "result" not in text(client).replace(CLEARED, "")
+    assert CLEARED in client.text and "result" not in client.text.replace(CLEARED, "")
 
 
 def test_what_strict_showed_as_cleared_is_not_taken_for_the_result_later(tmp_path):
-    def started(**changes) -> Pipeline:
-        store = TurnDB(tmp_path / "turns.sqlite")
-        template, tokenizer = model("chatml")
-        return Pipeline(template, tokenizer, settings=settings(**changes), store=store)
-
-    client = Client("chatml", started(cache_drift_policy="strict"))
+    path = tmp_path / "turns.sqlite"
+    client = Client("chatml", pipeline("chatml", store=TurnDB(path), cache_drift_policy="strict"))
     conversation(client)
     history = list(client.messages)
     clear(client, 0, 1)
     client.ask(Message("user", "More"))
     client.answer(say("Yes."))
     client.pipe.close()
-    client.pipe, client.messages = started(), [*history, *client.messages[len(history) :]]
+    client.pipe, client.messages = pipeline("chatml", store=TurnDB(path)), [*history, *client.messages[len(history) :]]
     client.ask(Message("user", "And now?"))
-    assert CLEARED not in text(client) and "result 0" in text(client)
+    assert CLEARED not in client.text and "result 0" in client.text
     client.pipe.close()

@@ -13,7 +13,7 @@ from start_llm.prompt.match import DATE
 from start_llm.prompt.note import NOTE_OPEN
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
-from tests.prompt.client import RULES, Client, request, say, settings
+from tests.prompt.client import RULES, Client, pipeline, request, say, settings
 from tests.prompt.models import EOS, TEMPLATES, fast_tokenizer, model
 
 LATE, EARLY = datetime(2026, 11, 21, 23, 58), datetime(2026, 11, 22, 0, 3)
@@ -46,18 +46,7 @@ def dated(family: str, wall: Wall, store: TurnDB | None = None, **changes: str) 
     tokenizer = fast_tokenizer()
     eos = [tokenizer.convert_tokens_to_ids(name) for name in EOS[family]]
     template = HFTemplate(tokenizer, DATED[family])
-    return Pipeline(
-        template,
-        HFTokenizer(tokenizer, eos),
-        settings=settings(**changes),
-        store=store,
-        now=wall,
-    )
-
-
-def text(client: Client) -> str:
-    assert client.prepared is not None
-    return model(client.family)[1].decode(client.prepared.prompt.tokens)
+    return Pipeline(template, HFTokenizer(tokenizer, eos), settings=settings(**changes), store=store, now=wall)
 
 
 @pytest.mark.parametrize("family", DATED)
@@ -66,17 +55,17 @@ def test_a_conversation_over_midnight_keeps_its_head_and_is_told_the_date_once(f
     client = Client(family, dated(family, wall))
     before, after = DATES[family]
     client.ask(Message("system", f"You help.\n{RULES}"), Message("user", "Go"))
-    assert before in text(client)
+    assert before in client.text
     spoken = client.answer(say("", None, bash={"command": "ls"}))
     wall.time = EARLY
     prepared = client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken
     assert prepared.notes == (f"Current date: {after}",)
-    assert after in text(client)[text(client).index(NOTE_OPEN) :]
+    assert after in client.text[client.text.index(NOTE_OPEN) :]
     spoken = client.answer(say("", None, bash={"command": "pwd"}))
     prepared = client.ask(Message("tool", "/home", tool_call_id="call_bash"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
-    assert text(client).count(after) == 1
+    assert client.text.count(after) == 1
 
 
 @pytest.mark.parametrize("family", DATED)
@@ -104,14 +93,14 @@ def test_a_new_conversation_on_the_next_day_gets_the_new_date():
     wall.time = EARLY
     new = Client("llama3", pipe)
     assert new.ask(Message("system", "You help."), Message("user", "Else")).notes == ()
-    assert "Today Date: 22 Nov 2026" in text(new)
+    assert "Today Date: 22 Nov 2026" in new.text
 
 
 def test_strict_leaves_the_template_its_own_clock():
     wall = Wall()
     client = Client("llama3", dated("llama3", wall, cache_drift_policy="strict"))
     client.ask(Message("user", "Go"))
-    assert f"Today Date: {datetime.now():%d %b %Y}" in text(client)
+    assert f"Today Date: {datetime.now():%d %b %Y}" in client.text
 
 
 def test_a_client_that_sets_the_date_itself_is_told_nothing():
@@ -128,8 +117,7 @@ def test_a_client_that_sets_the_date_itself_is_told_nothing():
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_templates_without_a_date_get_no_clock(family):
     wall = Wall()
-    template, tokenizer = model(family)
-    pipe = Pipeline(template, tokenizer, settings=settings(), now=wall)
+    pipe = pipeline(family, now=wall)
     assert pipe.traits.dates == ()
     client = Client(family, pipe, tools=())
     client.ask(Message("user", "Go"))
@@ -154,9 +142,8 @@ def test_the_probe_finds_the_format_and_its_fingerprint_is_the_same_tomorrow(fam
     other = HFTemplate(fast_tokenizer(), DATED[family] + "{# another text, so compiled anew #}")
     assert ("2031" in other.render([{"role": "user", "content": "x"}], None, True)) is True
     later = Pipeline(other, HFTokenizer(fast_tokenizer(), [1]), settings=settings())
-    same = Pipeline(
-        HFTemplate(fast_tokenizer(), DATED[family]),
-        HFTokenizer(fast_tokenizer(), [1]),
-        settings=settings(),
+    same = HFTemplate(fast_tokenizer(), DATED[family])
+    assert (
+        later.traits.fingerprint
+        == Pipeline(same, HFTokenizer(fast_tokenizer(), [1]), settings=settings()).traits.fingerprint
     )
-    assert later.traits.fingerprint == same.traits.fingerprint

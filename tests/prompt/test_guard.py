@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 
 from start_llm.api.anthropic.messages import MessageIn, messages_of
 from start_llm.core.messages import Message, Tool, ToolCall
-from start_llm.core.settings import Settings
 from start_llm.prompt.fit import Fitter
 from start_llm.prompt.guard import CUT, NOTHING, Guard
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
@@ -36,9 +35,7 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "user": lambda evil: {"user": evil},
     "result": lambda evil: {"result": evil},
     "argument": lambda evil: {"arguments": json.dumps({"path": evil, evil: [1, evil]})},
-    "description": lambda evil: {
-        "tool": Tool("read", evil, {"type": "object", "properties": {"path": {"title": evil}}})
-    },
+    "description": lambda evil: {"tool": Tool("read", evil, {"properties": {"path": {"title": evil}}})},
     "answer": lambda evil: {"answer": evil},
     "thought": lambda evil: {"thought": evil},
     "name": lambda evil: {"name": evil},
@@ -134,10 +131,9 @@ def test_no_text_that_a_template_could_show_has_a_name(calls: str | None, other:
 
 
 def test_with_the_setting_it_is_as_the_tokenizer_reads_it() -> None:
-    own = Settings(_env_file=None, allow_control_tokens=True)  # type: ignore[call-arg]
-    template, tokenizer = model("chatml")
-    found, _ = control("chatml", Pipeline(template, tokenizer, settings=own), user=EVIL)
-    plain, _ = control("chatml", Pipeline(template, tokenizer, settings=own), user="x")
+    found, plain = (
+        control("chatml", pipeline("chatml", allow_control_tokens=True), user=said)[0] for said in (EVIL, "x")
+    )
     assert sum(found.values()) == sum(plain.values()) + 2 * len(NAMES)
 
 
@@ -270,8 +266,7 @@ def test_recorded_prompts_are_token_for_token_as_without_the_guard(client: str) 
 
     template, tokenizer = model("qwen35")
     guard = Guard(tokenizer.control_tokens(template.source))
-    own = Settings(_env_file=None, allow_control_tokens=True)  # type: ignore[call-arg]
-    pipes = pipeline("qwen35"), Pipeline(template, tokenizer, settings=own)
+    pipes = pipeline("qwen35"), pipeline("qwen35", allow_control_tokens=True)
     seen = 0
     for number, record in enumerate(recorded(client)):
         if number % 5:

@@ -60,13 +60,10 @@ def test_tool_loops_of_families_with_odd_rules(family):
     client = Client(family, pipeline(family))
     client.ask(SYSTEM, Message("user", "Fix it."))
     client.answer(say("Two reads.", read={"path": "a.py"}, bash={"command": "ls"}))
-    results = (
-        Message("tool", "text of a", tool_call_id="call_read"),
-        Message("tool", "listing", tool_call_id="call_bash"),
-        Message("system", "The user is in a hurry."),
-    )
-    text = model(family)[1].decode(client.ask(*results).prompt.tokens)
-    for part in ("Be brief.", "Reads a file", "Two reads.", "a.py", "ls", "text of a", "listing", "hurry"):
+    results = [Message("tool", f"text of {name}", tool_call_id=f"call_{name}") for name in ("read", "bash")]
+    client.ask(*results, Message("system", "The user is in a hurry."))
+    text = client.text
+    for part in ("Be brief.", "Reads a file", "Two reads.", "a.py", "ls", "text of read", "text of bash", "hurry"):
         assert part in text, part
 
 
@@ -149,8 +146,8 @@ def test_the_clients_other_reasoning_stands():
     client.ask(Message("user", "Go"))
     client.answer(say("Done."))
     client.messages[-1] = Message("assistant", "Done.", "I was told to say so.")
-    text = model("chatml")[1].decode(client.ask(Message("user", "Why?")).prompt.tokens)
-    assert "I was told to say so." in text and "Let me see." not in text
+    client.ask(Message("user", "Why?"))
+    assert "I was told to say so." in client.text and "Let me see." not in client.text
 
 
 def test_regenerating_keeps_every_answer():
@@ -257,13 +254,8 @@ def test_side_requests_and_sessions():
     assert pipe.prepare(request([SYSTEM, Message("user", "Hello")], session="mine"), thinking=False).session == "mine"
 
 
-def filed(text: str) -> str:
-    """A user's words as aider writes them into its history file, and reads them back."""
-    return "".join(f"{line}  \n" for line in text.rstrip().splitlines())
-
-
 def test_an_unknown_conversation_read_from_a_file_is_shown_as_it_is():
-    words = [Message("user", filed("Do it")), Message("assistant", "A\n"), Message("assistant", "B\n")]
+    words = [Message("user", "Do it  \n"), Message("assistant", "A\n"), Message("assistant", "B\n")]
     prepared = pipeline("chatml").prepare(request([*words, Message("user", "Go on")]), thinking=False)
     text = model("chatml")[1].decode(prepared.prompt.tokens)
     assert "Do it  \n" in text and text.index("A\n") < text.index("B\n")

@@ -31,11 +31,6 @@ LONG = "I looked at it, and this is what there is: " + "a line of it, " * 30
 RESULT = Message("tool", "a listing", tool_call_id="call_bash")
 
 
-def text_of(client: Client) -> str:
-    assert client.prepared is not None
-    return model(FAMILY)[1].decode(client.prepared.prompt.tokens)
-
-
 def plainly(pipe: Pipeline, messages: list[Message], answer: Message, **who: str) -> Message:
     """A turn of a client that strips thoughts; returns the answer as it keeps it."""
     prepared = pipe.prepare(request(messages, **who), thinking=True)
@@ -68,7 +63,7 @@ def test_each_message_of_a_block_only_has_a_slot_of_its_own(system, before, afte
     client.messages[: len(before) + 2] = reminded(*after, system=system)
     prepared = client.ask(RESULT)
     assert prepared.prompt.tokens[: len(spoken)] == spoken
-    note = text_of(client).partition(NOTE_OPEN)[2]
+    note = client.text.partition(NOTE_OPEN)[2]
     assert [words for words in told if words not in note] == []
     unchanged = set(before) & set(after)
     assert not any(words in note for words in unchanged)
@@ -81,7 +76,7 @@ def test_of_two_blocks_of_a_message_the_first_goes_and_the_second_is_not_told_as
     client.messages[1] = Message("user", f"{REMINDER.format('Be short.')}\nGo")
     prepared = client.ask(RESULT)
     assert prepared.prompt.tokens[: len(spoken)] == spoken
-    note = text_of(client).partition(NOTE_OPEN)[2]
+    note = client.text.partition(NOTE_OPEN)[2]
     assert "-Plan." in note and "withdrawn" not in note
     client.answer(say(LONG, bash={"command": "ls"}))
     client.messages[1] = Message("user", "Go")
@@ -93,39 +88,33 @@ def test_blocks_behind_a_result_and_in_a_message_of_their_own_are_two():
     client.ask(system_text(CLAUDE), Message("user", "Go"))
     client.answer(say(LONG, bash={"command": "ls"}))
     client.ask(RESULT, Message("user", REMINDER.format("First.")), Message("user", REMINDER.format("Second.")))
-    assert "First." in text_of(client) and "Second." in text_of(client)
+    assert "First." in client.text and "Second." in client.text
     spoken = client.answer(say(LONG, bash={"command": "ls"}))
     del client.messages[4]  # the first reminder
     prepared = client.ask(RESULT)
     assert prepared.prompt.tokens[: len(spoken)] == spoken
     assert "-First." in prepared.notes and "withdrawn" not in "".join(prepared.notes)
-    assert text_of(client).rindex("Second.") > text_of(client).rindex("First.") or "now" in "".join(prepared.notes)
+    assert client.text.rindex("Second.") > client.text.rindex("First.") or "now" in "".join(prepared.notes)
 
 
 # --- 1.2 equal means equal --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("added", [False, None, "", [], {}, 0, True])
-def test_a_member_of_a_call_that_the_client_added_is_shown(added):
+@pytest.mark.parametrize(
+    ("made", "sent"),
+    [
+        *(({"path": "x"}, {"path": "x", "force": added}) for added in (False, None, "", [], {}, 0, True)),
+        *(({"x": one}, {"x": other}) for one, other in ((False, 0), (True, 1), (None, ""), (1, 1.5), ("1", 1))),
+    ],
+)
+def test_a_member_of_a_call_that_the_client_added_or_whose_type_it_changed_is_shown(made, sent):
     client = Client(FAMILY, pipeline(FAMILY))
     client.ask(system_text("You help."), Message("user", "Go"))
-    client.answer(say(LONG, bash={"path": "x"}))
-    call = client.messages[-1].tool_calls[0]
-    edited = replace(call, arguments=json.dumps({"path": "x", "force": added}))
+    client.answer(say(LONG, bash=made))
+    edited = replace(client.messages[-1].tool_calls[0], arguments=json.dumps(sent))
     client.messages[-1] = replace(client.messages[-1], tool_calls=(edited,))
     client.ask(RESULT)
-    assert f'"force": {json.dumps(added)}' in text_of(client)
-
-
-@pytest.mark.parametrize(("one", "other"), [(False, 0), (True, 1), (None, ""), (1, 1.5), ("1", 1)])
-def test_values_of_calls_are_compared_with_their_type(one, other):
-    client = Client(FAMILY, pipeline(FAMILY))
-    client.ask(system_text("You help."), Message("user", "Go"))
-    client.answer(say(LONG, bash={"x": one}))
-    call = client.messages[-1].tool_calls[0]
-    client.messages[-1] = replace(client.messages[-1], tool_calls=(replace(call, arguments=json.dumps({"x": other})),))
-    client.ask(RESULT)
-    assert f'"x": {json.dumps(other)}' in text_of(client)
+    assert json.dumps(sent) in client.text
 
 
 def habitual(pipe: Pipeline, system: str, *, name: str = "Edit", ours: bool = True) -> tuple[Client, tuple[int, ...]]:
@@ -151,7 +140,7 @@ def test_a_habit_of_a_client_makes_no_other_call():
 )
 def test_a_habit_is_one_clients_one_tools_and_needs_proof(system, name, ours):
     client, _ = habitual(pipeline(FAMILY), system, name=name, ours=ours)
-    assert '"replace_all": false' in text_of(client)
+    assert '"replace_all": false' in client.text
 
 
 def test_a_tool_whose_schema_says_one_instead_of_true_is_another_tool():
@@ -163,7 +152,7 @@ def test_a_tool_whose_schema_says_one_instead_of_true_is_another_tool():
     client.answer(say(LONG, None, read={"path": "x"}))
     client.tools = (tool(1),)
     client.ask(Message("tool", "text", tool_call_id="call_read"))
-    assert '"additionalProperties": 1' in text_of(client)
+    assert '"additionalProperties": 1' in client.text
 
 
 # --- 1.3 owners -------------------------------------------------------------------------------------------------------
@@ -172,14 +161,8 @@ def test_a_tool_whose_schema_says_one_instead_of_true_is_another_tool():
 def numbers(pipe: Pipeline, messages: list[Message], **who: str) -> tuple[object, ...]:
     """All that is told of a request."""
     prepared = pipe.prepare(request(messages, (BASH, READ), **who), thinking=True)
-    return (
-        prepared.new,
-        prepared.miss,
-        prepared.rendering.taken,
-        prepared.notes,
-        prepared.prompt.tokens,
-        prepared.prompt.system_end,
-    )
+    told = (prepared.new, prepared.miss, prepared.rendering.taken, prepared.notes)
+    return (*told, prepared.prompt.tokens, prepared.prompt.system_end)
 
 
 def test_a_guess_of_another_ones_message_changes_no_number():
@@ -234,18 +217,6 @@ def test_a_nonce_has_32_bits_and_is_new_for_each_owner_and_session():
     assert all(len(tag) == 6 for tag in tags)  # base64
 
 
-# --- 1.5 telemetry ----------------------------------------------------------------------------------------------------
-
-
-def test_telemetry_is_left_out_of_the_leading_system_text_only():
-    line = "x-anthropic-billing-header: cc_version=2; cch=1f;"
-    client = Client(FAMILY, pipeline(FAMILY), tools=())
-    client.ask(system_text(f"{line}\n{CLAUDE}"), Message("user", "Go"))
-    client.answer(say("Yes."))
-    client.ask(Message("system", f"{line}\nThe build is broken."), Message("user", "Why?"))
-    assert text_of(client).count("billing-header") == 1 and "The build is broken." in text_of(client)
-
-
 # --- 1.6 clocks -------------------------------------------------------------------------------------------------------
 
 
@@ -287,16 +258,6 @@ def test_what_needs_a_name_is_told_so():
     assert prepared.miss is not None and prepared.miss.remedy == "send session_id in all turns"
 
 
-@pytest.mark.parametrize("who", [{"owner": "b"}, {"session": "t"}])
-def test_a_clock_joins_no_other_owner_and_no_other_name(who):
-    pipe = pipeline(FAMILY)
-    head = [system_text("You help.", "Now: 10:00"), Message("user", "Go")]
-    kept = plainly(pipe, head, say(LONG, "My thoughts."), owner="a", session="s")
-    talk = [system_text("You help.", "Now: 10:05"), head[1], kept, Message("user", "More")]
-    prepared = pipe.prepare(request(talk, **{"owner": "a", "session": "s"} | who), thinking=True)
-    assert prepared.notes == () and "thoughts" not in model(FAMILY)[1].decode(prepared.prompt.tokens)
-
-
 # --- 2 a miss without a base is a miss --------------------------------------------------------------------------------
 
 
@@ -305,7 +266,7 @@ def test_a_changed_name_is_shown_as_sent_and_told_as_unproved():
     client.answer(say(LONG, None))
     client.messages[0] = system_text("You help.", "Customer: Robert")
     prepared = client.ask(Message("user", "More"))
-    assert "Alicia" not in text_of(client) and prepared.notes == ()
+    assert "Alicia" not in client.text and prepared.notes == ()
     miss = prepared.miss
     assert miss is not None and (miss.reason, miss.message, miss.field) == ("unproved", 0, "system")
     assert "line 2 differs" in miss.detail and miss.remedy == "send session_id in all turns"

@@ -9,7 +9,6 @@ import pytest
 
 from start_llm.core.messages import Message, Tool
 from start_llm.core.report import CacheReport
-from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.prepared import Prepared
 from tests.prompt.client import (
     BASH,
@@ -22,7 +21,6 @@ from tests.prompt.client import (
     pipeline,
     request,
     say,
-    settings,
     system_text,
 )
 from tests.prompt.models import TEMPLATES, model
@@ -242,10 +240,9 @@ def test_a_summary_that_is_asked_for_when_the_context_is_nearly_full_goes_on() -
     tools = tuple(Tool(f"tool_{n}", RULES[:2000], {"type": "object"}) for n in range(6))
     client, _ = talk(turns=1)
     history = [*client.messages[:3], replace(client.messages[3], content=RULES * 30), ASK]
-    template, tokenizer = model("chatml")
-    whole = 0
+    tokenizer, whole = model("chatml")[1], 0
     for left, goes in ((0, True), (8192 + 16, True), (8192 - 16, False)):
-        pipe = Pipeline(template, tokenizer, settings=settings(), context=whole + left if left else 0)
+        pipe = pipeline("chatml", context=whole + left if left else 0)
         first = pipe.prepare(request(history[:2], tools), thinking=True)
         pipe.record(first, history[2], tokenizer.encode("Step<|im_end|>"))
         prepared = pipe.prepare(request(history), thinking=True)
@@ -258,15 +255,12 @@ def test_a_summary_that_is_asked_for_when_the_context_is_nearly_full_goes_on() -
 @pytest.mark.parametrize(("short", "goes"), [(600, True), (60, False)])
 def test_a_note_takes_little_of_the_room_that_is_left(short: int, goes: bool) -> None:
     """In a context of 5,000 tokens an answer would have 625: here a request leaves fewer, whatever is shown."""
-    template, tokenizer = model("chatml")
     history = talk(turns=1)[0].messages
     later = [replace(MAIN, content=f"{MAIN.content}\nIt is late."), *history[1:], ASK]
-    plain = len(
-        Client("chatml", pipeline("chatml"), thinking=False).pipe.prepare(request(later), thinking=True).prompt.tokens
-    )
-    pipe = Pipeline(template, tokenizer, settings=settings(), context=plain + short)
+    plain = len(pipeline("chatml").prepare(request(later), thinking=True).prompt.tokens)
+    pipe = pipeline("chatml", context=plain + short)
     first = pipe.prepare(request(history[:2]), thinking=True)
-    pipe.record(first, history[2], tokenizer.encode("Step<|im_end|>"))
+    pipe.record(first, history[2], model("chatml")[1].encode("Step<|im_end|>"))
     prepared = pipe.prepare(request(later), thinking=True)
     assert (prepared.view.base is not None) is goes
     assert goes or (prepared.miss is not None and "would not fit" in prepared.miss.detail)

@@ -17,15 +17,13 @@ from start_llm.core.messages import Message
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.tree import ConversationTree, Node
 from start_llm.prompt.turndb import DamagedNode, TurnDB, decode, encode
-from tests.prompt.client import ECHOES, Client, pipeline, say, settings, system_text
-from tests.prompt.models import model
+from tests.prompt.client import ECHOES, Client, pipeline, say, system_text
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def stored_pipeline(path: Path, family: str = "chatml", **changes: str) -> Pipeline:
-    template, tokenizer = model(family)
-    return Pipeline(template, tokenizer, settings=settings(**changes), store=TurnDB(path))
+    return pipeline(family, store=TurnDB(path), **changes)
 
 
 def talk(pipe: Pipeline, turns: int = 3) -> Client:

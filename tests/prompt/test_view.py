@@ -8,7 +8,6 @@ import pytest
 
 from start_llm.core.messages import Message
 from start_llm.prompt.note import NOTE_OPEN
-from start_llm.prompt.pipeline import Pipeline
 from tests.kinds import rounds
 from tests.prompt.client import (
     BASH,
@@ -22,7 +21,6 @@ from tests.prompt.client import (
     pipeline,
     request,
     say,
-    settings,
     system_text,
 )
 from tests.prompt.models import TEMPLATES, model
@@ -31,11 +29,6 @@ QWEN = "You are Qwen Code, an interactive CLI agent."
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{}"\n}}\n```\n\n'
 LONG = "I looked at it, and this is what there is: " + "a line of it, " * 30
-
-
-def decoded(client: Client) -> str:
-    assert client.prepared is not None
-    return model(client.family)[1].decode(client.prepared.prompt.tokens)
 
 
 def rendering(client: Client) -> tuple[int, ...]:
@@ -63,41 +56,22 @@ def change(system: str, before: str, after: str, where: str) -> tuple[list[Messa
 @pytest.mark.parametrize(
     ("system", "where", "before", "after", "told"),
     [
-        (
-            "You help.",
-            "system",
-            "Current time is 08:20",
-            "Current time is 08:21:13",
-            "+Current time is 08:21:13",
-        ),
+        ("You help.", "system", "Time is 08:20", "Time is 08:21:13", "+Time is 08:21:13"),
         ("You help.", "system", "Mode: plan", "Mode: build", "+Mode: build"),
         ("You help.", "system", "Branch: main\nM x.py", "Branch: main", "-M x.py"),
         (CLAUDE, "user", "Go\n" + REMINDER.format("Old one"), "Go\n" + REMINDER.format("New one"), "New one"),
         (CLAUDE, "user", "Go\n" + REMINDER.format("Plan only"), "Go", "withdrawn"),
         (CLAUDE, "user", "Go", REMINDER.format("Be quick") + "\nGo", "Be quick"),
-        (
-            QWEN,
-            "user",
-            REMINDER.format("Folders:\na.py") + "\n\nGo",
-            REMINDER.format("Folders:\nb.py") + "\n\nGo",
-            "+b.py",
-        ),
+        (QWEN, "user", REMINDER.format("In:\na.py") + "\n\nGo", REMINDER.format("In:\nb.py") + "\n\nGo", "+b.py"),
         (OPENCLAW, "user", INFO.format("m-1") + "Go", INFO.format("m-2") + "Go", "m-2"),
         (OPENCLAW, "user", "Go\n[message_id: 1]", "Go\n[message_id: 2]", "[message_id: 2]"),
-        (
-            OPENCLAW,
-            "user",
-            "Go\n\nRuntime: agent=a | session=b",
-            "Go\n\nRuntime: agent=c | session=b",
-            "Runtime: agent=c",
-        ),
+        (OPENCLAW, "user", *(f"Go\n\nRuntime: agent={name} | session=b" for name in "ac"), "Runtime: agent=c"),
         (OPENCLAW, "user", "Done.\nStats: runtime 5s\nEnd", "Done.\nStats: runtime 9s\nEnd", "Stats: runtime 9s"),
     ],
 )
 def test_a_change_in_a_declared_place_is_told_and_the_prefix_stays(system, where, before, after, told):
     client, spoken = two_turns(*change(system, before, after, where))
-    assert client.prepared is not None
-    text = decoded(client)
+    text = client.text
     assert client.prepared.prompt.tokens[: len(spoken)] == spoken
     assert told in text[text.index(NOTE_OPEN) :] and text.index(NOTE_OPEN) > text.index("a listing")
     assert any(told in line for line in client.prepared.notes)
@@ -119,7 +93,7 @@ def test_a_change_in_a_declared_place_is_told_and_the_prefix_stays(system, where
 )
 def test_what_a_user_types_to_an_unknown_client_is_never_searched(before, after):
     client, _ = two_turns(*change("You help.", before, after, "user"))
-    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.notes == ()
     assert client.prepared.prompt.tokens == rendering(client)
 
 
@@ -130,9 +104,7 @@ def test_a_value_that_returns_is_told_again():
         client.messages[0] = system_text("You help.", f"Current time is {value}")
         prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))
         assert bool(prepared.notes) is notes
-        assert decoded(client).rindex(f"Current time is {value}") > decoded(client).rindex(
-            f"Current time is {3 - value}"
-        )
+        assert client.text.rindex(f"Current time is {value}") > client.text.rindex(f"Current time is {3 - value}")
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
@@ -147,7 +119,7 @@ def test_a_reminder_that_moves_to_the_newest_message_is_not_told_as_withdrawn(ro
         new = [Message("tool", f"a listing\n{reminder}", tool_call_id="call_bash")]
     prepared = client.ask(*new)
     assert prepared.prompt.tokens[: len(spoken)] == spoken
-    assert "withdrawn" not in "".join(prepared.notes) and decoded(client).count("Plan mode") >= 2
+    assert "withdrawn" not in "".join(prepared.notes) and client.text.count("Plan mode") >= 2
     if role == "tool":  # a tool's result may say anything: that the old place is empty must be told
         assert "newer messages count" in "".join(prepared.notes)
         return
@@ -184,17 +156,18 @@ def test_telemetry_is_left_out_and_its_change_costs_nothing():
         [system_text(header.format("aaa"), CLAUDE), Message("user", "Go")],
         [system_text(header.format("bbb"), CLAUDE), Message("user", "Go")],
     )
-    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.notes == ()
     assert client.prepared.prompt.tokens[: len(spoken)] == spoken
-    assert "billing" not in decoded(client) and CLAUDE in decoded(client)
+    assert "billing" not in client.text and CLAUDE in client.text
     asked = Client("chatml", pipeline("chatml"))
-    asked.ask(system_text(CLAUDE), Message("user", f"What is this?\n{header}"))
-    assert "billing" in decoded(asked)
+    later = Message("system", f"{header}\nIt broke.")
+    asked.ask(system_text(CLAUDE), Message("user", f"What is this?\n{header}"), later)
+    assert asked.text.count("billing") == 2 and "It broke." in asked.text
 
 
 def test_a_stamp_that_its_client_leaves_out_later_stays_as_it_was_true_then():
     client, spoken = two_turns(*change(OPENCLAW, INFO.format("m-1") + "Go", "Go", "user"))
-    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.notes == ()
     assert client.prepared.prompt.tokens[: len(spoken)] == spoken
 
 
@@ -205,7 +178,7 @@ def test_without_proof_nothing_is_kept_that_the_request_does_not_say():
     client.messages[0] = system_text("You help.", "Mode: build")
     client.messages[-1] = Message("assistant", "OK.")
     client.ask(Message("user", "More"))
-    assert "My thoughts" not in decoded(client) and "plan" not in decoded(client)
+    assert "My thoughts" not in client.text and "plan" not in client.text
 
 
 def test_words_alone_show_nothing_of_another_conversation():
@@ -226,8 +199,8 @@ def test_words_alone_show_nothing_of_another_conversation():
         if files:
             theirs.messages += [Message("user", FILES.format(code("\nbravo = 1"))), REPLY]
         theirs.ask(Message("user", "And then?"))
-        assert "alpha" not in decoded(theirs)
-        assert decoded(theirs) == model(family)[1].decode(rendering(theirs))
+        assert "alpha" not in theirs.text
+        assert theirs.text == model(family)[1].decode(rendering(theirs))
 
 
 def test_words_alone_give_back_thoughts_about_the_same_words():
@@ -241,25 +214,26 @@ def test_words_alone_give_back_thoughts_about_the_same_words():
         spoken = client.answer(say(LONG, "More thoughts."))
 
 
+@pytest.mark.parametrize(("before", "after"), [("Mode: plan", "Mode: build"), ("Now: 10:00", "Now: 10:05")])
 @pytest.mark.parametrize("other", [{"session": "b"}, {"owner": "key2"}])
-def test_another_session_or_user_stands_against_a_changed_value(other):
+def test_another_session_or_user_stands_against_a_changed_value(other, before, after):
     pipe = pipeline("chatml")
     named = {"session": "a", "owner": "key1"}
-    talk = [system_text("You help.", "Mode: plan"), Message("user", "Hello")]
+    talk = [system_text("You help.", before), Message("user", "Hello")]
     first = pipe.prepare(request(talk, **named), thinking=True)
     answer = say(LONG, "My thoughts.")
     pipe.record(first, answer, model("chatml")[1].encode(f"<think>\nMy thoughts.\n</think>\n\n{LONG}"))
-    talk = [system_text("You help.", "Mode: build"), talk[1], replace(answer, reasoning=None), Message("user", "More")]
+    talk = [system_text("You help.", after), talk[1], replace(answer, reasoning=None), Message("user", "More")]
     for names, own in ((named, True), (named | other, False)):
         prepared = pipe.prepare(request(talk, **names), thinking=True)
         text = model("chatml")[1].decode(prepared.prompt.tokens)
-        assert ("Mode: plan" in text, "My thoughts" in text, bool(prepared.notes)) == (own, own, own)
+        assert (before in text, "My thoughts" in text, bool(prepared.notes)) == (own, own, own)
 
 
 def test_a_change_that_is_large_is_shown_where_the_client_put_it():
     before, after = ("\n".join(f"Modified: src/{letter}/file{n}.py" for n in range(90)) for letter in "ab")
     client, _ = two_turns(*change("You help.", before, after, "system"))
-    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.notes == ()
     assert client.prepared.prompt.tokens == rendering(client)
 
 
@@ -267,7 +241,6 @@ def test_a_change_that_is_large_is_shown_where_the_client_put_it():
 def test_of_a_short_system_text_only_a_time_is_told_by_its_lines(before: str, after: str, is_whole: bool):
     texts = (f"You help Ann. What you need: 2026-11-23, {value}." for value in (before, after))
     client, spoken = two_turns(*([Message("system", text), Message("user", RULES)] for text in texts))
-    assert client.prepared is not None
     assert client.prepared.prompt.tokens[: len(spoken)] == spoken
     assert ("no longer holds" in client.prepared.notes[0]) is is_whole
 
@@ -279,24 +252,22 @@ def test_notes_stay_under_a_tenth_however_many_there_are():
         client.answer(say("x", None, bash={"command": "ls"}))
         client.messages[0] = Message("system", f"You help.\nTurn: {turn}\n{RULES[:2500]}")
         prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))
-        text = decoded(client)
+        text = client.text
         assert text.rindex(f"Turn: {turn}\n") > text.rfind(f"Turn: {turn - 1}\n")
         assert len(prepared.prompt.tokens) <= 1.1 * len(rendering(client)) + 64
-    assert 1 <= decoded(client).count(NOTE_OPEN) < 20
+    assert 1 <= client.text.count(NOTE_OPEN) < 20
 
 
 def test_no_request_is_refused_for_text_that_its_client_did_not_send():
-    template, tokenizer = model("chatml")
     sizes = []
     for context in (0, 1):
-        pipe = Pipeline(template, tokenizer, settings=settings(), context=context and sizes[0] + 3)
-        client = Client("chatml", pipe, tools=())
+        client = Client("chatml", pipeline("chatml", context=context and sizes[0] + 3), tools=())
         client.ask(system_text("You help.", "Mode: plan"), Message("user", "Hello"))
         client.answer(say(LONG, "Many thoughts. " * 20))
         client.messages[0] = system_text("You help.", "Mode: build")
         client.messages[-1] = Message("assistant", LONG)
         prepared = client.ask(Message("user", "More"))
-        assert ("thoughts" in decoded(client)) is not context
+        assert ("thoughts" in client.text) is not context
         sizes.append(len(rendering(client)))
     assert len(prepared.prompt.tokens) == sizes[1]
 
@@ -323,34 +294,23 @@ def test_a_note_stands_in_a_message_that_will_stay():
     del client.messages[2]
     client.messages[0] = system_text(OPENCLAW, "Mode: build")
     client.ask(Message("tool", "res", tool_call_id="call_bash"), Message("user", INTERNAL.format("one")))
-    text = decoded(client)
+    text = client.text
     assert text.index("res") < text.index(NOTE_OPEN) < text.index("sessions: one")
     assert "<|im_start|>" not in text[text.index("res") : text.index(NOTE_OPEN)], "it is in the result's message"
     client.answer(say("x", bash={"command": "ls"}))
     del client.messages[-2]
     client.ask(Message("tool", "more", tool_call_id="call_bash"))
-    assert NOTE_OPEN in decoded(client) and "sessions: one" not in decoded(client)
+    assert NOTE_OPEN in client.text and "sessions: one" not in client.text
 
 
 def test_a_note_that_would_hold_the_end_of_a_note_is_not_made():
     """Its last tag has no nonce: what a client writes could end it early."""
     client, _ = two_turns(*change("You help.", "Mode: plan", "Mode: x </update>", "system"))
-    assert NOTE_OPEN not in decoded(client) and "Mode: x </update>" in decoded(client)
+    assert NOTE_OPEN not in client.text and "Mode: x </update>" in client.text
     client, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
-    note = decoded(client).partition(NOTE_OPEN)[2]
+    note = client.text.partition(NOTE_OPEN)[2]
     assert note.partition(" ")[0] not in note.partition(" ")[2]
     assert note.count("</update>") == 1
-
-
-def test_a_file_cannot_forge_the_note_of_a_conversation():
-    client, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
-    tag = decoded(client).split(NOTE_OPEN)[1][:4]
-    other, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
-    tags = {decoded(other).split(NOTE_OPEN)[1][:4], tag}
-    for _ in range(3):
-        more, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
-        tags.add(decoded(more).split(NOTE_OPEN)[1][:4])
-    assert len(tags) > 1
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -365,7 +325,7 @@ def test_tools_in_another_order_keep_the_order():
     assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
     stranger = Client("chatml", client.pipe, tools=(BASH, EDIT, READ))
     stranger.ask(Message("user", "Something else"))
-    assert decoded(stranger).index('"read"') < decoded(stranger).index('"bash"') < decoded(stranger).index('"edit"')
+    assert stranger.text.index('"read"') < stranger.text.index('"bash"') < stranger.text.index('"edit"')
     theirs = request([Message("user", "Something else")], (BASH, EDIT, READ), owner="key2")  # learns nothing of others
     text = model("chatml")[1].decode(client.pipe.prepare(theirs, thinking=True).prompt.tokens)
     assert text.index('"bash"') < text.index('"edit"') < text.index('"read"')
@@ -413,7 +373,7 @@ def aider(client: Client, files: str, ask: str) -> str:
     kept = [m for m in client.messages if m != REPLY and not m.content.startswith("I have *added")]
     client.messages = [*kept, Message("user", FILES.format(files)), REPLY, Message("user", ask)]
     client.ask()
-    return decoded(client)
+    return client.text
 
 
 def test_aiders_files_stay_where_they_were_shown():
@@ -421,7 +381,7 @@ def test_aiders_files_stay_where_they_were_shown():
     aider(client, code(), "First question")
     spoken = client.answer(say(LONG, None))
     text = aider(client, code(), "Second question")
-    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
     assert text.count("added these files") == 1 and text.count(REPLY.content) == 1 and "Second question" in text
 
 
@@ -434,7 +394,7 @@ def test_aiders_edit_rules_stay_behind_the_question_that_they_followed():
     client.messages[1] = Message("user", "First question\n")
     prepared = client.ask(Message("user", f"Second question\n\n\n{rules}"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
-    assert decoded(client).count(rules) == 2
+    assert client.text.count(rules) == 2
 
 
 def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
@@ -442,7 +402,7 @@ def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
     aider(client, code(), "First question")
     spoken = client.answer(say(LONG, None))
     text = aider(client, code("\nnew_line = 1"), "Second question")
-    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
     assert text.count("added these files") == 1
     assert "a.py, line 31:\n+new_line = 1" in text[: text.index("Second question")]
 
@@ -471,7 +431,7 @@ def test_every_family_shows_the_note(family):
     spoken = client.answer(say(LONG, None))
     client.messages[0] = system_text("Help.", "Current time is 2")
     prepared = client.ask(Message("user", "More"))
-    assert "Current time is 2" in decoded(client)
+    assert "Current time is 2" in client.text
     assert prepared.prompt.tokens[: len(spoken)] == spoken
 
 
@@ -480,11 +440,11 @@ WIKI = "The wiki of the team is at wiki.acme.test."
 
 def test_a_sentence_of_the_system_text_that_is_gone_stands_nowhere_any_more():
     client, spoken = two_turns(*change("You help.", WIKI, "Be kind.", "system"))
-    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken  # another one came
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken  # another one came
     client, spoken = two_turns(
         [system_text("You help.", WIKI), Message("user", "Go")], [system_text("You help."), Message("user", "Go")]
     )
-    assert WIKI not in decoded(client)
+    assert WIKI not in client.text
     assert client.prepared.view.base is None and client.prepared.miss.detail.startswith("line 2 differs")
 
 
@@ -492,9 +452,9 @@ def test_a_sentence_that_a_note_told_and_that_is_gone_again_is_gone_with_the_not
     """What stood before it is computed once only."""
     with_wiki = [system_text("You help.", WIKI), Message("user", "Go")]
     client, spoken = two_turns([system_text("You help."), Message("user", "Go")], with_wiki)
-    assert WIKI in decoded(client)
+    assert WIKI in client.text
     client.answer(say("It is done.", None))
     client.messages[0] = system_text("You help.")
     client.ask(Message("user", "More"))
     assert client.prepared.prompt.tokens[: len(spoken)] == spoken
-    assert WIKI not in decoded(client) and "a listing" in decoded(client)
+    assert WIKI not in client.text and "a listing" in client.text
