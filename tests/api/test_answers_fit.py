@@ -124,13 +124,8 @@ def _items(text: str, media: str) -> Iterator[Any]:
 def told(chance: random.Random) -> CacheReport:
     counts = {name: chance.randrange(5000) for name in ("prompt", "reused", "computed", "new", "joined", "generated")}
     miss = Miss("diverged", 7, "a", "b", chance.choice([None, 3]), "content", None, "It differs.", "send session_id")
-    return CacheReport(
-        **counts,
-        seconds_queued=chance.random(),
-        session=chance.choice(["", "s1"]),
-        cut=chance.choice(["", "watchdog"]),
-        miss=chance.choice([None, miss]),
-    )
+    words = {"session": chance.choice(["", "s1"]), "cut": chance.choice(["", "watchdog"])}
+    return CacheReport(**counts, **words, seconds_queued=chance.random(), miss=chance.choice([None, miss]))
 
 
 def said(chance: random.Random, request: ChatRequest, choice: int) -> Iterator[Event]:
@@ -200,32 +195,17 @@ def some(chance: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
 
 def chat(chance: random.Random) -> tuple[str, dict[str, Any]]:
     tools = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
-    body = some(
-        chance,
-        {
-            "stream": chance.choice([True, False]),
-            "tools": tools,
-            "n": 2,
-            "stop": ["END"],
-            "logprobs": True,
-            "stream_options": {"include_usage": True},
-            "temperature": chance.choice([0, 1, 3]),
-            "max_tokens": chance.choice([1, 50, 0]) if chance.random() < 0.1 else 50,
-        },
-    )
+    fields = {"stream": chance.choice([True, False]), "tools": tools, "n": 2, "stop": ["END"], "logprobs": True}
+    fields |= {"stream_options": {"include_usage": True}, "temperature": chance.choice([0, 1, 3])}
+    fields |= {"max_tokens": chance.choice([1, 50, 0]) if chance.random() < 0.1 else 50}
+    body = some(chance, fields)
     if body.get("logprobs"):
         body["top_logprobs"] = chance.choice([0, 2])
     return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def completion(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    fields = {
-        "stream": True,
-        "n": 2,
-        "logprobs": 2,
-        "stream_options": {"include_usage": True},
-        "stop": "E",
-    }
+    fields = {"stream": True, "n": 2, "logprobs": 2, "stream_options": {"include_usage": True}, "stop": "E"}
     return "/v1/completions", some(chance, fields) | {"prompt": chance.choice(["Hi", ["a", "b"], [1, 2], 5])}
 
 

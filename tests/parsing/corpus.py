@@ -34,14 +34,31 @@ def _read(path: str, **more: Any) -> Calls:
     return (("read", {"path": path, **more}),)
 
 
+def _write(path: str, content: str) -> Calls:
+    return (("write", {"path": path, "content": content}),)
+
+
 NOW: Calls = (("now", {}),)
 LS = '{"name": "bash", "arguments": {"command": "ls"}}'
+CALL = f"<tool_call>\n{LS}\n</tool_call>"
+PWD = CALL.replace("ls", "pwd")
+RESULT = "<tool_response>\na.txt\n</tool_response>"
+BASH = LS.replace("arguments", "parameters")
 NOW_JSON = '{"name": "now", "arguments": {}}'
 
 
 def _kept(name: str, text: str, **more: Any) -> Case:
     """Text that is no call: the client gets it as it is."""
     return Case(name, text, text, **more)
+
+
+def _thought(name: str, thought: str) -> Case:
+    """Nothing in it is a call."""
+    return Case(name, f"<think>{thought}</think>Hi.", "Hi.", reasoning=thought)
+
+
+def _python(name: str, call: str, calls: Calls) -> Case:
+    return Case(name, f"<|tool_call_start|>[{call}]<|tool_call_end|>", calls=calls, form="pythonic")
 
 
 def _tagged(name: str, inside: str, calls: Calls) -> Case:
@@ -61,7 +78,7 @@ TAGS = (
     Case("both tags missing", LS, calls=_bash("ls")),
     Case("both tags missing, a list", f"[{LS}, {NOW_JSON}]\nDone.", calls=(*_bash("ls"), *NOW)),
     _kept("a list that is no call", '[\n{"name": "bash"}]\n[1]'),
-    Case("both tags missing, Llama's key", '{"name": "bash", "parameters": {"command": "ls"}}', calls=_bash("ls")),
+    Case("both tags missing, Llama's key", BASH, calls=_bash("ls")),
     Case("opening tag three times", f"<tool_call><tool_call>\n<tool_call>{LS}</tool_call>", calls=_bash("ls")),
     Case("closing tag twice", f"<tool_call>{LS}</tool_call>\n</tool_call>", calls=_bash("ls")),
     Case("closing tag written as an opening one", f"<tool_call>{LS}<tool_call>", calls=_bash("ls")),
@@ -109,7 +126,7 @@ JSON = (
     Case(
         "cut inside a string",
         '<tool_call>{"name": "write", "arguments": {"path": "a", "content": "one\\ntw',
-        calls=(("write", {"path": "a", "content": "one\ntw"}),),
+        calls=_write("a", "one\ntw"),
     ),
     Case("cut after a backslash", '<tool_call>{"name": "bash", "arguments": {"command": "a\\', calls=_bash("a")),
     Case("cut inside a key", '<tool_call>{"name": "read", "arguments": {"path": "a", "lim', calls=_read("a")),
@@ -131,12 +148,7 @@ JSON = (
     _asked("quotes that are not escaped", "bash", '{"command": "echo "hi there" > f"}', _bash('echo "hi there" > f')),
     _asked("a raw line break in a string", "bash", '{"command": "a\nb\tc"}', _bash("a\nb\tc")),
     _asked("an escape that JSON does not know", "bash", '{"command": "grep \\d+ \\$x"}', _bash("grep \\d+ \\$x")),
-    _asked(
-        "triple quotes",
-        "write",
-        '{"path": "a", "content": """x = "1"\ny"""}',
-        (("write", {"path": "a", "content": 'x = "1"\ny'}),),
-    ),
+    _asked("triple quotes", "write", '{"path": "a", "content": """x = "1"\ny"""}', _write("a", 'x = "1"\ny')),
     _asked(
         "deep escapes stay as they are", "bash", '{"command": "sed \\"s/\\\\\\\\n/x/\\""}', _bash('sed "s/\\\\n/x/"')
     ),
@@ -146,12 +158,7 @@ JSON = (
     _asked("a list as a string", "read", '{"path": "a", "tags": "[\\"x\\"]"}', _read("a", tags=["x"])),
     _asked("one thing where a list is due", "read", '{"path": "a", "tags": "x"}', _read("a", tags=["x"])),
     _asked("a number where a string is due", "bash", '{"command": 42}', _bash("42")),
-    _asked(
-        "an object where a string is due",
-        "write",
-        '{"path": "a", "content": {"k": [1, 2]}}',
-        (("write", {"path": "a", "content": '{"k": [1, 2]}'}),),
-    ),
+    _asked("an object where a string is due", "write", '{"path": "", "content": {"k": [1]}}', _write("", '{"k": [1]}')),
     _asked("an unknown tool", "grep", '{"q": 1}', (("grep", {"q": 1}),)),
     _kept("an unknown tool, cut", 'So: <tool_call>{"name": "grep", "arguments": {"q": '),
     _kept("no call at all in the tags", "<tool_call>what now?</tool_call>"),
@@ -183,7 +190,7 @@ XML = (
         "content with markup, indentation and blank lines",
         "\n<function=write>\n<parameter=path>\na.html\n</parameter>\n<parameter=content>\n"
         '  <p>&amp; "x"</p>\n\n\n</parameter>\n</function>\n',
-        (("write", {"path": "a.html", "content": '  <p>&amp; "x"</p>\n\n'}),),
+        _write("a.html", '  <p>&amp; "x"</p>\n\n'),
     ),
     Case(
         "values on the tag's line",
@@ -234,6 +241,7 @@ FENCED = (
     _kept("other JSON in a fence", '```json\n{"name": "x"}\n```'),
 )
 
+HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
 TEXT = (
     _kept("a mention in backticks", "Use `<tool_call>` for that."),
     _kept("a whole call in backticks", f"Write `<tool_call>{LS}</tool_call>`."),
@@ -253,41 +261,15 @@ TEXT = (
     Case("the own turn begun again", "Hello.<|im_end|>\n<|im_start|>assistant\nMore.", content="Hello.\nMore."),
     Case("the user's turn, played by the model", "Hello.<|im_end|>\n<|im_start|>user\nAnd you?", content="Hello."),
     Case("the user's turn without an end of the own one", "Hello.\n<|im_start|>user\nAnd you?", content="Hello.\n"),
-    Case(
-        "the user's turn in Llama's tokens",
-        "Hello.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nAnd you?",
-        content="Hello.",
-    ),
-    Case(
-        "the own turn begun again in Llama's tokens",
-        "<|start_header_id|>assistant<|end_header_id|>\n\nHello.",
-        content="Hello.",
-    ),
+    Case("the user's turn in Llama's tokens", f"Hi.<|eot_id|>{HEADER.format('user')}And you?", content="Hi."),
+    Case("the own turn begun again in Llama's tokens", f"{HEADER.format('assistant')}Hello.", content="Hello."),
     Case("the user's turn in Gemma's tokens", "Hi.<end_of_turn>\n<start_of_turn>user\nx", content="Hi."),
     Case("the user's turn inside a thought", "<think>hm<|im_end|>\n<|im_start|>user\nx</think>y", reasoning="hm"),
-    Case(
-        "a tool's result, played by the model",
-        f"<tool_call>{LS}</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\na.txt\n</tool_response>\n"
-        f"<tool_call>{NOW_JSON}</tool_call>",
-        calls=_bash("ls"),
-    ),
-    _tagged(
-        "a tool's result without turn tokens",
-        f"{LS}</tool_call>\n<tool_response>\na.txt\n</tool_response>\n<tool_call>{NOW_JSON}",
-        _bash("ls"),
-    ),
+    Case("a tool's result, by the model", f"{CALL}<|im_end|>\n<|im_start|>user\n{RESULT}\n{PWD}", "", _bash("ls")),
+    Case("a tool's result without turn tokens", f"{CALL}\n{RESULT}\n{PWD}", calls=_bash("ls")),
     _kept("a mention of results", "It comes as <tool_response>."),
-    Case(
-        "a fence behind a call, with an example",
-        f"<tool_call>{LS}</tool_call>\nIn code:\n```\n<tool_call>{LS.replace('ls', 'rm x')}</tool_call>\n```",
-        calls=_bash("ls"),
-    ),
-    Case(
-        "another call behind some text",
-        f"First.\n<tool_call>{LS}</tool_call>\nAnd then:\n<tool_call>{LS.replace('ls', 'pwd')}</tool_call>\nDone.",
-        content="First.",
-        calls=(*_bash("ls"), *_bash("pwd")),
-    ),
+    Case("a fence behind a call, with an example", f"{CALL}\nIn code:\n```\n{PWD}\n```", calls=_bash("ls")),
+    Case("another call behind some text", f"First.\n{CALL}\nThen:\n{PWD}\nDone.", "First.", _bash("ls") + _bash("pwd")),
     _kept("talk about turn tokens", "ChatML ends a turn with <|im_end|> and goes on."),
 )
 
@@ -305,34 +287,13 @@ REASONING = (
     Case("other tags closed like the own ones", "<thinking>a </think> b</thinking>Hi.", "Hi.", (), "a </think> b"),
     _kept("talk about tags", "The <think> tag, and </think>, too."),
     _kept("talk about tags in quotes", 'It has "<think>" and (</think>).'),
-    Case(
-        "a call talked about inside",
-        f"<think>I could write <tool_call>{LS}</tool_call> now.</think>Hi.",
-        content="Hi.",
-        reasoning=f"I could write <tool_call>{LS}</tool_call> now.",
-    ),
-    Case(
-        "a call planned in a fence inside",
-        f"<think>So:\n```\n<tool_call>{LS}</tool_call>\n```\n</think>Hi.",
-        content="Hi.",
-        reasoning=f"So:\n```\n<tool_call>{LS}</tool_call>\n```",
-    ),
+    _thought("a call talked about inside", f"I could write <tool_call>{LS}</tool_call> now."),
+    _thought("a call planned in a fence inside", f"So:\n```\n<tool_call>{LS}</tool_call>\n```"),
     Case("closed, never opened", "Fine.\n</think>\n\nHi.", content="Fine.\nHi."),
     Case("a call inside", f"hm\n<tool_call>\n{LS}\n</tool_call>", calls=_bash("ls"), reasoning="hm", inside=True),
-    Case(
-        "a call inside, closed after it",
-        f"hm\n<tool_call>\n{LS}\n</tool_call>\n</think>\n\nOk.",
-        calls=_bash("ls"),
-        reasoning="hm",
-        inside=True,
-    ),
-    Case(
-        "a call planned inside and made after",
-        f"<think>so\n<tool_call>{LS}</tool_call>\n</think>\n<tool_call>{LS}</tool_call>",
-        calls=_bash("ls"),
-        reasoning="so",
-    ),
-    Case("a mention inside", "<think>use <tool_call> maybe</think>Hi.", "Hi.", (), "use <tool_call> maybe"),
+    Case("a call inside, closed after it", f"hm\n{CALL}\n</think>\n\nOk.", "", _bash("ls"), "hm", inside=True),
+    Case("a call planned inside and made after", f"<think>so\n{CALL}\n</think>\n{CALL}", "", _bash("ls"), "so"),
+    _thought("a mention inside", "use <tool_call> maybe"),
     Case("interleaved", "<think>a</think>One.<think>b</think>Two.", content="One.Two.", reasoning="a\nb"),
     Case("a leaked end of turn inside", "<think>hm<|im_end|>", reasoning="hm"),
     Case("an empty block", "<think>\n\n</think>\n\nHi.", content="Hi."),
@@ -345,12 +306,7 @@ REASONING = (
 
 FAMILIES = (
     Case("Mistral, cut", '[TOOL_CALLS]bash[ARGS]{"command": "ls', calls=_bash("ls"), form="mistral"),
-    Case(
-        "Mistral, with an id",
-        '[TOOL_CALLS]bash[CALL_ID]abc123456[ARGS]{"command": "ls"}',
-        calls=_bash("ls"),
-        form="mistral",
-    ),
+    Case("Mistral, with an id", '[TOOL_CALLS]bash[CALL_ID]abc[ARGS]{"command": "ls"}', "", _bash("ls"), form="mistral"),
     Case("Mistral, prose after", '[TOOL_CALLS]bash[ARGS]{"command": "ls"}\nDone now.', "", _bash("ls"), form="mistral"),
     _kept("Mistral, a mention", "It starts with [TOOL_CALLS] in the text.", form="mistral"),
     Case(
@@ -372,18 +328,8 @@ FAMILIES = (
         calls=_bash("ls -la"),
         form="function_gemma",
     ),
-    Case(
-        "Python, JSON's literals",
-        '<|tool_call_start|>[read(path="a", follow=true)]<|tool_call_end|>',
-        calls=_read("a", follow=True),
-        form="pythonic",
-    ),
-    Case(
-        "Python, single quotes",
-        "<|tool_call_start|>[bash(command='echo \"x\"')]<|tool_call_end|>",
-        calls=_bash('echo "x"'),
-        form="pythonic",
-    ),
+    _python("Python, JSON's literals", 'read(path="a", follow=true)', _read("a", follow=True)),
+    _python("Python, single quotes", "bash(command='echo \"x\"')", _bash('echo "x"')),
     _kept("another model's list", "[now()]"),
     Case(
         "MiniMax, cut",
@@ -407,11 +353,7 @@ LLAMA = (
     Case("Llama, a long string", "[bash(command='''a\nb''')]", calls=_bash("a\nb")),
     Case("Llama, a list cut", "[bash(command='ls -", calls=_bash("ls -")),
     Case("Llama 4's marks", "<|python_start|>[now()]<|python_end|>", calls=NOW),
-    Case(
-        "Llama, JSON twice",
-        '{"name": "bash", "parameters": {"command": "ls"}}; {"name": "now", "parameters": {}}',
-        calls=(*_bash("ls"), *NOW),
-    ),
+    Case("Llama, JSON twice", f'{BASH}; {{"name": "now", "parameters": {{}}}}', calls=(*_bash("ls"), *NOW)),
     Case("Llama, JSON in a list", f"[{LS}]", calls=_bash("ls")),
     _kept("Llama, a link", "[read](http://x) it"),
     _kept("Llama, a remark", "[read(the docs)]"),
@@ -419,11 +361,7 @@ LLAMA = (
     _kept("Llama, another tool", "[grep(q='ls')]"),
     _kept("Llama, a list of numbers", "[1, 2]\n[x]\n- [ ] y"),
     _kept("Llama, in the middle of a line", "Call [now()] then."),
-    Case(
-        "Llama, JSON after the tag",
-        '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}<|eom_id|>',
-        calls=_bash("ls"),
-    ),
+    Case("Llama, JSON after the tag", f"<|python_tag|>{BASH}<|eom_id|>", calls=_bash("ls")),
     _kept("Llama, code after the tag", "<|python_tag|>print(1 + 1)\nx = 2"),
 )
 

@@ -208,40 +208,6 @@ class RewritesQuestions(AsSent):
         return [messages[0], *(replace(m, content=BILLING.sub("", m.content)) for m in messages[1:])]
 
 
-class ShowsTheOldQuestion(AsSent):
-    """An edited question stays as it was asked first; the new one is told behind it."""
-
-    events = ("go on", "edit")
-
-    def __init__(self, where: Premises) -> None:
-        super().__init__(where)
-        self.asked: dict[tuple[object, ...], str] = {}
-
-    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
-        result = list(messages)
-        for index, message in enumerate(messages):
-            if message.role == "user" and index + 1 < len(messages) and messages[index + 1].role == "assistant":
-                call = next((c.id for m in messages for c in m.tool_calls), messages[index + 1].content)
-                old = self.asked.setdefault((call, index), message.content)
-                if old != message.content:
-                    result[index] = replace(message, content=f"{old}\n\n<edit-1>\n{message.content}\n</edit-1>")
-        return result
-
-
-class NotesGrow(AsSent):
-    """Tells all system texts that there were, in every request."""
-
-    def __init__(self, where: Premises) -> None:
-        super().__init__(where)
-        self.lines: list[str] = []
-
-    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
-        new = [line for line in messages[0].content.split("\n") if "Current time" in line]
-        self.lines += [line for line in new if line not in self.lines]
-        note = "\n".join(["<update-1>", *self.lines, "</update-1>"])
-        return [*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{note}")]
-
-
 class KeepsResults(AsSent):
     """A result that its client took back is shown as the newest one of any conversation."""
 
@@ -392,8 +358,6 @@ DEFECTS: dict[type[AsSent], str] = {
     StrangersReasoning: "a",
     EqualTurnsMix: "a",
     RewritesQuestions: "b",
-    ShowsTheOldQuestion: "b",
-    NotesGrow: "e",
     KeepsResults: "a",
     StrictIsNot: "e",
     ForgetsWithdrawals: "c",

@@ -76,16 +76,6 @@ def test_a_feed_tells_what_runs_and_what_has_ended(server: ApiServer, service: F
         assert ended_in(messages, 1) == [after]
 
 
-def test_with_a_key_the_shell_is_open_and_the_feed_is_not(serve: Serve) -> None:
-    server = serve(api_key="secret")
-    shell = httpx.get(server.url)
-    assert shell.status_code == 200 and 'data-needs-key="yes"' in shell.text
-    assert httpx.get(f"{server.url}/page/feed").status_code == 401
-    made = ask(server, authorization="Bearer secret")
-    with feed(server, authorization="Bearer secret") as messages:
-        assert ended_in(messages, 1) == [made]
-
-
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
 def test_foreign_pages_get_nothing(server: ApiServer, headers: dict[str, str]) -> None:
     for path in ("/", "/page/feed"):

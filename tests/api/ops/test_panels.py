@@ -71,6 +71,8 @@ def test_one_http_thread_serves_the_page_beside_its_feed(serve: Serve) -> None:
 
 def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
     server = serve(api_key=SECRET)
+    assert 'data-needs-key="yes"' in httpx.get(server.url).text
+    assert httpx.get(f"{server.url}/page/feed").status_code == 401
     assert statuses(server) == {401} == statuses(server, authorization="Bearer wrong")
     rows = httpx.get(server.url + "/page/settings", headers={"x-api-key": SECRET}).json()["settings"]
     values = {row["name"]: row["value"] for row in rows}
