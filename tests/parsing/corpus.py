@@ -304,6 +304,7 @@ REASONING = (
     Case("nothing but a thought", "x", reasoning="x", inside=True),
 )
 
+CALLED_X = "<tool_callx>read\n<arg_keyx>path</arg_keyx>\n<arg_valuex>a</arg_valuex>\n</tool_callx>"
 FAMILIES = (
     Case("Mistral, cut", '[TOOL_CALLS]bash[ARGS]{"command": "ls', calls=_bash("ls"), form="mistral"),
     Case("Mistral, with an id", '[TOOL_CALLS]bash[CALL_ID]abc[ARGS]{"command": "ls"}', "", _bash("ls"), form="mistral"),
@@ -337,6 +338,7 @@ FAMILIES = (
         calls=_bash("ls"),
         form="minimax_m2",
     ),
+    _kept("tags with an ending of no checkpoint", f"<tool_callsx>\n{CALLED_X}\n</tool_callsx>", form="hy_v4"),
     Case("another family's call", f"<tool_call>{LS}</tool_call>", calls=_bash("ls"), form="mistral"),
 )
 

@@ -13,7 +13,7 @@ import pytest
 
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import NotSupported
-from start_llm.core.events import Progress
+from start_llm.core.events import Progress, Usage
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.dashboard.observer import Outcome
@@ -110,8 +110,7 @@ def test_embeddings(post: Post, encoders: FakeEncoders, seen: Seen) -> None:
     assert seen.news.acquire(timeout=60)
     kind, model, outcome = seen.ended_with[0]
     assert (kind, model, outcome.status) == ("embeddings", "tiny-encoder", 200)
-    assert outcome.usage is not None
-    assert outcome.usage.prompt == 6
+    assert outcome.usage == Usage(prompt=6, completion=0, cached=0)
 
 
 def test_base64_is_little_endian_float32(post: Post) -> None:
