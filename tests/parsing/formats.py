@@ -13,11 +13,30 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def hermes(calls: Calls) -> str:
-    return "\n".join(
-        f"<tool_call>\n{json.dumps({'name': name, 'arguments': args}, ensure_ascii=False)}\n</tool_call>"
-        for name, args in calls
-    )
+def _in_json(form: str, between: str = "", *, ascii_only: bool = True) -> Callable[[Calls], str]:
+    """Calls in a form with the places NAME and ARGUMENTS."""
+
+    def render(calls: Calls) -> str:
+        texts = [(name, json.dumps(args, ensure_ascii=ascii_only)) for name, args in calls]
+        return between.join(form.replace("NAME", name).replace("ARGUMENTS", text) for name, text in texts)
+
+    return render
+
+
+_HERMES = '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>'
+hermes = _in_json(_HERMES, "\n", ascii_only=False)
+mistral = _in_json("[TOOL_CALLS]NAME[ARGS]ARGUMENTS")
+_HARMONY = "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>"
+_DEEPSEEK = "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>"
+_FENCED = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜>"
+
+
+def deepseek(calls: Calls, form: str = _DEEPSEEK, between: str = "") -> str:
+    return f"<｜tool▁calls▁begin｜>{_in_json(form, between)(calls)}<｜tool▁calls▁end｜>"
+
+
+def deepseek_fenced(calls: Calls) -> str:
+    return deepseek(calls, _FENCED, "\n")
 
 
 def qwen(calls: Calls) -> str:
@@ -39,16 +58,6 @@ def _keyed(outer: str, key: str, value: str) -> Callable[[Calls], str]:
     return render
 
 
-def glm4_xml(calls: Calls) -> str:
-    return "\n".join(
-        f"<tool_call><name>{name}</name><arguments>{json.dumps(args)}</arguments></tool_call>" for name, args in calls
-    )
-
-
-def llama_xml(calls: Calls) -> str:
-    return "\n".join(f"<function={name}>{json.dumps(args)}</function>" for name, args in calls)
-
-
 def _python(value: Any) -> str:
     return repr(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -64,10 +73,6 @@ def llama_python(calls: Calls) -> str:
     )
 
 
-def mistral(calls: Calls) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in calls)
-
-
 def mistral_list(calls: Calls) -> str:
     return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": args} for name, args in calls])
 
@@ -78,21 +83,6 @@ def kimi_k2(calls: Calls) -> str:
         for index, (name, args) in enumerate(calls)
     )
     return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
-
-
-def deepseek(calls: Calls) -> str:
-    body = "".join(
-        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(args)}<｜tool▁call▁end｜>" for name, args in calls
-    )
-    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
-
-
-def deepseek_fenced(calls: Calls) -> str:
-    body = "\n".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(args)}\n```<｜tool▁call▁end｜>"
-        for name, args in calls
-    )
-    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
 
 
 def kimi_k3(calls: Calls) -> str:
@@ -148,14 +138,6 @@ def function_gemma(calls: Calls) -> str:
     )
 
 
-def harmony(calls: Calls) -> str:
-    return "".join(
-        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        f"{json.dumps(args)}<|call|>"
-        for name, args in calls
-    )
-
-
 def _suffixed(calls: Calls) -> str:
     text = _keyed("tool_call:opensource", "arg_key:opensource", "arg_value:opensource")(calls)
     return f"<tool_calls:opensource>{text}\n</tool_calls:opensource>"
@@ -186,12 +168,7 @@ def deepseek_v41(calls: Calls) -> str:
 
 
 def deepseek_v4(calls: Calls) -> str:
-    return (
-        deepseek_v41(calls)
-        .replace("｜ calls>", "｜tool_calls>")
-        .replace("<｜DSML｜ ", "<｜DSML｜")
-        .replace("</｜DSML｜ ", "</｜DSML｜")
-    )
+    return deepseek_v41(calls).replace("｜ calls>", "｜tool_calls>").replace("｜DSML｜ ", "｜DSML｜")
 
 
 def _minimax(name: str, value: Any) -> str:
@@ -208,9 +185,8 @@ def _minimax(name: str, value: Any) -> str:
 def minimax_m3(calls: Calls) -> str:
     mark, text = "]<]minimax[>[", ""
     for name, args in calls:
-        text += (
-            f'{mark}<invoke name="{name}">' + "".join(_minimax(k, v) for k, v in args.items()) + f"{mark}</invoke>\n"
-        )
+        inner = "".join(_minimax(key, value) for key, value in args.items())
+        text += f'{mark}<invoke name="{name}">{inner}{mark}</invoke>\n'
     return f"{mark}<tool_call>\n{text}{mark}</tool_call>"
 
 
@@ -222,8 +198,8 @@ RENDER: dict[str, Callable[[Calls], str]] = {
     "glm4_native": _keyed("tool_call", "arg_key", "arg_value"),
     "laguna": _keyed("tool_call", "arg_key", "arg_value"),
     "longcat": _keyed("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
-    "glm4_xml": glm4_xml,
-    "llama_xml": llama_xml,
+    "glm4_xml": _in_json("<tool_call><name>NAME</name><arguments>ARGUMENTS</arguments></tool_call>", "\n"),
+    "llama_xml": _in_json("<function=NAME>ARGUMENTS</function>", "\n"),
     "llama": llama_python,
     "pythonic": pythonic,
     "mistral": mistral,
@@ -235,7 +211,7 @@ RENDER: dict[str, Callable[[Calls], str]] = {
     "minicpm5": minicpm5,
     "gemma4": gemma4,
     "function_gemma": function_gemma,
-    "harmony": harmony,
+    "harmony": _in_json(_HARMONY),
     "deepseek_v4": deepseek_v4,
     "hy_v4": _suffixed,
     "inkling": inkling,

@@ -376,13 +376,21 @@ def aider(client: Client, files: str, ask: str) -> str:
     return client.text
 
 
-def test_aiders_files_stay_where_they_were_shown():
-    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER)])
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [(code(), ""), (code("\nnew_line = 1"), "a.py, line 31:\n+new_line = 1")],
+    ids=["same", "changed"],
+)
+def test_aiders_files_stay_where_they_were_shown_and_few_changes_are_told_as_lines(later: str, told: str):
+    client = Client(
+        "chatml", pipeline("chatml"), tools=(), session="a" if told else None, messages=[system_text(AIDER)]
+    )
     aider(client, code(), "First question")
     spoken = client.answer(say(LONG, None))
-    text = aider(client, code(), "Second question")
+    text = aider(client, later, "Second question")
     assert client.prepared.prompt.tokens[: len(spoken)] == spoken
-    assert text.count("added these files") == 1 and text.count(REPLY.content) == 1 and "Second question" in text
+    assert text.count("added these files") == text.count(REPLY.content) == 1
+    assert told in text[: text.index("Second question")]
 
 
 def test_aiders_edit_rules_stay_behind_the_question_that_they_followed():
@@ -395,16 +403,6 @@ def test_aiders_edit_rules_stay_behind_the_question_that_they_followed():
     prepared = client.ask(Message("user", f"Second question\n\n\n{rules}"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
     assert client.text.count(rules) == 2
-
-
-def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
-    client = Client("chatml", pipeline("chatml"), tools=(), session="a", messages=[system_text(AIDER)])
-    aider(client, code(), "First question")
-    spoken = client.answer(say(LONG, None))
-    text = aider(client, code("\nnew_line = 1"), "Second question")
-    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
-    assert text.count("added these files") == 1
-    assert "a.py, line 31:\n+new_line = 1" in text[: text.index("Second question")]
 
 
 def test_aiders_files_that_changed_altogether_are_shown_where_it_puts_them():
