@@ -275,7 +275,7 @@ def run_uv(command: list[str]) -> None:
         said.append(line)
         words = line.split()
         if words[:1] == ["Downloading"] and len(words) > 2:
-            sizes[words[1]] = mebibytes(words[2])
+            sizes[words[1]] = megabytes(words[2])
         elif words[:1] == ["Downloaded"] and len(words) > 1:
             done.add(words[1])
         elif words[:1] and words[0] in {"Resolved", "Prepared", "Installed", "Audited"}:
@@ -285,17 +285,17 @@ def run_uv(command: list[str]) -> None:
         if bar and sizes:
             part = sum(sizes.get(name, 0) for name in done) / (sum(sizes.values()) or 1)
             filled = "#" * round(part * 30)
-            print(f"\r\033[K[{filled:-<30}] {part:4.0%} of {sum(sizes.values()):,.0f} MiB", end="", flush=True)
+            print(f"\r\033[K[{filled:-<30}] {part:4.0%} of {sum(sizes.values()):,.0f} MB", end="", flush=True)
     code = process.wait()
     if code != 0:
         sys.stderr.writelines(["\n", *said])
         failed(command, code)
 
 
-def mebibytes(text: str) -> float:
-    """uv's ``(20.1MiB)`` as a number; 0 where it says something else."""
+def megabytes(text: str) -> float:
+    """uv's ``(20.1MiB)`` in thousands of thousands; 0 where it says something else."""
     size = re.fullmatch(r"\(([\d.]+)([KMG])iB\)", text)
-    return float(size[1]) * {"K": 1 / 1024, "M": 1.0, "G": 1024.0}[size[2]] if size else 0.0
+    return float(size[1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[2]] / 1e6 if size else 0.0
 
 
 def failed(command: list[str], code: int) -> NoReturn:

@@ -24,6 +24,7 @@ from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
 from start_llm.core.extras import check_installed
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
@@ -47,7 +48,7 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.background import Progress
 from start_llm.models.catalog import folder_of
-from start_llm.models.device import GIB, inspect_device
+from start_llm.models.device import inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.prompt.clients import Clients
@@ -289,7 +290,7 @@ class App:
     def _welcome(self, card: ModelCard) -> None:
         """What somebody needs to know in the first minute."""
         self._say(f"model     {card.id}  (context {card.context:,} tokens)")
-        self._say(f"KV cache  {self._builder.shared.most_stored / GIB:.1f} GiB in memory, {self._builder.stored_where}")
+        self._say(f"KV cache  {as_size(self._builder.shared.most_stored)} in memory, {self._builder.stored_where}")
         for encoder in self.encoders.cards():
             self._say(f"embed     {encoder.id}  (texts up to {encoder.context:,} tokens)")
         if self.encoders.problem:

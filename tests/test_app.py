@@ -57,7 +57,7 @@ def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) 
     app, said = make()
     app.start()
     text = "\n".join(said)
-    for part in (app.server_url, "oracle", "GiB in memory", "/kv", "launch claude"):
+    for part in (app.server_url, "oracle", "GB in memory", "/kv", "launch claude"):
         assert part in text
     assert httpx.get(f"{app.server_url}/health").json()["state"] == "ready"
 
@@ -127,7 +127,7 @@ def test_a_model_that_does_not_fit_refuses_the_start(make: Callable[..., Any], m
     small = Device("Linux", "some CPU", 2**20, "cpu", 2**20)
     monkeypatch.setattr("start_llm.engine.assembly.inspect_device", lambda accelerator: small)
     app, _ = make()
-    with pytest.raises(Unavailable, match=r"of the 0\.0 GiB that a model may use here.*Choose a smaller model"):
+    with pytest.raises(Unavailable, match=r"of the [\d.]+ .?B that a model may use here.*Choose a smaller model"):
         app.start()
 
 

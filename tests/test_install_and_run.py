@@ -282,7 +282,8 @@ def test_a_failing_step_shows_what_was_said(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_uvs_sizes() -> None:
-    assert [bootstrap.mebibytes(text) for text in ("(1.5MiB)", "(512.0KiB)", "(2GiB)", "?")] == [1.5, 0.5, 2048, 0]
+    found = [bootstrap.megabytes(text) for text in ("(1.5MiB)", "(512.0KiB)", "(2GiB)", "?")]
+    assert found == [1.572864, 0.524288, 2147.483648, 0]
 
 
 # --- running ------------------------------------------------------------------

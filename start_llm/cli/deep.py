@@ -15,9 +15,10 @@ from start_llm.cli.measure import Timed, about, figures, forget, own_server, tim
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.launch.chat import ChatError
 from start_llm.launch.conversation import Message
-from start_llm.models.device import GIB, PREFILL_BYTES
+from start_llm.models.device import PREFILL_BYTES
 from start_llm.models.loader import accelerator, peak_bytes
 
 ANSWER = 48  # tokens
@@ -93,8 +94,8 @@ def _memory(app: App, endpoint: Endpoint) -> Finding:
     peak, kv = peak_bytes(reset=False), figures(app).get("kv_bytes", 0.0)
     allowed = weights + int(KV_AT_PEAK * kv) + PREFILL_BYTES
     text = (
-        f"{peak / GIB:.2f} GiB for {found.prompt:,} tokens: {weights / GIB:.2f} before, {kv / GIB:.2f} of KV; at most "
-        f"{allowed / GIB:.2f} by docs/memory.md"
+        f"{as_size(peak)} for {found.prompt:,} tokens: {as_size(weights)} before, {as_size(kv)} of KV; at most "
+        f"{as_size(allowed)} by docs/memory.md"
     )
     # The bound was not made for CUDA: 1.69 GiB were seen there where it says 1.17 (docs/benchmarks.md).
     beyond: Verdict = "note" if accelerator().backend == "cuda" else "bad"

@@ -25,6 +25,7 @@ from rich.console import Console
 from start_llm.core.extras import EXTRAS, is_installed, missing
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
 from start_llm.dashboard.tables import words_only
 from start_llm.files.database import FileUnavailable
@@ -36,7 +37,6 @@ from start_llm.models.capabilities import NO_TEMPLATE
 from start_llm.models.catalog import folder_of, has_template, snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source, weights_on_disk
 from start_llm.models.device import (
-    GIB,
     LEAST_FREE,
     Accelerator,
     Device,
@@ -218,13 +218,13 @@ def check_machine(settings: Settings, device: Device, gflops: float) -> Iterator
         yield Finding("GPU", "note", "an NVIDIA GPU is not used; mlx's extra cuda12 or cuda13 in .venv would")
     yield Finding("chip", "ok", f"{device.chip}, {device.system} on {platform.machine()}")
     kv = settings.cache_memory_bytes or default_cache_bytes(device.usable, 0)
-    text = f"{device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
-    yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", f"{device.memory / GIB:.1f} GiB, {text}")
+    text = f"{as_size(device.usable)} for weights and KV, at most {as_size(kv)} stored KV"
+    yield Finding("memory", "ok" if device.memory >= 4e9 else "note", f"{as_size(device.memory)}, {text}")
     if device.system == "macOS":
         for well, line in remarks(read_mac(), device.chip, device.usable, _weights(settings)):
             yield Finding("Mac", "ok" if well else "note", line)
     if device.apple_silicon and (best := recommended_model(device.memory)):
-        about = f"{best.weights / 1e9:.1f} GB; {best.note}"
+        about = f"{as_size(best.weights)}; {best.note}"
         yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({about})")
 
 
@@ -329,5 +329,5 @@ def check_disk(folder: Path, setting: str = "START_LLM_CACHE_DIR") -> Finding:
     if not os.access(here, os.W_OK):
         return Finding("disk", "bad", f"{here} cannot be written; set {setting}")
     if free <= LEAST_FREE:
-        return Finding("disk", "note", f"{free / GIB:.1f} GiB free under {here}: a model, or stored KV, may not fit")
-    return Finding("disk", "ok", f"{free / GIB:.0f} GiB free under {here}")
+        return Finding("disk", "note", f"{as_size(free)} free under {here}: a model, or stored KV, may not fit")
+    return Finding("disk", "ok", f"{as_size(free)} free under {here}")

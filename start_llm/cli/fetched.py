@@ -10,11 +10,12 @@ from dataclasses import asdict
 from functools import partial
 
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.tables import print_table
 from start_llm.dashboard.terminal import LiveRows, make_console
 from start_llm.host.home import command as program
-from start_llm.models.device import GB, inspect_device, likely_accelerator
+from start_llm.models.device import inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
 from start_llm.models.recommended import full_name, published_head
@@ -38,8 +39,8 @@ def _pull(repository: str, revision: str | None, then: str) -> None:
     """Fetches a model and prints the outcome, with `then` behind it. Raises PullError."""
     with closing(LiveRows(make_console(stderr=True))) as rows:
         done = pull(repository, ProgressLines(partial(print, file=sys.stderr, flush=True), rows), revision=revision)
-    came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
-    print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}.{then}")
+    came = f"{as_size(done.fetched)} fetched" if done.fetched else "all of it was here"
+    print(f"{repository} at {done.commit[:12]}: {as_size(done.size)}, {came}.{then}")
 
 
 def main_rm(settings: Settings, options: argparse.Namespace) -> int:
@@ -51,7 +52,7 @@ def main_rm(settings: Settings, options: argparse.Namespace) -> int:
     removable(repository)
     check_unused(repository, settings)
     size = remove(repository)
-    print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
+    print(f"{repository} was removed: {as_size(size)} are free again.")
     return 0
 
 
@@ -69,7 +70,7 @@ def main_search(settings: Settings, options: argparse.Namespace) -> int:
     rows = [
         (
             model.short or model.name,
-            f"{model.bytes / GB:.1f} GB" if model.bytes else "-",
+            as_size(model.bytes) if model.bytes else "-",
             model.quantisation or "-",
             f"{model.context:,}" if model.context else "-",
             f"{model.downloads:,}",
@@ -78,5 +79,5 @@ def main_search(settings: Settings, options: argparse.Namespace) -> int:
         for model in found
     ]
     print_table(("NAME", "SIZE", "QUANT", "CONTEXT", "DOWNLOADS", "FITS"), rows, words=("NAME",))
-    print(f"FITS: weights and KV of 32k tokens in {usable / GB:.1f} GB. `{program()} pull NAME` fetches one.")
+    print(f"FITS: weights and KV of 32k tokens in {as_size(usable)}. `{program()} pull NAME` fetches one.")
     return 0

@@ -13,10 +13,10 @@ from rich.console import Console
 from start_llm.core.errors import WrongWords
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.host.hints import hint
 from start_llm.host.home import command as program
 from start_llm.host.ports import ask_json, server_state
-from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
 from start_llm.models.servers import Card, running_ports, server_cards
 from start_llm.service.control import NotRunning, ServiceError
@@ -85,9 +85,8 @@ def _done(what: str, card: Card, seconds: float) -> str:
     name, details = card.get("id"), card.get("details", {})
     state = details.get("state")
     if what == "load":
-        weights = details.get("weight_bytes", 0) / GIB
-        context = f"{card.get('context_length', 0):,} tokens"
-        return f"{name} is loaded: {weights:.2f} GiB of weights, context {context}, {seconds:.1f} s"
+        weights, context = as_size(details.get("weight_bytes", 0)), card.get("context_length", 0)
+        return f"{name} is loaded: {weights} of weights, context {context:,} tokens, {seconds:.1f} s"
     if what == "unload":
         return f"{name} is still being unloaded." if state == "unloading" else f"{name} is not loaded any more."
     if not details.get("pinned"):

@@ -13,12 +13,13 @@ from typing import Any
 from start_llm.core.errors import WrongWords
 from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.adapter import AdapterFolder, StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, stored_models
-from start_llm.models.device import GB, GIB, NO_GPU, inspect_device, likely_accelerator
+from start_llm.models.device import GIB, NO_GPU, inspect_device, likely_accelerator
 from start_llm.models.recommended import (
     SHORT_NAMES,
     SOURCE,
@@ -108,7 +109,7 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     if options.memory:
         memory, usable = options.memory * GIB, int(options.memory * GIB * usable / max(device.memory, 1))
     speed = f", {rate} GB/s" if (rate := bandwidth(device.chip)) else ""
-    print(f"{device.chip}, {memory / GIB:.0f} GiB{speed}: {usable / GIB:.0f} GiB for weights and KV")
+    print(f"{device.chip}, {as_size(memory)}{speed}: {as_size(usable)} for weights and KV")
     if device.backend == "cpu" and not options.memory:
         print(NO_GPU)
     found = recommend(memory, usable)
@@ -130,7 +131,7 @@ def _row(model: Recommendation, chip: str) -> tuple[str, ...]:
     sizes = (model.weights, *(model.kv_bytes(tokens) for tokens in (32_768, 100_000, 200_000)))
     rate = tokens_per_second(model, chip)
     speed = "-" if rate is None else f"~{rate:.0f}"
-    return model.short, *(f"{size / GIB:.1f} GiB" for size in sizes), speed, model.note
+    return model.short, *map(as_size, sizes), speed, model.note
 
 
 # --- the table of models ------------------------------------------------------------------------
@@ -154,19 +155,18 @@ def _rows(
             left.remove(card)
         name = f"{model.name} ({_SHORT[model.name]})" if model.name in _SHORT else model.name
         can = model.problem or ", ".join(model.can)
-        yield _listed(name, f"{model.size / GB:.1f} GB", model.context, card, can)
+        yield _listed(name, as_size(model.size), model.context, card, can)
         if cards is None:
             served = model.name.rpartition("/")[2]
             for adapter in fitting(model, adapters):
-                yield _listed(f"{served}{ADAPTER_SIGN}{adapter.name}", f"+{adapter.size / GB:.1f} GB", model.context)
+                yield _listed(f"{served}{ADAPTER_SIGN}{adapter.name}", f"+{as_size(adapter.size)}", model.context)
     for adapter in adapters:
         if not any(fitting(model, [adapter]) for model in found):
             why = adapter.problem or f"its model is not on this disk: {adapter.base}"
-            yield _listed(f"{ADAPTER_SIGN}{adapter.name}", f"+{adapter.size / GB:.1f} GB", can=why)
+            yield _listed(f"{ADAPTER_SIGN}{adapter.name}", f"+{as_size(adapter.size)}", can=why)
     for card in left:  # what only the server knows: another folder, an encoder
-        able = (name for name, able in card.get("capabilities", {}).items() if able is True)
-        size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
-        yield _listed(str(card.get("id")), size, card=card, can=", ".join(able))
+        able = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
+        yield _listed(str(card.get("id")), as_size(card["details"].get("weight_bytes", 0)), card=card, can=able)
 
 
 def _listed(
@@ -177,5 +177,5 @@ def _listed(
     if card is not None:
         details, tokens = card["details"], card.get("context_length")
         state = f"{details.get('state', '-')}{', pinned' if details.get('pinned') else ''}"
-        kv = f"{(details.get('kv_bytes') or 0) / GIB:.2f} GiB" if details.get("state") == "ready" else "-"
+        kv = as_size(details.get("kv_bytes") or 0) if details.get("state") == "ready" else "-"
     return dict(zip(_COLUMNS, (name, size, "-" if tokens is None else f"{tokens:,}", state, kv, can), strict=True))

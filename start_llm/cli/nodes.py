@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.tables import print_table, printable
 from start_llm.host.ports import address
-from start_llm.models.device import GIB
 from start_llm.proxy.nodes import look_at, nodes_of
 
 _HEADINGS = ("NODE", "STATE", "VERSION", "MODELS", "RUNNING", "WAITING", "MEMORY", "STORED", "SHARE")
@@ -39,5 +39,5 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         return node["name"], node["state"], *["-"] * (len(_HEADINGS) - 2)
     loaded = [name for name in node["loaded"] if "+" not in name]
     counts = (node["running"], node["waiting"])
-    sizes = (f"{node['memory_bytes'] / GIB:.1f} GiB", f"{node['stored_tokens']:,}", f"{node['share']:.0%}")
+    sizes = (as_size(node["memory_bytes"]), f"{node['stored_tokens']:,}", f"{node['share']:.0%}")
     return node["name"], node["state"], node["version"], ", ".join(loaded) or "-", *map(str, counts), *sizes

@@ -16,6 +16,7 @@ from start_llm.cli.commands import context_word
 from start_llm.core.errors import Explained, NotSupported, WrongWords
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.tables import print_table
 from start_llm.host.hints import hint
 from start_llm.host.home import command as program
@@ -30,7 +31,6 @@ from start_llm.models.catalog import (
     name_of,
     stored_models,
 )
-from start_llm.models.device import GB
 from start_llm.models.drafters import DrafterFiles, own_drafter
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.overrides import EDITED, FOLDER, SAMPLING, write_overrides
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str]]:
     """(what, words) for people: as much as fits a few lines."""
     stored = describe(str(folder), folder)
-    yield "kind", f"{facts['kind'].value}, family {facts['family'].value}, {stored.size / GB:.1f} GB"
+    yield "kind", f"{facts['kind'].value}, family {facts['family'].value}, {as_size(stored.size)}"
     if stored.problem:
         yield "problem", stored.problem
     yield "context", f"{facts['context'].value:,} tokens (by {facts['context'].source})"

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.drafting import make_drafts
 from start_llm.engine.decode.head import add_drafter, language_of
@@ -33,7 +34,7 @@ from start_llm.kvcache.events import KVEvents
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.checkpoint import library_of
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
+from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, tokenizer_key
 from start_llm.models.loader import BasesInMemory, Found, LoadedModel, accelerator, find_model, load_steps, read_ahead
 from start_llm.models.room import Weights, group_of
@@ -199,7 +200,7 @@ class ModelBuilder:
             made.callback(store.close)
             self.stored_where = "nothing on disk"
             if disk is not None and disk.ready:
-                self.stored_where = f"{disk.max_bytes / GIB:.1f} GiB in {settings.disk_dir}"
+                self.stored_where = f"{as_size(disk.max_bytes)} in {settings.disk_dir}"
             memory = MemoryGuard(store, self.shared)
             made.callback(memory.close)
             grammars = yield from in_background(lambda: self._vocabularies.of(loaded.folder))
@@ -265,7 +266,7 @@ class _Reading:
         free = max(0, shared.usable - shared.weight_bytes - PREFILL_BYTES - LEAST_CACHE_BYTES)
         try:
             if shared.usable and files.nbytes > free:
-                sizes = f"its weights take {files.nbytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
+                sizes = f"its weights take {as_size(files.nbytes)}, and {as_size(free)} are free"
                 raise NotSupported(f"{sizes} beside the model and the least that a prefill and KV need")
             model = yield from add_drafter(loaded.model, language_of(loaded.model), files, self._found.trust_code)
         except NotSupported as error:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 
+from start_llm.core.sizes import as_size
+
 ASK_SECONDS = 5.0
 Ask = Callable[[Sequence[str]], str]
 
@@ -48,14 +50,14 @@ def remarks(facts: MacFacts, chip: str, usable: int = 0, needed: int = 0) -> Ite
     if facts.low_power:
         yield False, "low power mode is on, which slows the GPU: System Settings, Battery, Low Power Mode: Never"
     usable = usable or (facts.wired_limit_mb or 0) * 2**20
-    limit = f"the GPU may use {usable / 2**30:.1f} GiB"
+    limit = f"the GPU may use {as_size(usable)}"
     if facts.wired_limit_mb:
         limit += f" (iogpu.wired_limit_mb={facts.wired_limit_mb})"
     if needed > usable:
         more = f"`sudo sysctl iogpu.wired_limit_mb={needed // 2**20 + 1024}` allows it until the next start of the Mac"
-        yield False, f"{limit}, the model's weights take {needed / 2**30:.1f}: {more}; or take a smaller model"
+        yield False, f"{limit}, the model's weights take {as_size(needed)}: {more}; or take a smaller model"
     elif usable:
-        yield True, f"{limit}, the model's weights take {needed / 2**30:.1f}" if needed else limit
+        yield True, f"{limit}, the model's weights take {as_size(needed)}" if needed else limit
     if re.search(r"\bM([5-9]|\d\d)\b", chip):
         what = "the kernels for this chip's neural accelerators"
         good = "macosx_26" in facts.mlx_wheel

@@ -20,6 +20,7 @@ from typing import Any
 import tomlkit
 
 from start_llm.clients.agent import UserConfig
+from start_llm.core.sizes import as_size
 from start_llm.files.atomic import write_atomic
 
 NOTE = ".brought.json"
@@ -130,7 +131,7 @@ class _Bringer:
             status = source.stat()
             self._files, self._bytes = self._files + 1, self._bytes + status.st_size
             if self._files > MOST_FILES or self._bytes > MOST_BYTES:
-                raise ValueError(f"more than {MOST_FILES:,} files or {MOST_BYTES >> 20} MiB in all")
+                raise ValueError(f"more than {MOST_FILES:,} files or {as_size(MOST_BYTES)} in all")
             shutil.copyfile(source, target)
             target.chmod(0o500 if status.st_mode & stat.S_IXUSR else 0o400)
 

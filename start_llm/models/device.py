@@ -15,12 +15,12 @@ from typing import Literal
 import psutil
 
 from start_llm.core.errors import OutOfMemory
+from start_llm.core.sizes import as_size
 from start_llm.host.mac import said
 
 Backend = Literal["metal", "cuda", "cpu"]
 
 GIB = 2**30
-GB = 1e9
 NO_GPU = "No GPU is here that MLX can use: a model of 1 GB writes a few tokens a second, a larger one fewer."
 USABLE_SHARE = 0.75  # of memory that a model and its KV may take, where Metal does not say how much
 PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python; between two chunks the layer that moves
@@ -58,7 +58,7 @@ class Device:
         return self.system == "macOS" and self.backend == "metal"
 
     def __str__(self) -> str:
-        return f"{self.chip}, {self.memory / GIB:.0f} GiB, {self.system}, {self.backend}"
+        return f"{self.chip}, {as_size(self.memory)}, {self.system}, {self.backend}"
 
 
 def likely_accelerator() -> Accelerator:
@@ -100,12 +100,12 @@ def check_fit(name: str, weights: int, device: Device) -> str | None:
     if not device.usable or weights + PREFILL_BYTES <= MUCH_WEIGHT * device.usable:
         return None  # it fits well, or nobody knows
     numbers = (
-        f"{name}: its weights take {weights / GIB:.1f} GiB of the {device.usable / GIB:.1f} GiB that a model may use "
-        f"here ({weights / device.usable:.0%}; this machine has {device.memory / GIB:.0f} GiB)"
+        f"{name}: its weights take {as_size(weights)} of the {as_size(device.usable)} that a model may use "
+        f"here ({weights / device.usable:.0%}; this machine has {as_size(device.memory)})"
     )
     left = device.usable - weights - PREFILL_BYTES
     if left >= 0:
-        return f"{numbers}. That leaves {left / GIB:.1f} GiB for the KV of all requests."
+        return f"{numbers}. That leaves {as_size(left)} for the KV of all requests."
     more = " or raise what Metal allows (sudo sysctl iogpu.wired_limit_mb=...)" if device.backend == "metal" else ""
     raise OutOfMemory(f"{numbers}. Choose a smaller model or one with fewer bits{more}.")
 
@@ -117,7 +117,7 @@ def check_vision_fit(name: str, weights: int, device: Device) -> None:
     """
     if device.memory and weights > MOST_WITH_VISION * device.memory:
         raise OutOfMemory(
-            f"{name}: its weights take {weights / GIB:.1f} GiB of this machine's {device.memory / GIB:.1f} GiB "
+            f"{name}: its weights take {as_size(weights)} of this machine's {as_size(device.memory)} "
             f"({weights / device.memory:.0%}). A model that sees may take {MOST_WITH_VISION:.0%}, since images need "
             "room of their own. Choose a smaller one, or VISION=off to serve it as a text model."
         )

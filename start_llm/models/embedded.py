@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from start_llm.core.errors import Internal
+from start_llm.core.sizes import as_size
 from start_llm.files.atomic import remove_anything, write_atomic
 from start_llm.files.locks import locked
 from start_llm.models.background import Progress
@@ -114,7 +115,7 @@ def _check_room(folder: Path, quantised: bool) -> None:
     needed = 3 * GGUF_BYTES + (GGUF_BYTES if quantised else FLOAT32_BYTES)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        what = f"The embedded model needs {needed / 1e9:.2f} GB while it is made; {folder} has {free / 1e9:.2f} GB free"
+        what = f"The embedded model needs {as_size(needed)} while it is made; {folder} has {as_size(free)} free"
         raise Internal(f"{what}. Make room, set START_LLM_CACHE_DIR to another disk, or MODEL_PATH to a local model.")
 
 

@@ -24,6 +24,7 @@ import psutil
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.checkpoint import CheckpointError, check_source, library_of, read_config
@@ -101,7 +102,7 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> str:
             return ""
         except subprocess.TimeoutExpired:
             if _resident_bytes(child.pid) > MOST_BYTES:
-                return f"takes more than {MOST_BYTES >> 30} GiB of memory"
+                return f"takes more than {as_size(MOST_BYTES)} of memory"
             if time.monotonic() > until:
                 return f"was not read within {seconds:g} s"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from start_llm.core.errors import BadRequest, Conflict, NotFound
 from start_llm.core.service import Service
+from start_llm.core.sizes import as_size
 from start_llm.host.home import command
 from start_llm.models.catalog import folder_of
 from start_llm.models.checkpoint import CheckpointError, check_library, check_source, is_path, read_config
@@ -95,7 +96,7 @@ class Pulls:
             log.warning("fetching %s failed", name, exc_info=True)
             self._set(state="failed", detail=f"{type(error).__name__}: {error}")
         else:
-            self._set(state="done", part=1.0, detail=f"{done.size / 1e9:.2f} GB at {done.commit[:12]}.")
+            self._set(state="done", part=1.0, detail=f"{as_size(done.size)} at {done.commit[:12]}.")
 
     def _progress(self, step: str, part: float) -> None:
         if self._stop.is_set():

@@ -31,13 +31,13 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from start_llm.core.errors import Explained, NotFound
 from start_llm.core.paths import expanded
+from start_llm.core.sizes import as_size
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock
 from start_llm.host.home import command
 from start_llm.models.background import Progress
 from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
 from start_llm.models.checkpoint import is_path
-from start_llm.models.device import GB
 
 PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 SPARE_BYTES = 256 << 20  # of the disk that stay free
@@ -245,7 +245,7 @@ def _reason(error: Exception) -> str:
 
 
 def _broken_off(file: _File, have: int, error: Exception) -> PullError:
-    here = f" with {have / GB:.2f} of {file.size / GB:.2f} GB here" if have else ""
+    here = f" with {as_size(have)} of {as_size(file.size)} here" if have else ""
     return PullError(f"{file.name} was broken off{here} ({_reason(error)}); the same command goes on from there.")
 
 
@@ -288,7 +288,7 @@ def _part(blobs: Path, file: _File) -> Path:
 def _check_room(repository: str, needed: int, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed and needed + SPARE_BYTES > free:
-        what = f"{repository} needs {needed / GB:.2f} GB more, and {folder} has {free / GB:.2f} GB free"
+        what = f"{repository} needs {as_size(needed)} more, and {folder} has {as_size(free)} free"
         raise PullError(f"{what}; make room, or set HF_HUB_CACHE to another disk.")
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from start_llm.core.errors import OutOfMemory
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES
+from start_llm.core.sizes import as_size
+from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ def room_for(new: Resident, residents: Sequence[Resident], limits: PoolLimits, r
     """
     least = least_bytes([new.weights])
     if limits.budget and least > limits.budget:
-        takes = f"its weights take {_size(new.weights.all)}, with the least that a request needs {_size(least)}"
-        most = f"all models together may take {_size(limits.budget)} (POOL_MEMORY_BYTES)"
+        takes = f"its weights take {as_size(new.weights.all)}, with the least that a request needs {as_size(least)}"
+        most = f"all models together may take {as_size(limits.budget)} (POOL_MEMORY_BYTES)"
         raise OutOfMemory(f"{new.name}: {takes}; {most}. Choose a smaller model or one with fewer bits.")
     going, stay = _leave(residents, lambda stay: _fits(new, stay, limits, running))
     if not _fits(new, stay, limits, running):
@@ -136,21 +137,17 @@ def _fits(new: Resident, stay: Sequence[Resident], limits: PoolLimits, running: 
 
 
 def _no_room(new: Resident, stay: Sequence[Resident], limits: PoolLimits, running: int) -> str:
-    sizes = ((each.name, _size(each.weights.all), "pinned" if each.pinned else "at work") for each in stay)
+    sizes = ((each.name, as_size(each.weights.all), "pinned" if each.pinned else "at work") for each in stay)
     there = ", ".join(f"{name} ({size}, {why})" for name, size, why in sizes)
     if _too_many(new, stay, limits):
         return f"{new.name} cannot be loaded: MAX_LOADED_MODELS={limits.most}, and these stay: {there or 'none'}."
     need = least_bytes([each.weights for each in (new, *stay)], running)
-    kv = f", {_size(running)} of KV of running requests" if running else ""
+    kv = f", {as_size(running)} of KV of running requests" if running else ""
     return (
-        f"{new.name} cannot be loaded beside what has to stay: together {_size(need)} of {_size(limits.budget)} "
-        f"(POOL_MEMORY_BYTES) would be taken. {new.name} has {_size(new.weights.all)} of weights; "
+        f"{new.name} cannot be loaded beside what has to stay: together {as_size(need)} of {as_size(limits.budget)} "
+        f"(POOL_MEMORY_BYTES) would be taken. {new.name} has {as_size(new.weights.all)} of weights; "
         f"there are {there or 'none'}{kv}."
     )
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.2f} GiB"
 
 
 def group_of(folder: Path) -> str:

@@ -16,6 +16,7 @@ import psutil
 
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings, load_settings
+from start_llm.core.sizes import as_size
 from start_llm.dashboard.tables import print_table, words_only
 from start_llm.files.logs import last_lines
 from start_llm.host.awake import CHILDREN
@@ -25,13 +26,12 @@ from start_llm.host.home import command as program
 from start_llm.host.mac import read_mac, remarks
 from start_llm.host.ports import ask_json, free_port, model_cards
 from start_llm.host.processes import running
-from start_llm.models.device import GIB, LEAST_FREE, free_disk, inspect_device, likely_accelerator
+from start_llm.models.device import LEAST_FREE, free_disk, inspect_device, likely_accelerator
 from start_llm.models.servers import running_ports
 from start_llm.service.control import Follower, NotRunning, ServiceError, bring_up, family, stop
 from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how
 
-MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
 _NEXT = (("launch pi", "an agent in the folder of your project"), ("status", "how it does"), ("stop", "ends it"))
@@ -150,7 +150,7 @@ def machine(settings: Settings) -> dict[str, Any]:
         )
     about = ", ".join([device.chip, *(line for well, line in told if well)])
     left = psutil.virtual_memory().available
-    room = f"{left / GIB:.1f} of {device.memory / GIB:.0f} GiB of memory and {free / GIB:.0f} GiB of disk are free"
+    room = f"{as_size(left)} of {as_size(device.memory)} of memory and {as_size(free)} of disk are free"
     return {"machine": f"{about}; {room}", "notes": [line for well, line in told if not well]}
 
 
@@ -168,10 +168,11 @@ def _loaded_models(place: Place, key: str | None) -> list[dict[str, Any]]:
             "id": card.get("id"),
             "context": card.get("context_length"),
             "state": details.get("state", "ready"),
+            "weight_bytes": details.get("weight_bytes", 0),
             "kv_bytes": details.get("kv_bytes", 0),
         }
         for card, details in cards
-        if details.get("state") != "stored"
+        if details.get("state") not in {"stored", "failed"}
     ]
 
 
@@ -198,7 +199,7 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         ("proxy", known.get("proxy_url")),
         ("requests", f"{requests['running']} running, {requests['queued']} waiting{users}"),
         ("now", known["detail"]),
-        ("memory", f"{size / GIB:.1f} GiB" if (size := known.get("memory_bytes")) else ""),
+        ("memory", as_size(size) if (size := known.get("memory_bytes")) else ""),
         ("machine", known["machine"]),
         *(("note", line) for line in known["notes"]),
         ("awake", known.get("awake") and "the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"),
@@ -258,7 +259,7 @@ def main_begin(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def main_ps(settings: Settings, options: argparse.Namespace) -> int:
-    """A line for each server of this user."""
+    """A line for each server of this user, and below it one for each further model that it has loaded."""
     found = [look(Place(settings, port), settings.api_key) for port in running_ports(settings)]
     if options.json:
         print(json.dumps(found, indent=1))
@@ -266,18 +267,23 @@ def main_ps(settings: Settings, options: argparse.Namespace) -> int:
     if not found:
         print(f"No server of this user runs. {program()} start")
         return 0
-    headings = ("PORT", "MODEL", "STATE", "REQUESTS", "WAITING", "AGENTS", "MEMORY", "KV", "UP")
-    print_table(headings, map(_row, found), words=("MODEL", "STATE"))
+    headings = ("PORT", "MODEL", "STATE", "WEIGHTS", "KV", "REQUESTS", "WAITING", "AGENTS", "MEMORY", "UP")
+    print_table(headings, (row for known in found for row in _rows(known)), words=("MODEL", "STATE"))
     return 0
 
 
-def _row(known: dict[str, Any]) -> tuple[str, ...]:
+def _rows(known: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """What counts for all of the server stands in the first one."""
     counts = (known["requests"]["running"], known["requests"]["queued"], known.get("users", 0))
-    memory = f"{known.get('memory_bytes', 0) / GIB:.1f} GiB"
-    models = known.get("models")
-    stored = f"{sum(model['kv_bytes'] for model in models) / MIB:,.0f} MiB" if models else "-"
-    words = (str(known["port"]), known.get("model") or "-", known["state"])
-    return *words, *map(str, counts), memory, stored, ago(known.get("since", time.time()))
+    memory, up = as_size(known.get("memory_bytes", 0)), ago(known.get("since", time.time()))
+    first, *others = known.get("models") or [{"id": known.get("model") or "-"}]
+    yield str(known["port"]), first["id"], known["state"], *_sizes(first), *map(str, counts), memory, up
+    for model in others:
+        yield "", model["id"], model["state"], *_sizes(model), *[""] * 5
+
+
+def _sizes(model: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(as_size(model[name]) if name in model else "-" for name in ("weight_bytes", "kv_bytes"))
 
 
 def main_logs(settings: Settings, options: argparse.Namespace) -> int:

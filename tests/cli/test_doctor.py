@@ -105,7 +105,7 @@ def test_apple_silicon_gets_a_recommendation(settings: Settings, monkeypatch: py
     found = subjects(list(doctor.check_machine(settings, MAC, 5000.0)))
     assert "qwen3.6-35b: mlx-community/Qwen3.6-35B-A3B-4bit" in found["model for it"].text
     assert "model for it" not in subjects(list(doctor.check_machine(settings, CPU, 150.0)))
-    assert "48.0 GiB" in found["memory"].text
+    assert "51.5 GB" in found["memory"].text
     lines = [each for each in doctor.check_machine(settings, MAC, 5000.0) if each.subject == "Mac"]
     assert [each.verdict for each in lines] == ["ok", "note", "ok"]
 

@@ -28,4 +28,4 @@ def test_each_remark_has_its_remedy() -> None:
     assert all(well for well, _ in good) and "iogpu.wired_limit_mb=20480" in good[1][1]
     assert len(list(remarks(MacFacts("26.1", False, 0), "Apple M4", 20 * GIB))) == 2
     assert [line for _, line in remarks(MacFacts("26.1", False, 0), "Apple M4")] == ["macOS 26.1"]
-    assert "20.0 GiB" in list(remarks(MacFacts("26.1", False, 20480), "Apple M4"))[1][1]
+    assert "21.5 GB" in list(remarks(MacFacts("26.1", False, 20480), "Apple M4"))[1][1]

@@ -62,7 +62,7 @@ def test_one_model_is_fetched_at_a_time() -> None:
     fetching.go.set()
     state = ended(pulls)
     assert (state["name"], state["state"], state["part"]) == ("owner/model", "done", 1.0)
-    assert state["detail"] == "1.00 GB at 0123456789ab."
+    assert state["detail"] == "1.0 GB at 0123456789ab."
 
 
 def test_a_fetch_that_fails_says_why_and_one_that_is_stopped_says_so() -> None:

@@ -58,7 +58,7 @@ def test_only_a_model_that_leaves_little_is_loaded_with_a_warning(tmp_path: Path
     assert said == []
     tight = Device("Linux", "some CPU", 4 * GIB, "cpu", weights_on_disk(folder) + GIB + GIB // 4)
     load_model(settings, tight, quiet, said.append)
-    assert len(said) == 1 and "leaves 0.2 GiB" in said[0]
+    assert len(said) == 1 and "leaves 268.4 MB" in said[0]
 
 
 @pytest.mark.parametrize("share", [0.69, 0.71])

@@ -49,7 +49,7 @@ def test_pinned_ones_and_those_at_work_stay() -> None:
     assert room_for(new(GIB), stay, budget(GIB, GIB, GIB)) == ["free"]
     with pytest.raises(OutOfMemory) as full:
         room_for(new(2 * GIB), stay, budget(GIB, GIB, GIB))
-    for part in ("name-p (1.00 GiB, pinned)", "name-w (1.00 GiB, at work)", "new has 2.00 GiB", "4.75 GiB"):
+    for part in ("name-p (1.1 GB, pinned)", "name-w (1.1 GB, at work)", "new has 2.1 GB", "5.1 GB"):
         assert part in full.value.message, full.value.message
     assert full.value.status == 507
     with pytest.raises(OutOfMemory, match=r"MAX_LOADED_MODELS=2.*name-p.*name-w"):
@@ -69,7 +69,7 @@ def test_a_model_that_is_alone_needs_what_the_start_asks_for() -> None:
 
 
 def test_a_model_that_fits_nowhere_pushes_nobody_out() -> None:
-    with pytest.raises(OutOfMemory, match=r"9\.00 GiB.*POOL_MEMORY_BYTES"):
+    with pytest.raises(OutOfMemory, match=r"9\.7 GB.*POOL_MEMORY_BYTES"):
         room_for(new(9 * GIB), [model("a")], budget(GIB, GIB))
     with pytest.raises(OutOfMemory):
         room_for(new(0), [], PoolLimits(2**20))

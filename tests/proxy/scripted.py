@@ -33,7 +33,7 @@ def error_of(word: str) -> StartLLMError:
     failed.refusal = NOT_LOADABLE
     errors: dict[str, StartLLMError] = {
         "queue_full": QueueFull("64 requests are running or waiting already.", retry_after=7),
-        "out_of_memory": OutOfMemory("It needs 90.0 GiB."),
+        "out_of_memory": OutOfMemory("It needs 90.0 GB."),
         "context_length_exceeded": ContextLengthExceeded(prompt=9000, asked=1, limit=8192),
         NOT_LOADABLE: failed,
         "bad": BadRequest("temperature: too hot.", param="temperature"),

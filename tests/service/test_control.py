@@ -76,6 +76,24 @@ def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
     assert ["model", "a]0;b  (context 8 tokens)"] in lines and ["now", "loading [2J1mx"] in lines
 
 
+def test_ps_shows_each_model_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cards = [
+        {"id": name, "details": {"state": state, "weight_bytes": size, "kv_bytes": 83 * 10**6}}
+        for name, state, size in (("main", "ready", 540), ("off", "stored", 1), ("bad", "failed", 1))
+    ]
+    cards.append({"id": "second", "details": {"state": "loading", "weight_bytes": 7.1e9}})
+    monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, {"state": "ready", "running": 2}))
+    monkeypatch.setattr(commands, "model_cards", lambda *_: cards)
+    monkeypatch.setattr(commands, "running_ports", lambda _: [8081])
+    settings = load_settings(None, start_llm_cache_dir=tmp_path)
+    assert commands.main_ps(settings, argparse.Namespace(json=False)) == 0
+    _, main, second = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main == ["8081", "main", "ready", "540", "B", "83.0", "MB", "2", "0", "0", "0", "B", "0", "s"]
+    assert second == ["second", "loading", "7.1", "GB", "0", "B"]
+
+
 def test_status_tells_of_the_machine_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +102,7 @@ def test_status_tells_of_the_machine_and_what_to_do(
     monkeypatch.setattr(commands, "model_cards", lambda *_: [])
     assert commands.main_status(settings, argparse.Namespace(json=False)) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("machine ")]
-    assert " GiB of memory and " in line and line.endswith(" GiB of disk are free")
+    assert " GB of memory and " in line and line.endswith("B of disk are free")
 
     mac = Device("macOS", "Apple M5 Max", 128 * GIB, "metal", 96 * GIB)
     monkeypatch.setattr(commands, "inspect_device", lambda _: mac)
@@ -92,7 +110,7 @@ def test_status_tells_of_the_machine_and_what_to_do(
     monkeypatch.setattr(commands, "free_disk", lambda folder: (folder, GIB))
     known = commands.machine(settings)
     assert known["machine"].startswith(
-        "Apple M5 Max, macOS 26.1, the GPU may use 96.0 GiB (iogpu.wired_limit_mb=98304); "
+        "Apple M5 Max, macOS 26.1, the GPU may use 103.1 GB (iogpu.wired_limit_mb=98304); "
     )
     power, kernels, disk = known["notes"]
     assert "low power mode is on" in power and "neural accelerators" in kernels and "KV_DISK_DIR" in disk

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from start_llm.core.sizes import as_size
 from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
 
 _SCHEMA = """
@@ -64,7 +65,7 @@ class ResponsesStore:
         self._base.run(self._expire)
         free = shutil.disk_usage(self._base.path.parent).free
         if free < _FREE_BYTES:
-            raise FileUnavailable(f"stored responses: only {free >> 10} KiB of the disk are free")
+            raise FileUnavailable(f"stored responses: only {as_size(free)} of the disk are free")
 
     def close(self) -> None:
         self._base.close()

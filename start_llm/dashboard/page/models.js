@@ -14,7 +14,7 @@ let whole = new Set(); // names of models that are on this disk
 function tooLarge(model) {
   if (!memory || !model.needs || (model.fits ?? model.needs <= memory)) return null;
   if (model.needs <= memory) return make("span", { class: "tag" }, "meant for a machine with more memory");
-  return make("span", { class: "tag", title: "Its weights, 32,768 tokens of KV, and 1 GiB to compute" },
+  return make("span", { class: "tag", title: "Its weights, 32,768 tokens of KV, and 1.1 GB to compute" },
     `does not fit: needs ${bytes(model.needs)}, there are ${bytes(memory)}`);
 }
 

@@ -15,6 +15,7 @@ from typing import Literal
 import mlx.core as mx
 
 from start_llm.core.errors import NotSupported
+from start_llm.core.sizes import as_size
 from start_llm.models.device import GIB, Device
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> bool:
     if nbytes is None:
         return False
     mx.set_wired_limit(nbytes)
-    log.info("%.1f GiB are wired for the GPU", nbytes / GIB)
+    log.info("%s are wired for the GPU", as_size(nbytes))
     return nbytes > 0
 
 

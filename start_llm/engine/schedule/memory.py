@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from start_llm.core.errors import OutOfMemory
+from start_llm.core.sizes import as_size
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.host.pressure import Pressure
-from start_llm.models.device import GIB, default_cache_bytes, kv_bytes
+from start_llm.models.device import default_cache_bytes, kv_bytes
 from start_llm.models.room import Weights, together
 
 LEAST_STORED = 64 * 2**20
@@ -137,8 +138,8 @@ class MemoryGuard:
         if self.shared.reclaim(need - total):
             return False
         raise OutOfMemory(
-            f"This request needs {need / GIB:.1f} GiB of KV for {tokens} tokens; "
-            f"{total / GIB:.1f} GiB are there beside the model. Shorten the conversation, or set KV_BITS."
+            f"This request needs {as_size(need)} of KV for {tokens} tokens; "
+            f"{as_size(total)} are there beside the model. Shorten the conversation, or set KV_BITS."
         )
 
     def most_tokens(self, model: str | None = None, staying: Sequence[Weights] = ()) -> int | None:

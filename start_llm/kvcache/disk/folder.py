@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from start_llm.core.sizes import as_size
 from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 from start_llm.files.locks import FileLock
 from start_llm.kvcache.disk.format import FILE_NAME, StoredPiece, encode, read_body, read_head
@@ -241,7 +242,7 @@ class DiskFolder:
         usage = shutil.disk_usage(self._root)
         reserve = min(_RESERVE, usage.total // 50)
         if usage.free - nbytes < reserve:
-            problem = f"only {usage.free >> 20} MiB of the disk are free, {reserve >> 20} are left to others"
+            problem = f"only {as_size(usage.free)} of the disk are free, {as_size(reserve)} are left to others"
             raise OSError(errno.ENOSPC, problem, str(self._root))
 
 
