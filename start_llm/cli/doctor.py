@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,34 +52,10 @@ PROBE_SECONDS = 120
 ANSWER_SECONDS = 2
 FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
 MOST_AGAIN = 1.25  # tokens computed per new one that are no cause to say why
-MISSES = {
-    "first_turn": "nothing of it was known yet",
-    "diverged": "the client sent another text where an earlier one was stored",
-    "evicted": "stored KV had to go: raise CACHE_MEMORY_BYTES or KV_DISK_BYTES",
-    "no_checkpoint": "this model's state can be taken up at a few places only",
-    "retokenised": "the same text was cut into other tokens",
-    "unproved": "nothing proved that other values belong to the same conversation: send session_id in all turns",
-    "flattened": "the client writes the conversation into one message: nothing of it can be reused",
-    "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
-    "not_restorable": "this model cannot go on from stored KV; `models show` says why",
-    "store_error": "stored KV could not be read, see the log",
-}
+_TEXTS = tomllib.loads(Path(__file__).with_name("doctor.toml").read_text("utf-8"))
+MISSES: dict[str, str] = _TEXTS["misses"]
+PROBE: str = _TEXTS["probe"]
 COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
-
-# Runs in a process of its own: a broken MLX takes that one down, not the doctor.
-PROBE = """
-import json, time
-import mlx.core as mx
-from dataclasses import asdict
-from start_llm.models.loader import accelerator
-a = mx.random.normal((768, 768)); mx.eval(a)
-def seconds():
-    start = time.perf_counter(); mx.eval(a @ a)
-    return time.perf_counter() - start
-best = min(seconds() for _ in range(5))
-print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / best / 1e9}))
-"""
-
 
 Verdict = Literal["ok", "note", "bad"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,17 +27,8 @@ class Extra(NamedTuple):
     pins: tuple[str, ...]
 
 
-EXTRAS = {
-    "litellm": Extra("proxy", "The LiteLLM proxy is", ("litellm[proxy]==1.106.2", "openai==2.54.0")),
-    "mlx_vlm": Extra(
-        "vision",
-        "Reading images, text models that only mlx-vlm has, KV_BITS and drafting by a model's head are",
-        ("mlx-vlm==0.7.10",),
-    ),
-    "mlx_audio": Extra("audio", "Speech is", ("mlx-audio==0.6.2",)),
-    "mlx_embeddings": Extra("embeddings", "Embeddings are", ("mlx-embeddings==0.1.0",)),
-    "zmq": Extra("fleet", "Publishing KV events (KV_EVENTS) is", ("pyzmq==27.3.0", "msgspec==0.22.0")),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("extras.toml").read_text("utf-8"))
+EXTRAS = {library: Extra(row["name"], row["what"], tuple(row["pins"])) for library, row in _TABLE.items()}
 """By the library that is imported."""
 OF_A_CLONE = tuple(pin for library in ("litellm", "mlx_vlm") for pin in EXTRAS[library].pins)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -21,40 +23,10 @@ class ReasoningStyle:
     spoken: bool = False
 
 
+_LISTS = ("also_ends", "drop")
+_TABLE = tomllib.loads(Path(__file__).with_name("reasoning_tags.toml").read_text("utf-8"))["style"]
 REASONING_STYLES: dict[str, ReasoningStyle] = {
-    style.id: style
-    for style in (
-        ReasoningStyle("null"),
-        ReasoningStyle("think_tag", "<think>", "</think>", spoken=True),
-        ReasoningStyle("thinking_tag", "<thinking>", "</thinking>", spoken=True),
-        ReasoningStyle("reasoning_tag", "<reasoning>", "</reasoning>", spoken=True),
-        ReasoningStyle("mistral", "[THINK]", "[/THINK]"),
-        ReasoningStyle("seed", "<seed:think>", "</seed:think>"),
-        ReasoningStyle("longcat", "<longcat_think>", "</longcat_think>"),
-        ReasoningStyle("think_marks", "<|think:start|>", "<|think:end|>"),
-        ReasoningStyle("command", "<|START_THINKING|>", "<|END_THINKING|>"),
-        ReasoningStyle("gemma4", "<|channel>thought", "<channel|>"),
-        ReasoningStyle(
-            "kimi_k3",
-            "<|open|>think<|sep|>",
-            "<|close|>think<|sep|>",
-            drop=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-        ),
-        # K2 Horizon: a tag for each effort, which its template opens.
-        ReasoningStyle("ifm", "<ifm|think>", "</ifm|think>", also_ends=("</ifm|think_fast>", "</ifm|think_faster>")),
-        ReasoningStyle("ifm_fast", "<ifm|think_fast>", "</ifm|think_fast>"),
-        ReasoningStyle("ifm_faster", "<ifm|think_faster>", "</ifm|think_faster>"),
-        ReasoningStyle("hy", "<think:opensource>", "</think:opensource>"),
-        ReasoningStyle("hy_v4", "<think:6124c78e>", "</think:6124c78e>"),
-        # Inkling: every message ends alike, and a header stands in front of each.
-        ReasoningStyle(
-            "inkling",
-            "<|content_thinking|>",
-            "<|end_message|>",
-            drop=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
-        ),
-        ReasoningStyle("harmony", channels=True),
-    )
+    row["id"]: ReasoningStyle(**row | {name: tuple(row[name]) for name in _LISTS if name in row}) for row in _TABLE
 }
 
 REASONING_TAGS: tuple[tuple[str, str], ...] = tuple(

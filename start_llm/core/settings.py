@@ -28,20 +28,7 @@ RETIRED: dict[str, str] = {name: each["why"] for each in _TABLE for name in each
 _QUOTED = re.compile(r"\s*(?:export\s+)?(?:'[^']+'|[^=#\s]+)\s*=\s*'")  # a value in single quotes
 _LIKE = 0.6  # how alike the nearest name must be to be worth telling
 _SURELY_MEANT = 0.85  # and so that a variable of the process, where anything may stand, was meant to be ours
-_PLAIN = (
-    (", unable to parse string as an integer", ""),
-    (", unable to parse string as a number", ""),
-    (", unable to interpret input", ""),
-    ("Value error, ", ""),
-    ("a valid integer", "a whole number"),
-    ("a valid number", "a number"),
-    ("a valid boolean", "true or false"),
-    ("greater than or equal to", "at least"),
-    ("less than or equal to", "at most"),
-    ("greater than", "more than"),
-    ("Input should be", "it must be"),
-    ("String should have", "it must have"),
-)
+_PLAIN: dict[str, str] = tomllib.loads(Path(__file__).with_name("plain_words.toml").read_text("utf-8"))
 
 
 class SettingsError(Explained, ValueError):
@@ -395,6 +382,6 @@ def _hint(name: str) -> str:
 
 def plain(message: str) -> str:
     """What pydantic says of a bad value, in words for somebody who sets one."""
-    for theirs, ours in _PLAIN:
+    for theirs, ours in _PLAIN.items():
         message = message.replace(theirs, ours)
     return message

@@ -32,20 +32,8 @@ from start_llm.files.locks import locked
 log = logging.getLogger(__name__)
 
 _SIDES = ("-wal", "-shm", "-journal")
-_NOT_THE_FILE = {
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_INTERRUPT,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PROTOCOL,
-    sqlite3.SQLITE_TOOBIG,
-    sqlite3.SQLITE_NOLFS,
-}
+_KINDS = "PERM BUSY LOCKED NOMEM READONLY INTERRUPT IOERR FULL CANTOPEN PROTOCOL TOOBIG NOLFS"
+_NOT_THE_FILE = {getattr(sqlite3, f"SQLITE_{kind}") for kind in _KINDS.split()}
 _UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
 
 

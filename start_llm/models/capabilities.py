@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,17 +36,7 @@ Kind = Literal["text", "vision", "embeddings", "audio"]
 NO_TEMPLATE = "the model brings no chat template; plain ChatML is used, which it may not know"
 _AUDIO = ("whisper", "parakeet", "kokoro", "bark", "csm", "outetts", "voxtral", "wav2vec", "canary")
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernbert", "nomic-bert", "deberta")
-
-_MARKS = {
-    "<|python_tag|>": "llama",
-    "<|python_start|>": "llama",
-    "｜DSML｜": "deepseek_v4",
-    "]<]minimax[>[": "minimax_m3",
-    "<ifm|tool_call>": "k2_horizon",
-    "<|content_invoke_tool_json|>": "inkling",
-    "<tool_calls:opensource>": "hy_v4",
-    "<tool_calls:6124c78e>": "hy_v4",
-}
+_MARKS: dict[str, str] = tomllib.loads(Path(__file__).with_name("marks.toml").read_text("utf-8"))
 """Tool formats by a token that stands in no other family's vocabulary."""
 
 

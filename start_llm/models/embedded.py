@@ -47,19 +47,6 @@ GROUP_SIZE = 32  # of the file's own quantisation, 4 and 8 bit alike
 _TEMPLATE = "chat_template.jinja"  # belongs to this program, and is written at every start
 
 CONTROL_TOKEN = 3  # a GGUF token type
-RENAMED = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-}
 
 
 def _ours(name: str) -> str:
@@ -67,6 +54,7 @@ def _ours(name: str) -> str:
     return files("start_llm.models").joinpath(f"templates/smollm2.{name}").read_text(encoding="utf-8")
 
 
+RENAMED: dict[str, str] = json.loads(_ours("names.json"))
 CONFIG: dict[str, Any] = json.loads(_ours("config.json"))
 """``config.json``, but for how weights are quantised. The GGUF file has it, too, and is always the same one."""
 
@@ -197,8 +185,10 @@ def convert(gguf: Path, folder: Path, *, quantised: bool, progress: Progress) ->
     weights: dict[str, mx.array] = {_renamed(name): array for name, array in arrays.items()}
     for name in weights:
         part = name.split(".")[-2]
-        if part in heads:
-            weights[name] = _unpermuted(weights[name], heads[part])
+        if part in heads:  # llama.cpp interleaves the two halves of each head's rows for its RoPE; MLX wants them apart
+            rows, pairs = weights[name], weights[name].shape[0] // heads[part] // 2
+            swapped = rows.reshape(heads[part], pairs, 2, *rows.shape[1:]).swapaxes(1, 2)
+            weights[name] = swapped.reshape(rows.shape)
     bits = {
         module: weights[f"{module}.weight"].shape[1] * 32 // (weights[f"{module}.scales"].shape[1] * GROUP_SIZE)
         for module in (name.removesuffix(".scales") for name in weights if name.endswith(".scales"))
@@ -218,11 +208,6 @@ def _renamed(name: str) -> str:
     if parts[0] == "blk":
         prefix, parts = f"model.layers.{parts[1]}.", parts[2:]
     return f"{prefix}{RENAMED[parts[0]]}.{'.'.join(parts[1:])}"
-
-
-def _unpermuted(rows: mx.array, heads: int) -> mx.array:
-    # llama.cpp interleaves the two halves of each head's rows for its RoPE; MLX wants them one after the other.
-    return rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _dequantised(weights: dict[str, mx.array], bits: dict[str, int]) -> dict[str, mx.array]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from start_llm.api.common import fields, parts
@@ -16,37 +18,15 @@ from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import SEAL
 from start_llm.core.request import found_text
 
-CALLS = frozenset({"function_call", "custom_tool_call"})
-# A call whose result is an item of its own: the tool, and the fields that say what was asked.
-ACTIONS = {
-    "local_shell_call": ("local_shell", ("action",)),
-    "shell_call": ("shell", ("action",)),
-    "apply_patch_call": ("apply_patch", ("operation",)),
-    "computer_call": ("computer", ("action", "actions")),
-    "tool_search_call": ("tool_search", ("arguments",)),
-    "program": ("program", ("code",)),
-}
-OUTPUTS = frozenset(
-    {"function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output"}
-    | {"apply_patch_call_output", "computer_call_output", "tool_search_output", "program_output"}
-)
-# A call that another server made and answered in one item: the tool, what was asked, what came back.
-RAN = {
-    "web_search_call": ("web_search", ("action",), ()),
-    "file_search_call": ("file_search", ("queries",), ("results",)),
-    "code_interpreter_call": ("code_interpreter", ("code",), ("outputs",)),
-    "image_generation_call": ("image_generation", (), ("result",)),
-    "mcp_call": ("mcp", ("arguments",), ("output", "error")),
-}
-SILENT = frozenset({"compaction", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
-BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
+_TABLE = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf-8"))
+_SETS = ("calls", "outputs", "silent", "brings_tools")
+CALLS, OUTPUTS, SILENT, BRINGS_TOOLS = (frozenset[str](_TABLE[name]) for name in _SETS)
+ACTIONS: dict[str, Any] = _TABLE["actions"]
+RAN: dict[str, Any] = _TABLE["ran"]
+INSTEAD: dict[str, str] = _TABLE["instead"]
 KNOWN = ", ".join(
     ["message", "reasoning", "agent_message", "additional_tools", *sorted({*CALLS, *ACTIONS, *OUTPUTS, *RAN, *SILENT})]
 )
-INSTEAD = {
-    "item_reference": "references to items are not followed; send the item itself, or previous_response_id",
-    "compaction_trigger": "this server makes no compaction items; ask for a summary in a message",
-}
 
 
 def unseal(text: str) -> str | None:
