@@ -57,10 +57,6 @@ class _Decoded:
     compression: float
 
     @property
-    def is_silent(self) -> bool:
-        return self.silence > SILENT and not self.logprob > LEAST_LOGPROB
-
-    @property
     def is_good(self) -> bool:
         if self.logprob < LEAST_LOGPROB:
             return self.silence > SILENT  # there is nothing to be heard, so nothing gets better
@@ -191,7 +187,7 @@ class Transcriber:
 
     def _added(self, decoded: _Decoded, tokenizer: Any, story: _Story, seek: int, size: int) -> int:
         """Adds a window's segments. Returns how many frames it covers; the next one begins there."""
-        if decoded.is_silent:
+        if decoded.silence > SILENT and not decoded.logprob > LEAST_LOGPROB:
             return size
         step = WINDOW // self._model.dims.n_audio_ctx  # frames of a timestamp's step
         pieces, covered = _cut(decoded.tokens, tokenizer.timestamp_begin, step, size)

@@ -72,7 +72,10 @@ def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
     found = accelerator()
     system = {"Darwin": "macOS"}.get(platform.system(), platform.system())
     memory = machine_memory()
-    chip = _mac_chip() if system == "macOS" else linux_chip()
+    chip = linux_chip()
+    if system == "macOS":
+        named = said(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).strip()
+        chip = named or platform.processor() or "unknown chip"
     if found.backend == "cuda" and found.name:
         chip = found.name
     usable = found.memory if found.memory is not None else int(memory * USABLE_SHARE)
@@ -132,11 +135,6 @@ def free_disk(folder: Path) -> tuple[Path, int]:
     """The part of the path that exists, as far as this user may see, and the free bytes there."""
     here = next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
     return here, shutil.disk_usage(here).free
-
-
-def _mac_chip() -> str:
-    found = said(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).strip()
-    return found or platform.processor() or "unknown chip"
 
 
 def linux_chip(root: Path = Path("/")) -> str:

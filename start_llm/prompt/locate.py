@@ -33,9 +33,11 @@ def locate(prepared: Prepared, miss: Miss, char: int) -> Miss:
     message, offset = messages[best], offsets[best]
     assert offset is not None
     entry = _entry_of(shown[best], chain)
-    rule = _rule(entry, char - offset) if entry is not None else None
-    index = entry.index if entry is not None else None
-    return replace(miss, message=index, field=_field(message, rendering, offset, char), rule=rule)
+    miss = replace(miss, message=None, rule=None, field=_field(message, rendering, offset, char))
+    if entry is None:
+        return miss
+    parts = (part for part in entry.facts.parts if part.start <= char - offset <= part.end + 8)
+    return replace(miss, message=entry.index, rule=next((part.rule.name for part in parts), None))
 
 
 def _snippet(message: Message) -> str:
@@ -110,8 +112,3 @@ def _part_of_answer(message: Message, text: str, offset: int, char: int) -> str:
     if 0 <= place <= char:
         return "content" if char < place + len(words) else behind
     return "reasoning" if message.reasoning and (place >= 0 or not message.tool_calls) else behind
-
-
-def _rule(entry: ChainEntry, place: int) -> str | None:
-    parts = (part for part in entry.facts.parts if part.start <= place <= part.end + 8)
-    return next((part.rule.name for part in parts), None)

@@ -102,7 +102,9 @@ class NodePicker:
         sent = self._openings.get(key.opening) if key.opening else None
         if sent in known:
             known[sent] = max(known[sent], int(key.opening_share * (prompt or 1000)))
-        free = [node for node in loads if not _is_crowded(node, loads)]
+        least = min(load.requests for load in loads.values())
+        crowded = max(least + CROWDED, 2 * least)
+        free = [node for node, load in loads.items() if load.requests <= crowded]
         most = max(known[node] for node in free)
         margin = 0 if key.goes_on else NEAR * (prompt or 1000)
         near = [node for node in free if known[node] >= most - margin]
@@ -121,11 +123,6 @@ class NodePicker:
                 self._homes.put(name, node)
         if key.opening:
             self._openings.put(key.opening, node)
-
-
-def _is_crowded(node: str, loads: Mapping[str, Load]) -> bool:
-    least, here = min(load.requests for load in loads.values()), loads[node].requests
-    return here - least > CROWDED and here > 2 * least
 
 
 # --- what of a request decides --------------------------------------------------------------------
