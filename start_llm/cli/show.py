@@ -15,6 +15,7 @@ from typing import Any
 from start_llm.cli.commands import context_word
 from start_llm.core.errors import Explained, NotSupported, WrongWords
 from start_llm.core.modelmap import MAIN_NAME
+from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.settings import Settings
 from start_llm.core.sizes import as_size
 from start_llm.dashboard.tables import print_table
@@ -32,6 +33,7 @@ from start_llm.models.catalog import (
     stored_models,
 )
 from start_llm.models.drafters import DrafterFiles, own_drafter
+from start_llm.models.family import families
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.overrides import EDITED, FOLDER, SAMPLING, write_overrides
 from start_llm.models.probe_table import PROBES, probe_key, read_probe
@@ -151,20 +153,30 @@ def _plain(value: Any) -> Any:
 def _summary(facts: Mapping[str, Fact], folder: Path) -> Iterator[tuple[str, str]]:
     """(what, words) for people: as much as fits a few lines."""
     stored = describe(str(folder), folder)
-    yield "kind", f"{facts['kind'].value}, family {facts['family'].value}, {as_size(stored.size)}"
+    family = families()[facts["family"].value]
+    yield "kind", f"{facts['kind'].value}, family {family.name} ({family.title}), {as_size(stored.size)}"
     if stored.problem:
         yield "problem", stored.problem
     yield "context", f"{facts['context'].value:,} tokens (by {facts['context'].source})"
     if stored.can:
         yield "can", ", ".join(stored.can)
-    for name, key in (("tools", "tool_parser"), ("reasoning", "reasoning_parser")):
-        if key in facts:
-            yield name, f"{facts[key].value} (by {facts[key].source})"
+    if "tool_parser" in facts:
+        yield "tools", f"{facts['tool_parser'].value} (by {facts['tool_parser'].source})"
+    if "reasoning_parser" in facts:
+        yield "reasoning", _reasoning(facts["reasoning_parser"])
     if "drafts_by" in facts:
         yield "drafts by", str(facts["drafts_by"].value)
     sampling = [f"{name} {facts[key].value:g}" for name in _SAMPLING if (key := f"sampling.{name}") in facts]
     if sampling:
         yield "sampling", f"{', '.join(sampling)} (by {facts[f'sampling.{_SAMPLING[0]}'].source})"
+
+
+def _reasoning(style: Fact) -> str:
+    """Of its family only is known what the tags would be."""
+    tags = REASONING_STYLES.get(style.value)
+    if style.source != "family" or tags is None or not tags.start:
+        return f"{style.value} (by {style.source})"
+    return f"no sign of it in the model's files; {tags.start} ... {tags.end} in an answer is read as reasoning"
 
 
 def _text(value: Any) -> str:

@@ -9,11 +9,14 @@ import pytest
 from huggingface_hub import constants
 
 from start_llm.__main__ import main
+from start_llm.cli import show
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine import probe as engine_probe
 from start_llm.models.background import at_once
-from start_llm.models.capabilities import DecodingCheck
+from start_llm.models.capabilities import DecodingCheck, Fact, WritingHints
 from start_llm.models.device import GIB, Device
+from start_llm.models.family import families
+from start_llm.parsing.registry import output_style
 from tests.engine.headed import write_checkpoint
 from tests.models.callers import CALLERS, build_caller
 from tests.models.loading import load_model
@@ -86,6 +89,20 @@ def test_a_models_facts_and_who_says_so(
     (own / "GLM-4.7.toml").write_text('tool_praser = "mistral"\n')
     assert main(["models", "show", str(model)]) == 1
     assert "the nearest one is 'tool_parser'" in capsys.readouterr().err
+
+
+def test_a_model_that_shows_no_sign_of_reasoning_is_not_said_to_reason(tmp_path: Path) -> None:
+    """What its answers are read for is told in words."""
+    facts = {"kind": Fact("text", "config"), "family": Fact("qwen3", "config"), "context": Fact(32_768, "config")}
+    facts |= WritingHints().facts(families()["qwen3"])
+    summary = dict(show._summary(facts, tmp_path))
+    assert summary["kind"] == "text, family qwen3 (Qwen 2.5 to 3.8, and QwQ), 0 B"
+    style = output_style(tool_parser="hermes_json", reasoning_parser=facts["reasoning_parser"].value).reasoning
+    assert summary["reasoning"] == (
+        f"no sign of it in the model's files; {style.start} ... {style.end} in an answer is read as reasoning"
+    )
+    thinks = WritingHints(reasoning="think_tag").facts(families()["qwen3"])
+    assert dict(show._summary(facts | thinks, tmp_path))["reasoning"] == "think_tag (by vocabulary)"
 
 
 def test_a_model_without_a_template_is_told(
