@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from start_llm.core.settings import Settings
 from start_llm.core.sizes import as_size
@@ -15,6 +16,9 @@ from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.tables import print_table
 from start_llm.dashboard.terminal import LiveRows, make_console
 from start_llm.host.home import command as program
+from start_llm.host.home import home
+from start_llm.models.catalog import EMBEDDED_NAME
+from start_llm.models.checkpoint import is_path
 from start_llm.models.device import inspect_device, likely_accelerator
 from start_llm.models.hub_search import search_hub
 from start_llm.models.pull import PullError, pull, removable, remove
@@ -49,11 +53,22 @@ def main_rm(settings: Settings, options: argparse.Namespace) -> int:
     Raises PullError, Conflict: it is not there, is somebody's own folder, or is in use.
     """
     repository = full_name(options.name) or options.name
+    _check_came_from_hub(options.name, home() / settings.cache_dir / "models")
     removable(repository)
     check_unused(repository, settings)
     size = remove(repository)
     print(f"{repository} was removed: {as_size(size)} are free again.")
     return 0
+
+
+def _check_came_from_hub(name: str, own: Path) -> None:
+    """`own`: where the embedded model lies, and what the user has put there. Raises PullError."""
+    if name == EMBEDDED_NAME:
+        raise PullError(f"{name} comes with start_llm and stays on the list. `rm -r {own / name}-*` frees its bytes.")
+    if not is_path(name) and (own / name).is_symlink():
+        raise PullError(f"{name} is a link to a folder of yours. `rm {own / name}` takes it off the list.")
+    if not is_path(name) and (own / name).is_dir():
+        raise PullError(f"{name} is a folder of yours. `rm -r {own / name}` removes it.")
 
 
 def main_search(settings: Settings, options: argparse.Namespace) -> int:

@@ -77,6 +77,25 @@ def test_what_a_server_needs_is_not_removed(at: int, state: str, said: str, monk
     assert removed == ([] if said else ["owner/model"])
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct comes with start_llm .*`rm -r /.*/SmolLM2-135M-Instruct-\\*`"),
+        ("linked", "linked is a link to a folder of yours. `rm /.*/models/linked` takes it off the list"),
+        ("put", "put is a folder of yours. `rm -r /.*/models/put` removes it"),
+        ("..", "remove it yourself"),
+        ("other", "other is none of the models that were fetched"),
+    ],
+)
+def test_a_model_that_did_not_come_from_a_hub_is_said_to_be_what_it_is(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "models" / "put").mkdir(parents=True)
+    (tmp_path / "models" / "linked").symlink_to(tmp_path / "models" / "put")
+    settings = load_settings(None, start_llm_cache_dir=tmp_path)
+    with pytest.raises(PullError, match=said):
+        fetched.main_rm(settings, argparse.Namespace(name=name))
+    assert (tmp_path / "models" / "linked").exists()
+
+
 def test_recommend_names_the_heads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_recommend(load_settings(None), argparse.Namespace(memory=32)) == 0
     assert f"qwen3.6-27b: `start-llm pull qwen3.6-27b` fetches {HEAD} with it" in capsys.readouterr().out.replace(
