@@ -53,10 +53,15 @@ def main_start(settings: Settings, options: argparse.Namespace) -> int:
     proxy = f", proxy {state.proxy_url}" if state is not None and state.proxy_url else ""
     server = place.url if state is None else f"{state.model or 'a model'} at {place.url}{proxy}"
     print(f"{'ready' if begun else 'already running'}: {server}")
-    print(f"page      {place.url}\nlog       {place.log}\nsettings  {home() / '.env'}")
+    print(f"page      {place.url}\nlog       {place.log}\nsettings  {_env_file()}")
     for words, what in _NEXT:
         print(f"{hint(words, place.port)}    {what}")
     return 0
+
+
+def _env_file() -> str:
+    path = home() / ".env"
+    return str(path) if path.exists() else f"{path} (not there yet)"
 
 
 def main_stop(settings: Settings, options: argparse.Namespace) -> int:
@@ -205,7 +210,7 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         ("awake", known.get("awake") and "the machine does not go to sleep meanwhile (KEEP_AWAKE=off lets it)"),
         ("restarts", _restarts(known)),
         ("log", known.get("background") and known["log"]),
-        ("settings", home() / ".env"),
+        ("settings", _env_file()),
     ]
     yield from (f"{label:12} {text}" for label, text in lines if text)
 
@@ -276,14 +281,11 @@ def _rows(known: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """What counts for all of the server stands in the first one."""
     counts = (known["requests"]["running"], known["requests"]["queued"], known.get("users", 0))
     memory, up = as_size(known.get("memory_bytes", 0)), ago(known.get("since", time.time()))
-    first, *others = known.get("models") or [{"id": known.get("model") or "-"}]
-    yield str(known["port"]), first["id"], known["state"], *_sizes(first), *map(str, counts), memory, up
-    for model in others:
-        yield "", model["id"], model["state"], *_sizes(model), *[""] * 5
-
-
-def _sizes(model: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(as_size(model[name]) if name in model else "-" for name in ("weight_bytes", "kv_bytes"))
+    port, state, of_all = str(known["port"]), known["state"], (*map(str, counts), memory, up)
+    for model in known.get("models") or [{"id": known.get("model") or "-"}]:
+        sizes = (as_size(model.get(name, 0)) for name in ("weight_bytes", "kv_bytes"))
+        yield port, model["id"], state or model["state"], *sizes, *of_all
+        port, state, of_all = "", "", ("",) * len(of_all)
 
 
 def main_logs(settings: Settings, options: argparse.Namespace) -> int:

@@ -97,11 +97,14 @@ def test_ps_shows_each_model_that_is_loaded(
 def test_status_tells_of_the_machine_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     settings = load_settings(None, start_llm_cache_dir=tmp_path / "not yet", mlx_port=1)
     monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, {"state": "ready"}))
     monkeypatch.setattr(commands, "model_cards", lambda *_: [])
     assert commands.main_status(settings, argparse.Namespace(json=False)) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("machine ")]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"settings     {tmp_path / '.env'} (not there yet)"
+    (line,) = [line for line in lines if line.startswith("machine ")]
     assert " GB of memory and " in line and line.endswith("B of disk are free")
 
     mac = Device("macOS", "Apple M5 Max", 128 * GIB, "metal", 96 * GIB)
