@@ -32,7 +32,7 @@ from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier, Identify
 from start_llm.kvcache.events import KVEvents
 from start_llm.models.adapter import StoredAdapter
-from start_llm.models.background import Progress, Say, in_background
+from start_llm.models.background import Progress, Say, in_background, telling
 from start_llm.models.checkpoint import library_of
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES, Device, default_disk_bytes, inspect_device
 from start_llm.models.fingerprint import WeightsDigest, fingerprint, tokenizer_key
@@ -83,6 +83,7 @@ class ModelBuilder:
         shared: what the weights and the KV of all models take. How much they may take is known from `begin` on.
         bases: weights in memory, for models that differ in their adapters only.
         stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
+        told: is told what `progress` is told.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class ModelBuilder:
         progress: Progress,
         ranks: Ranks | None = None,
     ) -> None:
-        self._settings, self._say, self._progress, self.ranks = settings, say, progress, ranks or Ranks()
+        self._settings, self._say, self.ranks = settings, say, ranks or Ranks()
+        self._shown = progress
+        self.told: Progress = lambda step, part: None
         self.shared = SharedMemory(0, settings.cache_memory_bytes, reclaim)
         self._device: Device
         self.bases = BasesInMemory()
@@ -121,10 +124,14 @@ class ModelBuilder:
             parts=self.ranks.size,
         )
 
-    def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
-        """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
+    def _progress(self, step: str, part: float) -> None:
+        self.told(step, part)
+        self._shown(step, part)
+
+    def read_ahead(self, folder: Path, name: str) -> None:
+        """Into the system's memory, if no model has them. Not the model thread. `name`: for people."""
         if group_of(folder) not in self.bases:
-            read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
+            read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), self._progress, name)
 
     def _begin(self, model: str, weights: Weights, made: ExitStack) -> None:
         """A model is going to be loaded, and to take about these weights. `made` closes what it consists of."""
@@ -190,7 +197,8 @@ class ModelBuilder:
             self.shared.place(model, loaded.weights)
             loaded = yield from reading.with_drafter(loaded, self.shared)
             self.shared.place(model, loaded.weights)
-            loaded = yield from probe_model(self._settings, loaded, self._say, alone=self.ranks.alone)
+            with telling(self._progress, f"looking what {loaded.name} can do"):
+                loaded = yield from probe_model(self._settings, loaded, self._say, alone=self.ranks.alone)
             if not self.shared.guards:
                 self._wired = wire_weights(settings.wired_limit, self._device)
             open_disk = partial(self._disk, settings, loaded.fingerprint, found.digest)

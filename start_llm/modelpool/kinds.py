@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from start_llm.audio.samples import LIBRARY
 from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.extras import check_installed
+from start_llm.core.service import ModelCard
 from start_llm.embeddings import compute
 from start_llm.engine.assembly import ModelBuilder
 from start_llm.engine.runtime import TextRuntime
@@ -43,6 +44,7 @@ class LoadProgress:
         self.limit = limit  # seconds without a move after which it is taken to hang; 0: it is waited for
         self._clock = clock
         self._name = ""
+        self._step: tuple[str, float] | None = None  # what is being done now, and the part of it that is done
         self._moved: float | None = None  # when something was read last; None: nothing is watched
 
     def begin(self, name: str) -> None:
@@ -54,6 +56,19 @@ class LoadProgress:
 
     def end(self) -> None:
         self._moved = None
+
+    def told(self, step: str, part: float) -> None:
+        """Is a `Progress`."""
+        self._step = (step, part) if 0.0 <= part < 1.0 else None
+        if self._moved is not None:
+            self.moved()
+
+    def shown(self, card: ModelCard) -> ModelCard:
+        """With ``loading`` among its details, if it is this model and something is being done for it."""
+        now = self._step
+        if now is None or card.state != "loading" or card.id != self._name:
+            return card
+        return replace(card, details=card.details | {"loading": {"step": now[0], "part": round(now[1], 3)}})
 
     def stuck(self) -> StartLLMError | None:
         moved = self._moved
@@ -102,7 +117,7 @@ class LanguageModels(_Kind):
         if found is None:
             steps = self.builder.first_steps(entry.settings, entry.key, events)
         else:
-            self.builder.read_ahead(found.folder, progress.moved)
+            self.builder.read_ahead(found.folder, entry.name)
             pinned = self.registry.pinned_weights(entry.key)
             steps = self.builder.steps(entry.settings, found, entry.key, entry.weights, events, pinned)
         progress.end()

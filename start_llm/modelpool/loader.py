@@ -53,6 +53,7 @@ class Loader:
         self.stopping = False
         self.progress = LoadProgress(self._settings.generation_watchdog_seconds, engine.watched)
         registry.stuck = self._stuck
+        builder.told = self.progress.told
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
 
     def start(self) -> None:

@@ -117,7 +117,7 @@ class Pool:
         return self._registry.default.card
 
     def cards(self) -> tuple[ModelCard, ...]:
-        return () if self.main is None else all_cards(self._registry)
+        return () if self.main is None else tuple(map(self._loader.progress.shown, all_cards(self._registry)))
 
     def card(self, name: str) -> ModelCard:
         return card_now(self._registry, self._registry.entry(self._find(name)))

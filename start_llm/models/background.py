@@ -9,12 +9,25 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 LOOK_SECONDS = 0.005
 Progress = Callable[[str, float], None]
 """Is called with a step's name, and the part of it that is done, 0 to 1; less than 0: it failed."""
 Say = Callable[[str], None]
 """Shows people a line."""
+
+
+@contextmanager
+def telling(progress: Progress, step: str) -> Generator[Callable[[float], None]]:
+    """Tells of a step's beginning and of its end, however it ends; what it gives tells of the part that is done."""
+    progress(step, 0.0)
+    done = -1.0
+    try:
+        yield lambda part: progress(step, min(part, 0.999))
+        done = 1.0
+    finally:
+        progress(step, done)
 
 
 def on_thread[T](function: Callable[[], T], name: str) -> Future[T]:

@@ -22,9 +22,10 @@ from start_llm.core.extras import is_installed, missing
 from start_llm.core.limits import QUANTISED_FROM
 from start_llm.core.paths import expanded
 from start_llm.core.settings import Settings
+from start_llm.core.sizes import as_size
 from start_llm.host.home import command
 from start_llm.models.adapter import WEIGHTS, Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
-from start_llm.models.background import Progress, Say
+from start_llm.models.background import Progress, Say, telling
 from start_llm.models.capabilities import Capabilities, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, name_of, whole_snapshot
 from start_llm.models.checkpoint import LIBRARY_ERRORS, library_of, maps_ngrams, read_config, weights_on_disk
@@ -240,28 +241,26 @@ def load_steps(
         Unavailable: its files were changed meanwhile.
     """
     name = found.capabilities.name
-    progress(f"loading {name}", 0.0)
-    done = -1.0
-    try:
+    with telling(progress, f"loading {name}") as told:
         if found.sees:
             (model, vision), base = load_vision(found.folder, found.capabilities.config, found.wrapper), None
         else:
-            (model, base), vision = (yield from _text_model(found, bases, shard)), None
+            (model, base), vision = (yield from _text_model(found, bases, shard, told)), None
         if (adapter := found.adapter) is not None:
             yield 0.0
             _put_on(model, adapter, name)
             say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.parameters['rank']})")
         if stamps_of(found.folder) != found.stamps:  # the fingerprint was made before the weights were read
             raise Unavailable(f"{name}: its files were changed while they were read; ask again.")
-        done = 1.0
-    finally:
-        progress(f"loading {name}", done)
     facts = {each.name: getattr(found, each.name) for each in fields(ModelFacts)}
     return _of_its_own(LoadedModel(**facts, model=model, weight_bytes=bytes_of(model), vision=vision, base=base))
 
 
 def _text_model(
-    found: Found, bases: BasesInMemory, shard: Callable[[Any, str, Mapping[str, Any]], None]
+    found: Found,
+    bases: BasesInMemory,
+    shard: Callable[[Any, str, Mapping[str, Any]], None],
+    told: Callable[[float], None],
 ) -> Generator[float, None, tuple[Any, BaseWeights]]:
     """The model (mlx-vlm's language model alone, where mlx-lm has not its type) and the weights. Raises NotSupported.
 
@@ -275,7 +274,7 @@ def _text_model(
         if base is not None and (base.files, base.stamps) == (found.files, found.stamps):
             model.load_weights(list(base.arrays.items()))
         else:
-            yield from read_weights(model)
+            yield from read_weights(model, told)
             arrays = dict(tree_flatten(model.parameters()))
             # Else they are others than those that are there.
             counted = group if base is None else f"{group} {found.files} {hash(found.stamps):x}"
@@ -357,7 +356,7 @@ def _put_on(model: Any, adapter: Adapter, source: str) -> None:
         raise unusable(f"The adapter {adapter.name} was changed while it was read; ask again.")
 
 
-def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
+def read_ahead(folder: Path, most: int, progress: Progress, name: str) -> None:
     """Reads the weights' files once, so that the system has them in its memory. Any thread.
 
     Not those of more than `most` bytes: what comes first would be gone before it is needed. Nor those with a table that
@@ -365,12 +364,15 @@ def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     """
     files = sorted(folder.glob("model*.safetensors"))
     mapped = (folder / "config.json").is_file() and maps_ngrams(read_config(folder))
-    if mapped or sum(path.stat().st_size for path in files) > most:
+    size, done = sum(path.stat().st_size for path in files), 0
+    if mapped or size > most:
         return
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while file.read(READ_BYTES):
-                moved()
+    with telling(progress, f"reading {name}, {as_size(size)}") as told:
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                while piece := len(file.read(READ_BYTES)):
+                    done += piece
+                    told(done / size)
 
 
 def _check_room(settings: Settings, name: str, device: Device, parts: int, folder: Path) -> str | None:

@@ -34,14 +34,17 @@ def bytes_of(model: Any) -> int:
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def read_weights(model: Any) -> Generator[float]:
-    """Reads what is still on disk of a model's weights."""
+def read_weights(model: Any, told: Callable[[float], None] = lambda part: None) -> Generator[float]:
+    """Reads what is still on disk of a model's weights. `told` gets the part that is done."""
     waiting: list[mx.array] = []
+    done, all_bytes = 0, bytes_of(model)
     for _, array in tree_flatten(model.parameters()):
         waiting.append(array)
-        if sum(each.nbytes for each in waiting) >= LOAD_BYTES:
+        if (size := sum(each.nbytes for each in waiting)) >= LOAD_BYTES:
             mx.eval(waiting)
             waiting = []
+            done += size
+            told(done / all_bytes)
             yield 0.0
     mx.eval(waiting)
     yield 0.0

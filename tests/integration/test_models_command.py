@@ -86,7 +86,7 @@ def states(command: Command, server: Live) -> dict[str, dict[str, Any]]:
 def test_in_and_out_of_a_running_server(command: Command, server: Live) -> None:
     assert states(command, server)["oracle-hybrid"]["state"] == "stored"
     code, out, err = command(server, "load", "oracle-hybrid")
-    assert (code, err) == (0, "loading oracle-hybrid ...\n") and out.startswith("oracle-hybrid is loaded: ")
+    assert code == 0 and err.startswith("loading oracle-hybrid ...\n") and out.startswith("oracle-hybrid is loaded: ")
     server.chat([{"role": "user", "content": "Hello."}], model="oracle-hybrid")
     found = states(command, server)
     assert {name: model["state"] for name, model in found.items()} == {
@@ -136,11 +136,17 @@ def test_a_models_own_file_says_what_requests_that_do_not_are_drawn_with(server:
     assert [(each.temperature, each.top_k) for each in drawn] == [(0.7, 5), (0.2, 5), (0.0, 40)]
 
 
-def test_a_name_that_is_none(command: Command, server: Live) -> None:
+def test_a_name_that_is_none(command: Command, server: Live, cache: Path) -> None:
     code, _, err = command(server, "load", "oracle-hybird")
     assert code == 1 and "this server serves 'oracle-plain'" in err and "Did you mean oracle-hybrid" in err
     code, _, err = command(server, "load", "owner/something-else-7b")
     assert code == 1 and err.endswith("pull owner/something-else-7b` fetches it.\n")
+    folder = cache / "of mine" / "oracle-hybrid"  # its name is one of the server's: it is another folder all the same
+    build_oracle(folder, "hybrid")
+    code, _, err = command(server, "load", str(folder))
+    assert code == 1 and f"ln -s '{folder}' {cache / 'models'}/\n" in err and "models load oracle-hybrid --port" in err
+    code, _, err = command(server, "load", str(cache))
+    assert code == 1 and err.endswith(f"{cache} is no model: there is no config.json in it.\n")
     code, _, err = command(server, "load")
     assert code == 2 and "NAME is missing" in err
     code, _, err = command(server, "load", "oracle-hybrid", "--off")

@@ -87,7 +87,7 @@ class Builder:
     def read(self, settings: Settings, folder: Path, adapter: Any) -> Any:
         return SimpleNamespace(folder=folder)
 
-    def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
+    def read_ahead(self, folder: Path, name: str) -> None:
         """There are none."""
 
     def first_steps(self, settings: Settings, model: str, listener: Any) -> Generator[float, None, LoadedRuntime]:

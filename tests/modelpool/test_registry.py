@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from start_llm.core.errors import (
     StartLLMError,
     Unavailable,
 )
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
 from start_llm.core.work import EngineStatus
 from start_llm.engine.loop import SHUTTING_DOWN
@@ -159,6 +161,19 @@ def test_a_load_hangs_only_while_this_process_runs(monkeypatch: pytest.MonkeyPat
     progress.end()
     assert progress.stuck() is None
     dog.stop()
+
+
+def test_what_is_done_for_a_model_that_is_loaded_stands_on_its_card_alone() -> None:
+    progress = LoadProgress(30.0, time.monotonic)
+    one, other = (ModelCard(name, 0, 8, state="loading") for name in ("one", "other"))
+    assert progress.shown(one) is one
+    progress.begin("one")
+    progress.told("reading one, 7.1 GB", 0.25)
+    assert progress.shown(one).details == {"loading": {"step": "reading one, 7.1 GB", "part": 0.25}}
+    assert progress.shown(other) is other
+    assert progress.shown(replace(one, state="ready")).details == {}
+    progress.told("reading one, 7.1 GB", 1.0)
+    assert progress.shown(one) is one
 
 
 def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
     tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded.shutil, "disk_usage", lambda folder: SimpleNamespace(free=60_000_000))
-    words = r"needs 0\.84 GB while it is made; .*models has 0\.06 GB free. Make room, set START_LLM_CACHE_DIR"
+    words = r"needs 835\.1 MB while it is made; .*models has 60\.0 MB free. Make room, set START_LLM_CACHE_DIR"
     with pytest.raises(Internal, match=words):
         ensure(tmp_path)
     assert fake_making == []

@@ -196,7 +196,8 @@ class Page:
     def _server(self) -> dict[str, Any]:
         fields = ("id", "context", "state", "pinned", "problem")
         models = [
-            {name: getattr(card, name) for name in fields} | {"bytes": card.weight_bytes} | card.capabilities
+            {name: getattr(card, name) for name in fields}
+            | {"bytes": card.weight_bytes, "loading": card.details.get("loading"), **card.capabilities}
             for card in self._service.models.cards()
             if card.state != "stored"
         ]

@@ -35,7 +35,10 @@ class ModelAbilitiesShape(TypedDict):
 
 
 class ModelDetailsShape(TypedDict):
-    """``facts``: what the checkpoint is, each with where that is known from. Bytes are of the memory now."""
+    """``facts``: what the checkpoint is, each with where that is known from. Bytes are of the memory now.
+
+    ``loading``: what is being done while it is loaded, and the part of it that is done, 0 to 1.
+    """
 
     state: Literal["ready", "loading", "unloading", "failed", "stored"]
     pinned: bool
@@ -50,6 +53,7 @@ class ModelDetailsShape(TypedDict):
     base: NotRequired[str]
     dimensions: NotRequired[int]
     problem: NotRequired[str]
+    loading: NotRequired[dict[Literal["step", "part"], Any]]
 
 
 class ModelShape(TypedDict):

@@ -149,7 +149,8 @@ export function openModels() {
 function served(model, all) {
   const able = ["tools", "reasoning", "vision"].filter((name) => model[name]).join(", ");
   const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
-  const state = model.state === "ready" ? "" : make("span", { class: "tag" }, model.state);
+  const step = model.loading ? `${model.loading.step}: ${Math.round(100 * model.loading.part)}%` : model.state;
+  const state = model.state === "ready" ? "" : make("span", { class: "tag" }, step);
   const pin = model.pinned ? "Let it go" : "Keep loaded";
   const acts = all && model.state === "ready" ? [
     act(pin, `${pin}: ${model.id}`, "pin", { model: model.id, pinned: !model.pinned }), " ",
