@@ -61,7 +61,7 @@ def test_macos_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = device.inspect_device(lambda: Accelerator("metal", memory=48 * GIB))
     assert (mac.system, mac.chip, mac.memory, mac.usable) == ("macOS", "Apple M4 Max", 64 * GIB, 48 * GIB)
     assert mac.apple_silicon
-    assert str(mac) == "Apple M4 Max, 64 GiB, macOS, metal"
+    assert str(mac) == "Apple M4 Max, 68.7 GB, macOS, metal"
     assert device.inspect_device(lambda: Accelerator("metal")).usable == 48 * GIB
 
 

@@ -45,7 +45,7 @@ def test_the_index_says_how_much_the_weights_take(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     sparse(tmp_path / "model.safetensors", 30 * GIB)
-    with pytest.raises(OutOfMemory, match=r"30\.0 GiB of the 24\.0 GiB.*125%.*32 GiB"):
+    with pytest.raises(OutOfMemory, match=r"32\.2 GB of the 25\.8 GB.*125%.*34\.4 GB"):
         load_model(load_settings(None, model_path=str(tmp_path)), MACHINE, quiet, print)
 
 
@@ -76,7 +76,7 @@ def test_a_model_that_sees_is_refused_over_seventy_percent(
 
     monkeypatch.setattr(loader, "load_vision", load_vision)
     expected: type[Exception] = OutOfMemory if share > 0.7 else RuntimeError
-    words = r"71\.0 GiB of this machine's 100\.0 GiB \(71%\).*VISION=off" if share > 0.7 else "it is loaded"
+    words = r"76\.2 GB of this machine's 107\.4 GB \(71%\).*VISION=off" if share > 0.7 else "it is loaded"
     with pytest.raises(expected, match=words) as found:
         load_model(load_settings(None, model_path=str(folder)), machine, quiet, print)
     assert getattr(found.value, "status", 0) == (507 if share > 0.7 else 0) and bool(tried) == (share < 0.7)
