@@ -31,10 +31,14 @@ ROOT = Path(__file__).resolve().parent
 
 
 def python_anywhere() -> str:
-    """This Python, as it is called in every folder. The `python3.12` of pyenv and mise looks for a file there first."""
-    found = shutil.which("python3.12")
-    is_this = found is not None and os.path.realpath(found) == os.path.realpath(sys.executable)
-    return "python3.12" if is_this else sys.executable
+    """This Python, as it is called in every folder and shell.
+
+    The `python3.12` of pyenv and mise looks for a file in the folder first. It puts the Python that it finds there in
+    front of itself on PATH, for this process only.
+    """
+    found = [shutil.which("python3.12", path=folder) for folder in os.get_exec_path()]
+    are_this = {os.path.realpath(each) == os.path.realpath(sys.executable) for each in found if each}
+    return "python3.12" if are_this == {True} else sys.executable
 
 
 COMMAND = shlex.join([python_anywhere(), str(Path(__file__).resolve())])

@@ -142,6 +142,20 @@ def put(path: Path, text: str = "") -> None:
     path.write_text(text)
 
 
+@pytest.mark.parametrize("shim", [False, True], ids=["a python", "behind a shim that put it in front"])
+def test_the_python_of_printed_commands_is_found_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shim: bool
+) -> None:
+    real, shims = tmp_path / "versions/bin", tmp_path / "shims"
+    put(real / "python3.12", "")
+    put(shims / "python3.12", "")
+    for each in (real / "python3.12", shims / "python3.12"):
+        each.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(real / "python3.12"))
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, [real, shims] if shim else [real, tmp_path, real])))
+    assert bootstrap.python_anywhere() == (sys.executable if shim else "python3.12")
+
+
 def test_a_venv_of_this_python_is_clean(tmp_path: Path) -> None:
     folder = tmp_path / "python3.13" / ".venv"  # another version in a parent's name is no sign
     bootstrap.venv.create(folder, with_pip=False, symlinks=True)

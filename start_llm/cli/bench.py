@@ -1,4 +1,4 @@
-"""The command `bench`: how quick this machine is with a model, in about two minutes; beside another server if asked."""
+"""The command `bench`: how quick this machine is with a model; beside another server if asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from start_llm.launch.conversation import Message
 from start_llm.models.catalog import folder_of
 
 LENGTHS = (1_024, 8_192, 32_768)
-ANSWER = 64  # tokens
+ANSWER, LEAST_ANSWER = 64, 8  # tokens
+ANSWER_SECONDS = 6.0  # answers are shorter where 64 tokens would take longer
 TURNS = 10
 HEAD, TOOL = 3_000, 200  # words of an agent's instructions, and of what a tool says in each turn
 HEAD_SECONDS = 20.0  # to read these instructions: they are shorter on a slow machine
@@ -44,9 +45,9 @@ def measure(settings: Settings, folder: Path, against: str | None) -> tuple[str,
     disk, began = str(folder / "kv"), time.perf_counter()
     with own_server(settings, folder, kv_disk_dir=disk) as (app, endpoint):
         loaded = time.perf_counter() - began
-        ours, most = rows_of(endpoint)
+        ours, most = rows_of(endpoint, answer := answer_of(endpoint))
         ours["from the start until it answers"] = f"{loaded:.1f} s"
-        talk = Agent("restart", endpoint, most)
+        talk = Agent("restart", endpoint, most, answer)
         for _ in range(2):  # a single short request may be a title's: its KV is not worth a file
             talk.turn(endpoint)
         source = app.pool.main_runtime.loaded.folder if app.pool.main_runtime is not None else None
@@ -56,41 +57,48 @@ def measure(settings: Settings, folder: Path, against: str | None) -> tuple[str,
     if against is not None:
         path = folder_of(settings.model_path) if settings.model_path else source
         with mlx_lm_server(str(path or settings.model_path), folder) as other:
-            columns[against], _ = rows_of(other, most)
+            answer_of(other)
+            columns[against], _ = rows_of(other, answer, most)
     return endpoint.model, columns
 
 
-def rows_of(endpoint: Endpoint, most: int = 0) -> tuple[Rows, int]:
+def answer_of(endpoint: Endpoint) -> int:
+    """How many tokens the answers have. Kernels are compiled at their first use, which is here."""
+    found = timed(endpoint, [{"role": "user", "content": words(64, "warm up")}], LEAST_ANSWER)
+    return max(LEAST_ANSWER, min(ANSWER, int(found.decode * ANSWER_SECONDS)))
+
+
+def rows_of(endpoint: Endpoint, answer: int, most: int = 0) -> tuple[Rows, int]:
     """What one server takes, and how many words its agent's instructions had: at most `most`, if that is given.
 
-    What it has in its KV from one row is of no use to the next.
+    What it has in its KV from one row is of no use to the next. `answer`: tokens.
     """
-    timed(endpoint, [{"role": "user", "content": words(64, "warm up")}], 4)  # kernels are compiled at their first use
     rows: Rows = {}
     rate = 0.0
     for length in LENGTHS:
         name = f"{length // 1024}k"
-        is_long, is_slow = length + ANSWER > endpoint.context, bool(rate) and length / rate > BUDGET_SECONDS
+        is_long, is_slow = length + answer > endpoint.context, bool(rate) and length / rate > BUDGET_SECONDS
         if is_long or is_slow:
             why = f"context {endpoint.context:,}" if is_long else f"about {length / rate:.0f} s"
             rows[f"prefill at {name}, tokens/s"] = f"- ({why})"
             continue
         asked: list[Message] = [{"role": "user", "content": words(int(length * 0.95), length)}]
-        found, again = timed(endpoint, asked, ANSWER), timed(endpoint, asked, 4)
+        found, again = timed(endpoint, asked, answer), timed(endpoint, asked, 4)
         rate = found.prefill
         rows[f"prefill at {name}, tokens/s"] = f"{found.prefill:,.0f}"
         rows[f"decode at {name}, tokens/s"] = f"{found.decode:,.1f}"
         rows[f"first token at {name}"] = seconds_of(found)
         rows[f"first token at {name}, asked again"] = seconds_of(again)
-        figures = f"{found.prefill:,.0f} tokens/s prefill, {found.decode:,.1f} decode"
-        print(f"{endpoint.url}  {name}: {figures}", file=sys.stderr, flush=True)
-    agent = Agent(0, endpoint, most or int(rate * HEAD_SECONDS) or HEAD)
+        say(endpoint, f"{name}: {found.prefill:,.0f} tokens/s prefill, {found.decode:,.1f} decode")
+    agent = Agent(0, endpoint, most or int(rate * HEAD_SECONDS) or HEAD, answer)
     turns = []
     for number in range(1, TURNS + 1):
         turns.append(agent.turn(endpoint))
-        print(f"{endpoint.url}  turn {number}: {seconds_of(turns[-1])}", file=sys.stderr, flush=True)
+        say(endpoint, f"turn {number}: {seconds_of(turns[-1])}")
+    if rate:
+        say(endpoint, f"turn {TURNS} with nothing stored: about {turns[-1].prompt / rate:.0f} s ...")
     head: Message = {"role": "system", "content": words(agent.head_words, "other")}
-    cold = timed(endpoint, [head, *agent.messages[1:-1]], ANSWER)
+    cold = timed(endpoint, [head, *agent.messages[1:-1]], answer)
     rows["first token of an agent's turn 1"] = seconds_of(turns[0])
     rows[f"first token of turn {TURNS}"] = seconds_of(turns[-1])
     rows[f"the same turn {TURNS} with nothing stored"] = seconds_of(cold)
@@ -100,8 +108,9 @@ def rows_of(endpoint: Endpoint, most: int = 0) -> tuple[Rows, int]:
 class Agent:
     """A conversation that sends all of its history again in each turn; shorter where the context is short."""
 
-    def __init__(self, seed: object, endpoint: Endpoint, most: int) -> None:
+    def __init__(self, seed: object, endpoint: Endpoint, most: int, answer: int) -> None:
         self.head_words = max(100, min(HEAD, endpoint.context // 4, most))
+        self._answer = min(answer, endpoint.context // 128)
         self._seed, self._tool = seed, min(TOOL, endpoint.context // 64, self.head_words // 8)
         self.messages: list[Message] = [{"role": "system", "content": words(self.head_words, f"head {seed}")}]
 
@@ -109,9 +118,13 @@ class Agent:
         """Asks once more, with something new."""
         text = f"The tool says: {words(self._tool, f'{self._seed} {len(self.messages)}')}. Go on."
         self.messages.append({"role": "user", "content": text})
-        found = timed(endpoint, self.messages, min(ANSWER, endpoint.context // 128))
+        found = timed(endpoint, self.messages, self._answer)
         self.messages.append(found.message)
         return found
+
+
+def say(endpoint: Endpoint, text: str) -> None:
+    print(f"{endpoint.url}  {text}", file=sys.stderr, flush=True)
 
 
 def seconds_of(found: Timed) -> str:
@@ -143,4 +156,4 @@ def table(columns: dict[str, Rows]) -> list[str]:
     lines = [f"| | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
     rows = list(dict.fromkeys(row for column in columns.values() for row in column))
     lines += [f"| {row} | {' | '.join(columns[name].get(row, '-') for name in names)} |" for row in rows]
-    return [*lines, "", f"measured {time.strftime('%Y-%m-%d %H:%M')}, answers of {ANSWER} tokens, greedy"]
+    return [*lines, "", f"measured {time.strftime('%Y-%m-%d %H:%M')}, answers of at most {ANSWER} tokens, greedy"]

@@ -88,7 +88,7 @@ def converse(endpoint: Endpoint) -> list[DemoTurn]:
 
 
 def table(turns: list[DemoTurn]) -> Table:
-    shown = Table(title="What each turn cost, in tokens")
+    shown = Table(title="What each turn cost, in tokens, and when its client had the first one")
     for heading in ("turn", "prompt", "resent", "reused", "computed", "first token"):
         shown.add_column(heading, justify="right")
     for number, turn in enumerate(turns, 1):

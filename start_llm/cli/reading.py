@@ -157,7 +157,8 @@ def overview() -> str:
     lines = [
         f"start_llm {start_llm.__version__}: a local LLM server for coding agents. A turn costs what is new in it.",
         "",
-        f"usage: {program()} COMMAND [flags]        `{program()} help COMMAND` tells more of one",
+        f"usage: {program()} COMMAND [flags]",
+        f"       {program()} help COMMAND   tells more of one",
     ]
     lines += ["", *_lines(BEGIN, "Begin with:")]
     for group in dict.fromkeys(command.group for command in SHOWN.values()):
@@ -169,5 +170,6 @@ def _lines(examples: Sequence[tuple[str, str]], heading: str) -> list[str]:
     if not examples:
         return []
     typed = [(f"  {program()} {words}", what) for words, what in examples]
-    width = min(64, max(len(words) for words, _ in typed) + 3)
-    return [heading, *(f"{words:{width}}{f' {what}' if what else ''}".rstrip() for words, what in typed)]
+    width = max(len(words) for words, _ in typed) + 3
+    apart = "\n     " if width > 64 else ""  # a clone's command is long
+    return [heading, *(f"{words:{0 if apart else width}}{apart} {what}".rstrip() for words, what in typed)]

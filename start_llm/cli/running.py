@@ -9,6 +9,7 @@ import errno
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,6 +70,8 @@ def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
         return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)
     if own_process and folder is not None and typed.command.name in COMPUTES:
         begin_again(folder)
+    if own_process and typed.command.name in COMPUTES - {"serve"}:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: their folders go with them
     return called(_imported(typed.command.place), typed, settings)
 
 

@@ -70,9 +70,7 @@ class Awake:
         child = self._child
         wanted = self._idle() < BEHIND_SECONDS and not self._is_low()
         if child is not None and child.poll() is not None:
-            log.warning(
-                "%s ended with %d: the machine may sleep while requests run", self._command[0], child.returncode
-            )
+            log.info("%s ended with %d: the machine may sleep while requests run", self._command[0], child.returncode)
             return False
         if wanted and child is None:
             nothing = subprocess.DEVNULL

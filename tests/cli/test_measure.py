@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from start_llm.cli import bench, deep
 from start_llm.cli.measure import Timed
+from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import Settings, load_settings
 from tests.oracle import build_oracle
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +38,26 @@ def test_another_answer_is_bad_and_so_is_one_that_reused_nothing() -> None:
     assert "from character 5 on" in deep.same("x", right, other).text
     assert deep.same("x", right, right).verdict == "ok" and deep.same("x", right, right, reused=True).verdict == "bad"
     assert (right.prefill, right.decode) == (100.0, 3.0)
+
+
+@pytest.mark.live
+def test_a_bench_that_is_ended_leaves_no_folder(settings: Settings, tmp_path: Path) -> None:
+    own = {"TMPDIR": tmp_path, "START_LLM_HOME": tmp_path, "START_LLM_CACHE_DIR": tmp_path / "cache"}
+    environment = os.environ | {name: str(path) for name, path in own.items()} | {"TRUST_REMOTE_CODE": "true"}
+    command = [sys.executable, "-m", "start_llm", "bench", str(settings.model_path)]
+    with subprocess.Popen(command, env=environment) as process:
+        until(lambda: bool(list(tmp_path.glob("start-llm-bench-*"))))
+        process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == 130
+    assert not list(tmp_path.glob("start-llm-bench-*"))
+
+
+@pytest.mark.parametrize(("rate", "tokens"), [(1.1, 8), (5.0, 30), (100.0, 64)])
+def test_answers_of_a_slow_machine_are_short(monkeypatch: pytest.MonkeyPatch, rate: float, tokens: int) -> None:
+    found = Timed(prompt=64, computed=64, generated=8, first=1.0, seconds=1.0 + 7 / rate, text="")
+    monkeypatch.setattr(bench, "timed", lambda *_: found)
+    endpoint = Endpoint(url="http://127.0.0.1:1", key="none", model="m", context=8192, answer=64)
+    assert bench.answer_of(endpoint) == tokens
 
 
 def test_bench_has_every_row_and_says_what_it_left_out(
