@@ -6,9 +6,9 @@ oracle's log has its times. An answer is streamed; after some tokens alone a pro
 like it is computed alone.
 
 With `--questions`: small questions of 800 tokens (10 tokens of an answer) come beside the prompt, so many a minute at
-random times. How long do they wait for their first token, and how much longer does the prompt take? Here the scheduler
-runs alone, with a runner that only adds up times: 60 ms a pass and `--token` seconds more for each prompt token (a
-27B model of 4 bits at about 590 tokens a second).
+random times; with 0, one beside each prompt, at a random time. How long do they wait for their first token, and how
+much longer does the prompt take? Here the scheduler runs alone, with a runner that only adds up times: 60 ms a pass and
+`--token` seconds more for each prompt token (a 27B model of 4 bits at about 590 tokens a second).
 
 usage: python3.12 install_and_run.py run scripts/bench_share.py [--tokens N] [--share SHARE]
        python3.12 install_and_run.py run scripts/bench_share.py --questions A_MINUTE [--tokens N] [--token SECONDS]
@@ -46,7 +46,7 @@ from tests.oracle.log import LoggedPass, mark, passes
 PASSES = f"{PASS} {PASS / 16} 0 0"
 ALONE = 40  # tokens that the answer has said when the prompt arrives
 QUESTION = 800  # tokens
-SEEDS = 40
+SEEDS, ONE_EACH = 40, 400
 SHARES = {"median": 0.5, "p95": 0.95}
 QUIET = 1.0  # real seconds without a pass after which nothing runs any more
 WAIT = 1800.0
@@ -162,8 +162,10 @@ class FirstToken(Collected):
             self.waited = min(self.waited, self._runner.now - self.came)
 
 
-def beside_a_prompt(tokens: int, token: float, a_minute: float, seed: int) -> tuple[float, list[float]]:
-    """Seconds to the prompt's first token, and to those of the questions."""
+def beside_a_prompt(
+    tokens: int, token: float, a_minute: float, seed: int, within: float = 0.0
+) -> tuple[float, list[float]]:
+    """Seconds to the prompt's first token, and to those of the questions. `within`: seconds in which one comes."""
     runner, chance = SlowRunner(token=token), random.Random(seed)
     scheduler, found = scheduler_of(runner, 0.5), list[FirstToken]()
 
@@ -172,17 +174,17 @@ def beside_a_prompt(tokens: int, token: float, a_minute: float, seed: int) -> tu
         name = len(found)
         scheduler.add(replace(submit(str(name), [name, *range(count - 1)], max_tokens=answer)[0], sink=found[-1]))
 
-    if a_minute:
+    if a_minute or within:
         add(QUESTION, 10)  # the server knows that questions come
     while scheduler.busy:
         scheduler.step()
     found.clear()
     add(tokens, 4096)
-    due = runner.now + chance.expovariate(a_minute / 60) if a_minute else math.inf
+    due = runner.now + (chance.expovariate(a_minute / 60) if a_minute else within * chance.random() or math.inf)
     while not found[0].tokens:
         while due <= runner.now:
             add(QUESTION, 10)
-            found[-1].came, due = due, due + chance.expovariate(a_minute / 60)
+            found[-1].came, due = due, due + (chance.expovariate(a_minute / 60) if a_minute else math.inf)
         scheduler.step()
     while any(not one.tokens for one in found):
         scheduler.step()
@@ -201,16 +203,17 @@ def without_a_prompt(own: float, a_minute: float, seed: int) -> list[float]:
 
 def tell_questions(tokens: int, token: float, a_minute: float) -> None:
     alone = beside_a_prompt(tokens, token, 0, 1)[0]
-    runs = [beside_a_prompt(tokens, token, a_minute, seed) for seed in range(SEEDS)]
+    within, count = (0.0, SEEDS) if a_minute else (alone, ONE_EACH)
+    runs = [beside_a_prompt(tokens, token, a_minute, seed, within) for seed in range(count)]
     waited = sorted(seconds for _, each in runs for seconds in each)
-    longer, count = [prompt / alone for prompt, _ in runs], len(waited) / SEEDS
+    longer = [prompt / alone for prompt, _ in runs]
     own = PASS * 2 + QUESTION * token
     print(f"a prompt of {tokens:,} tokens alone: {alone:.1f} s; a question alone: {own:.2f} s")
-    print(f"{a_minute:g} questions a minute, {count:.1f} beside each prompt; {SEEDS} runs")
+    print(f"{a_minute:g} questions a minute, {len(waited) / count:.1f} beside each prompt; {count} runs")
     print(f"the prompt takes {statistics.mean(longer):.2f} times as long, {max(longer):.2f} at most")
     shares = ", ".join(f"{name} {waited[int(len(waited) * share)]:.2f} s" for name, share in SHARES.items())
     print(f"first token of a question: {shares}, {waited[-1]:.2f} s at most")
-    if own * a_minute < 60:
+    if 0 < own * a_minute < 60:
         least = sorted(seconds for seed in range(100) for seconds in without_a_prompt(own, a_minute, seed))
         print(f"with nothing else to compute, one after the other: p95 {least[int(len(least) * SHARES['p95'])]:.2f} s")
 
