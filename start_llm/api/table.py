@@ -45,6 +45,7 @@ CHAT_PARTS = frozenset({"function", "developer", "tool", "tool_calls"})
 """Keys and types of tools, roles and keys of messages."""
 BLOCKS = frozenset({"tool_use", "tool_result", "redacted_thinking", "document", "search_result"})
 
+HTML = "text/html; charset=utf-8"
 FILE, PAGE = "openapi.json", "docs.html"  # the API for programs and for people; `scripts/openapi_docs.py` makes both
 _FOLDER = resources.files("start_llm.api")
 _PAGE_HEADERS = {
@@ -163,10 +164,6 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _docs(inbound: Request) -> Reply:
-    return Reply((_FOLDER / PAGE).read_bytes(), 200, "text/html; charset=utf-8", _PAGE_HEADERS)
-
-
 def _page_routes(page: Page) -> list[Route]:
     return [
         Route("/", {"GET": page.file}, lane="quick"),
@@ -232,6 +229,6 @@ def build_routes(
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
             Route("/openapi.json", {"GET": lambda _: Reply((_FOLDER / FILE).read_bytes())}),
-            Route("/docs", {"GET": _docs}),
+            Route("/docs", {"GET": lambda _: Reply((_FOLDER / PAGE).read_bytes(), 200, HTML, _PAGE_HEADERS)}),
         ]
     )

@@ -118,7 +118,7 @@ class LanguageModels(_Kind):
             steps = self.builder.first_steps(entry.settings, entry.key, events)
         else:
             self.builder.read_ahead(found.folder, entry.name)
-            pinned = self.registry.pinned_weights(entry.key)
+            pinned = [each.weights for each in self.registry.residents() if each.pinned and each.key != entry.key]
             steps = self.builder.steps(entry.settings, found, entry.key, entry.weights, events, pinned)
         progress.end()
         runtime = self.engine.load(entry.key, steps)

@@ -328,10 +328,6 @@ class ModelRegistry:
                 self.order(self._entries[key], "evicted")
         return victims is not None
 
-    def pinned_weights(self, key: str) -> list[Weights]:
-        """Of loaded models that never go for the one of this key."""
-        return [each.weights for each in self.residents() if each.pinned and each.key != key]
-
     def take(self, keys: Iterable[str]) -> list[PoolEntry]:
         """These are about to be unloaded by who asks, and so are those that were evicted before."""
         with self.lock:

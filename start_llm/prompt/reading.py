@@ -137,11 +137,6 @@ def call_id(given: str | None) -> str:
     return _NOT_WORDS.sub("", text.lower())
 
 
-def root_of(owner: str | None) -> bytes:
-    """Where the chains of an owner's conversations begin: no key of one owner is a key of another one."""
-    return digest_of("conversation", "" if owner is None else f"of {owner}")
-
-
 def answer_digest(content: str, calls: Sequence[ToolCall], client: ClientRules) -> bytes:
     """What an assistant turn says, however `client` writes it down: its text and its calls, ids left out."""
     parts = ["assistant", content.strip()]
@@ -227,7 +222,8 @@ class ChainReader:
         last = len(messages) - 1
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
-        chain = _Chain(root_of(owner), result_of)
+        root = digest_of("conversation", "" if owner is None else f"of {owner}")  # no owner's key is one of another's
+        chain = _Chain(root, result_of)
         for index, message in enumerate(messages) if self._as_sent else with_calls_together(messages):
             # A system message behind the leading ones is searched for nothing.
             facts = self._facts_of(message, UNKNOWN if message.role == "system" and index >= lead else client, system)

@@ -126,11 +126,6 @@ class _Batch(Layerwise, BatchKVCache):  # type: ignore[misc]
     """Of plain layers."""
 
 
-def merge_rows(layers: Sequence[Any]) -> Layerwise:
-    """The rows' plain layers in one batch. The layers are emptied."""
-    return merged([_Batch([0]) for _ in layers], layers)
-
-
 def merged[Batch: Layerwise](batches: Sequence[Batch], layers: Sequence[Any]) -> Batch:
     """The rows' layers in the first of these empty batches. The layers are emptied."""
     for batch, layer in zip(batches, layers, strict=True):
@@ -145,7 +140,7 @@ def batchable(cache: Sequence[Any]) -> Sequence[Any]:
     """The same layers; `BatchGenerator` will merge the plain ones into `Layerwise`."""
     for layer in leaves(cache):
         if type(layer) is KVCache:
-            layer.merge = merge_rows  # it asks the first row's layer
+            layer.merge = lambda rows: merged([_Batch([0]) for _ in rows], rows)  # it asks the first row's layer
     return cache
 
 
