@@ -168,9 +168,7 @@ METHODS = {
     ModelRunner: ("prefill", "insert", "decode", "remove", "clear"),
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }
-DISK = {
-    DiskTier: ("has_room", "write", "touch", "read", "take_lost", "stats"),
-}
+DISK = {DiskTier: ("has_room", "write", "touch", "read", "take_lost", "stats")}
 ONE_ENDS = ("ModelRunner", "MemoryGuard")
 """What is asked for one request: that one may end by it."""
 

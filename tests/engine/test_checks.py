@@ -41,7 +41,7 @@ def test_a_sound_model_may_do_everything(name: str, dtype: Any) -> None:
             ("gemma2", "Cannot reshape"),
             ("deepseek_v41", "does not yet support batching"),
             ("minimax_m3_vl", "predictions differ by"),  # it shows in texts of which sparse attention leaves parts out
-        ],
+        ]
     ),
 )
 def test_a_model_that_is_wrong_in_a_batch(name: str, reason: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
@@ -33,6 +32,7 @@ from tests.engine.fakes import FixedMemory, scheduler_on, submit
 from tests.engine.headed import sentences, trained
 from tests.engine.lookups import QUESTIONS, learnt, lookups
 from tests.engine.schedule.test_scheduler import drain
+from tests.models.architectures import greedy
 
 pytestmark = pytest.mark.thorough
 
@@ -80,13 +80,7 @@ class Server:
 @cache
 def words(prompt: tuple[int, ...], model_of: Callable[[], HeadedModel] = trained) -> list[int]:
     """What the model says without a head, one token a pass."""
-    model, found = model_of()._model, list[int]()
-    cache = make_prompt_cache(model)
-    logits = model(mx.array([list(prompt)]), cache=cache)
-    for _ in range(SAID):
-        found.append(int(mx.argmax(logits[0, -1]).item()))
-        logits = model(mx.array([found[-1:]]), cache=cache)
-    return found
+    return greedy(model_of()._model, prompt, SAID)
 
 
 def opening(seed: int, length: int) -> list[int]:

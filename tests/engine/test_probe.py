@@ -90,10 +90,6 @@ def test_the_format_that_a_model_writes_is_the_one_that_is_used(caller: Caller, 
     assert able.traits is not None and able.traits.tools and able.traits.fingerprint
 
 
-def test_the_callers_are_of_twelve_families_and_more() -> None:
-    assert len({caller.family for caller in CALLERS}) >= 12
-
-
 def test_a_model_that_writes_otherwise_than_its_family_is_believed(world: World) -> None:
     mistral = next(caller for caller in CALLERS if caller.name == "Devstral-Small")
     able = world.load(build_caller(world.folder, "Qwen3-8B", "hermes"), mistral.reply()).capabilities

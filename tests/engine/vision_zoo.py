@@ -8,25 +8,13 @@ from typing import Any
 
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-from tests.models.architectures import with_weights
+from tests.models.architectures import TEXT, with_weights
 
 VOCAB = 256
 PAD, VIDEO, OPENS, CLOSES = 250, 251, 252, 253
 WIDTH = 32
 
-_TEXT: dict[str, Any] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 4,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "vocab_size": VOCAB,
-}
+_TEXT: dict[str, Any] = {**TEXT, "vocab_size": VOCAB}
 _QWEN_VISION: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 32,

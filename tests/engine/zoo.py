@@ -9,23 +9,11 @@ from typing import Any
 from mlx_lm.utils import _get_classes
 
 from tests.models import architectures
-from tests.models.architectures import VOCAB, WINDOW
+from tests.models.architectures import TEXT, VOCAB, WINDOW
 
 __all__ = ["CONFIGS", "NAMES", "VOCAB", "WINDOW", "fresh", "make"]
 
-_BASE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+_BASE = {**TEXT, "num_hidden_layers": 2}
 _QWEN35 = {
     **_BASE,
     "linear_num_value_heads": 2,

@@ -10,15 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from start_llm.kvcache.evict import (
-    checkpoint_rank,
-    near_end,
-    nearest_ends,
-    rank,
-    thin_after,
-    value,
-    whole_paths,
-)
+from start_llm.kvcache.evict import checkpoint_rank, near_end, nearest_ends, rank, thin_after, value, whole_paths
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.sessions import Claim, Strength
 from start_llm.kvcache.store import KVStore

@@ -90,10 +90,7 @@ class Served:
         rewinder.restore(saved, width)
 
 
-@pytest.mark.parametrize(
-    "name",
-    some(sorted(NAMES, key=lambda name: name != "hy_v4")),
-)
+@pytest.mark.parametrize("name", some(sorted(NAMES, key=lambda name: name != "hy_v4")))
 def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> None:
     served = Served(name, tmp_path)
     prompt, other = sparse.text(290), sparse.text(20, seed=4)

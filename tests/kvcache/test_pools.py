@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +18,12 @@ from start_llm.engine.decode.rewind import Rewinder
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.kvcache.types import StoredEnd
 from tests.kinds import rounds
+from tests.kvcache.orders import Requests
 
 RATES = (4, 6)
 WINDOW = 5
 MANY = 1 << 30
-CALLS = (
-    "slice",
-    "checkpoint",
-    "part",
-    "parts",
-    "build",
-    "adopt",
-    "take_buffers",
-    "make_room",
-    "unpack",
-    "packed",
-    "packed_rows",
-)
-
-
-class Fault(Exception):
-    """What a call below the store raises."""
 
 
 def fresh() -> list[Any]:
@@ -87,52 +68,27 @@ def read(cache: list[Any]) -> list[int]:
     return [int(token) for token in tokens]
 
 
-class Orders:
-    """Requests that fork, are cancelled, draft in vain, and end; evictions, faults and restarts in between."""
+class Orders(Requests):
+    """They also draft in vain, and the server ends and begins again with what lies on disk."""
 
     def __init__(self, seed: int, folder: Path) -> None:
-        self.random, self.folder = random.Random(seed), folder
-        self.most_arrays = (0, 24, 60)[seed % 3]
-        self.rows: list[tuple[list[int], list[Any]]] = []
-        self.said: list[list[int]] = []  # what was stored once
-        self.raise_in = -1
-        self.restored = 0
+        super().__init__(seed)
+        self.folder, self.most_arrays = folder, (0, 24, 60)[seed % 3]
         self.open()
 
     def open(self) -> None:
-        kit = LayerKit(fresh)
-        for name in CALLS:
-            setattr(kit, name, self.failing(name, getattr(kit, name)))
         config = StoreConfig(MANY, checkpoint_grid=8, checkpoints_recent=2, most_arrays=self.most_arrays)
-        self.store = KVStore(kit, config, disk=DiskTier(self.folder, "pools", MANY))
+        self.store = KVStore(self.failing(LayerKit(fresh)), config, disk=DiskTier(self.folder, "pools", MANY))
         self.store.resident.tree._longest = self.random.choice([7, 64])
 
-    def failing(self, name: str, method: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.raise_in -= 1
-            if self.raise_in == 0:
-                raise Fault(name)
-            return method(*args, **kwargs)
+    def fresh(self) -> list[Any]:
+        return fresh()
 
-        return call
+    def read(self, cache: list[Any]) -> list[int]:
+        return read(cache)
 
-    def text(self, most: int) -> list[int]:
-        return [self.random.randint(1, 2) for _ in range(self.random.randint(1, most))]
-
-    def begin(self) -> None:
-        tokens = self.text(30)
-        if self.said:
-            known = self.random.choice(self.said)
-            tokens = known[: self.random.choice([len(known), self.random.randint(0, len(known))])] + tokens
-        try:
-            cache = self.store.restore(tokens, self.store.lookup(tokens, len(tokens) - 1)).cache
-        except Fault:
-            cache = fresh()
-        held = read(cache)
-        assert held == tokens[: len(held)]
-        self.restored += len(held)
-        feed(cache, tokens[len(held) :])
-        self.rows.append((tokens, cache))
+    def feed(self, cache: list[Any], new: list[int]) -> None:
+        feed(cache, new)
 
     def go_on(self) -> None:
         tokens, cache = self.random.choice(self.rows)
@@ -145,26 +101,6 @@ class Orders:
             feed(cache, wrong)
             rewinder.restore(saved, len(wrong))
         assert read(cache) == tokens
-
-    def put(self) -> None:
-        tokens, cache = self.random.choice(self.rows)
-        self.store.put(list(tokens), cache, StoredEnd(session=str(len(tokens) % 3)))
-        self.said.append(list(tokens))
-
-    def look(self) -> None:
-        tokens = list(self.random.choice(self.rows)[0])
-        got = self.store.restore(tokens, self.store.lookup(tokens, self.random.randint(0, len(tokens))))
-        assert read(got.cache) == tokens[: got.length]
-        self.store.take_back(got.cache)
-
-    def end(self) -> None:
-        tokens, cache = self.rows.pop(self.random.randrange(len(self.rows)))
-        try:
-            if self.random.random() < 0.7:  # else it was cancelled
-                self.store.put(list(tokens), cache)
-                self.said.append(list(tokens))
-        finally:
-            self.store.take_back(cache, valid=self.random.random() < 0.9)
 
     def squeeze(self) -> None:
         self.store.set_budget(self.random.choice([MANY, 800, 3000]))
@@ -180,13 +116,7 @@ class Orders:
             kinds = [self.begin, self.squeeze]
             if self.rows:
                 kinds += [self.go_on] * 3 + [self.put] * 3 + [self.look, self.end, self.restart]
-            if len(self.rows) > 3:
-                kinds = [self.end]
-            if self.random.random() < 0.3:
-                self.raise_in = self.random.randint(1, 12)
-            with suppress(Fault):
-                self.random.choice(kinds)()
-            self.raise_in = -1
+            self.step(kinds, faults=0.3)
         self.restart()
         self.store.close()
 

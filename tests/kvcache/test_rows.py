@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +20,7 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import Checkpoint, Slices, StoredEnd
 from tests.kinds import rounds
+from tests.kvcache.orders import Requests
 from tests.kvcache.tiny import known_cache, read_known
 
 LAYERS = 3
@@ -491,65 +490,27 @@ def test_a_plain_answer_is_stored_behind_a_beginning_that_was_quantised_meanwhil
     assert store.stats()["refused"] == 0
 
 
-class Fault(Exception):
-    """What one of the calls below the store raises."""
-
-
-class Interleaving:
-    """Requests that begin, go on, are read beside each other and end in a random order; faults in between.
-
-    In every third one rows that have grown long enough are quantised, in all layers or in some.
-    """
-
-    METHODS = (
-        *("slice", "checkpoint", "part", "parts", "build", "adopt", "take_buffers", "make_room", "buffers"),
-        *("packed", "packed_rows"),
-    )
+class Interleaving(Requests):
+    """In every third one rows that have grown long enough are quantised, in all layers or in some."""
 
     def __init__(self, seed: int, faults: bool) -> None:
-        self.random, self.faults = random.Random(seed), faults
+        super().__init__(seed)
+        self.faults = 0.4 if faults else 0.0
         self.hybrid, self.quantises = seed % 3 == 0, seed % 3 == 1
         self.width = GROUP if self.quantises else 1
         self.token_bytes = TOKEN_BYTES * self.width
         budget = self.random.choice([MANY, 60 * self.token_bytes, 200 * self.token_bytes])
         self.store = make_store(self.hybrid, budget, most_arrays=(0, 20, 60, 0)[seed % 4])
         self.store.resident.tree._longest = self.random.choice([8, 64, 2048])
-        self.rows: list[tuple[list[int], list[Any]]] = []
-        self.raise_in = -1  # calls until one raises
-        for name in self.METHODS:
-            self.wrap(name)
+        self.failing(self.store._kit)
 
-    def wrap(self, name: str) -> None:
-        kit = self.store._kit
-        method = getattr(kit, name)
+    def fresh(self) -> list[Any]:
+        return caches([], self.hybrid)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.raise_in -= 1
-            if self.raise_in == 0:
-                raise Fault(name)
-            return method(*args, **kwargs)
+    def read(self, cache: list[Any]) -> list[int]:
+        return read(cache)
 
-        setattr(kit, name, call)
-
-    def text(self, most: int) -> list[int]:
-        return [self.random.randint(1, 2) for _ in range(self.random.randint(1, most))]
-
-    def begin(self) -> None:
-        tokens = self.text(40)
-        if self.rows and self.random.random() < 0.5:
-            known = self.random.choice(self.rows)[0]
-            tokens = known[: self.random.randint(0, len(known))] + tokens
-        try:
-            cache = begin(self.store, tokens)
-        except Fault:
-            cache = caches([], self.hybrid)
-        held = read(cache)
-        assert held == tokens[: len(held)]
-        if len(held) < len(tokens):
-            self.pass_over(cache, tokens[len(held) :])
-        self.rows.append((tokens, cache))
-
-    def pass_over(self, cache: list[Any], new: list[int]) -> None:
+    def feed(self, cache: list[Any], new: list[int]) -> None:
         append(cache, new, self.width)
         if self.quantises and held_tokens(cache) >= 30:
             for index, layer in enumerate(cache):
@@ -560,7 +521,7 @@ class Interleaving:
     def go_on(self) -> None:
         tokens, cache = self.random.choice(self.rows)
         new = self.text(10)
-        self.pass_over(cache, new)
+        self.feed(cache, new)
         tokens += new
         if not self.hybrid and self.random.random() < 0.3:
             wrong = self.text(4)
@@ -569,25 +530,6 @@ class Interleaving:
                 layer.trim(len(wrong))
         if self.random.random() < 0.2:
             self.store._kit.make_room(cache, 300)
-
-    def put(self) -> None:
-        tokens, cache = self.random.choice(self.rows)
-        about = StoredEnd(session=str(len(tokens) % 3), checkpoint=self.random.random() < 0.7)
-        self.store.put(list(tokens), cache, about)
-
-    def look(self) -> None:
-        tokens = self.text(30) if not self.rows else list(self.random.choice(self.rows)[0])
-        got = self.store.restore(tokens, self.store.lookup(tokens, self.random.randint(0, len(tokens))))
-        assert read(got.cache) == tokens[: got.length]
-        self.store.take_back(got.cache)
-
-    def end(self) -> None:
-        tokens, cache = self.rows.pop(self.random.randrange(len(self.rows)))
-        try:
-            if self.random.random() < 0.6:
-                self.store.put(list(tokens), cache)
-        finally:
-            self.store.take_back(cache, valid=self.random.random() < 0.9)
 
     def squeeze(self) -> None:
         self.store.set_budget(self.random.choice([MANY, 30 * self.token_bytes, 120 * self.token_bytes]))
@@ -601,13 +543,7 @@ class Interleaving:
             kinds = [self.begin, self.look, self.squeeze, self.forget]
             if self.rows:
                 kinds += [self.go_on] * 4 + [self.put] * 3 + [self.end] * 2
-            if len(self.rows) > 3:
-                kinds = [self.end]
-            if self.faults and self.random.random() < 0.4:
-                self.raise_in = self.random.randint(1, 12)
-            with suppress(Fault):
-                self.random.choice(kinds)()
-            self.raise_in = -1
+            self.step(kinds, self.faults)
             lent = {id(cache) for _, cache in self.rows} & set(self.store.lent_rows._rows)
             check(self.store, running=len(lent))
             assert set(self.store.lent_rows._rows) == lent, "a request that has ended still has KV of the tree"

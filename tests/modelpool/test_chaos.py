@@ -124,12 +124,7 @@ def make_handle(settings: Settings, clients: Any, runtime: Any, model: str, anch
     """Stands for `handles.make_handle`."""
     name = settings.served_model_name or "main"
     return SimpleNamespace(
-        name=name,
-        source=name,
-        model=model,
-        recorder=Recorder(),
-        pipeline=Pipeline(),
-        token_text=lambda token: "x",
+        name=name, source=name, model=model, recorder=Recorder(), pipeline=Pipeline(), token_text=lambda token: "x"
     )
 
 

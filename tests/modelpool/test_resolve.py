@@ -33,6 +33,14 @@ def names(cache: Path, **settings: Any) -> NameResolver:
     return NameResolver(load_settings(None, start_llm_cache_dir=cache, **settings))
 
 
+def started(cache: Path, main: Path | None = None, **settings: Any) -> NameResolver:
+    """Of a server with this main model, or one in the folder "main", which is named as its folder."""
+    main = build_oracle(cache / "main") if main is None else main
+    found = names(cache, model_path=str(main), **settings)
+    found.default_loaded(main.name, str(main), main)
+    return found
+
+
 def listed(found: NameResolver, cache: Path) -> list[str]:
     """Those below `cache`: the machine's own store of models may have more."""
     return [known.name for known in found.all() if known.key.startswith(str(cache.resolve()))]
@@ -81,8 +89,7 @@ def test_the_embedded_model_is_not_beside_itself(tmp_path: Path) -> None:
 
 def test_another_model_of_the_main_one_s_name_has_a_name_of_its_own(tmp_path: Path) -> None:
     main, other = build_oracle(tmp_path / "mine" / "same"), build_oracle(tmp_path / "models" / "same")
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("same", str(main), main)
+    found = started(tmp_path, main)
     assert listed(found, tmp_path) == [str(other)] and found.find("same").default
     known = found.find(str(other))
     assert known.name == str(other)
@@ -90,19 +97,16 @@ def test_another_model_of_the_main_one_s_name_has_a_name_of_its_own(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["fast", "quick"])
 def test_models_are_preloaded_and_pinned_by_any_of_their_names(tmp_path: Path, name: str) -> None:
-    main, _ = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
+    build_oracle(tmp_path / "models" / "quick")
     given = {"preload_models": f"nobody,{name}", "pinned_models": name}
-    found = names(tmp_path, model_path=str(main), model_map="fast=quick", **given)
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path, model_map="fast=quick", **given)
     assert found.is_preloaded("quick") and not found.is_preloaded("main")
     assert found.is_pinned(found.find("quick")) and not found.is_pinned(found.default)
 
 
 def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main = build_oracle(tmp_path / "main")
     build_oracle(tmp_path / "models" / "quick")
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path)
     monkeypatch.setattr("start_llm.modelpool.resolve.LEAST_SECONDS", 0.0)
     monkeypatch.setattr("start_llm.modelpool.resolve.LISTING_SECONDS", 0.0)
     monkeypatch.setattr(
@@ -133,8 +137,7 @@ def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     write_adapter(tmp_path, "titles", "org/quick")
     write_adapter(tmp_path, "any")
     table = "small=quick,tiny=small+titles,quick-*=quick+any"
-    found = names(tmp_path, model_path=str(main), model_map=table, pinned_models="quick+titles")
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path, main, model_map=table, pinned_models="quick+titles")
     assert [name for name in listed(found, tmp_path) if "+" in name] == [
         *("main+any", "a+b", "a+b+any"),
         *("quick+any", "quick+titles"),
@@ -251,9 +254,7 @@ def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
     """`gpt-*` means the main model only where no model is called so."""
     monkeypatch.setattr("start_llm.modelpool.resolve.SEEN_SECONDS", 0.0)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    main = build_oracle(tmp_path / "main")
-    found = names(tmp_path, model_path=str(main), model_map="*-120b=nobody")
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path, model_map="*-120b=nobody")
     assert found.find("gpt-oss-20b").default and found.find("gpt-4o").default
     build_oracle(tmp_path / "models" / "gpt-oss-20b")
     in_hub = tmp_path / "hub" / "models--org--gpt-oss-120b"
@@ -269,8 +270,7 @@ def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
 def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.modelpool.resolve.SEEN_SECONDS", 0.0)
     main, *others = (build_oracle(tmp_path / name) for name in ("main", "one", "two"))
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path, main)
     link = tmp_path / "models" / "mine"
     link.parent.mkdir()
     for folder in others:
@@ -283,8 +283,7 @@ def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: py
 def test_what_is_loaded_is_what_the_name_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load may have to wait for room: a link that was changed meanwhile does not put another model under its key."""
     main, *others = (build_oracle(tmp_path / name) for name in ("main", "one", "two"))
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path, main)
     link = tmp_path / "models" / "mine"
     link.parent.mkdir()
     link.symlink_to(others[0])
@@ -349,12 +348,11 @@ def test_what_could_not_be_listed_once_is_noticed_all_the_same(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_pipe_among_a_models_files_holds_nobody_up(tmp_path: Path, name: str) -> None:
-    main, odd = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "odd")
+    odd = build_oracle(tmp_path / "models" / "odd")
     build_oracle(tmp_path / "models" / "sound")
     (odd / name).unlink()
     os.mkfifo(odd / name)
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path)
     assert listed(found, tmp_path) == ["sound"]
     assert {stored.name: stored.problem for stored in stored_models(tmp_path)}[str(odd)].startswith(
         f"{name} is no file"
@@ -363,21 +361,18 @@ def test_a_pipe_among_a_models_files_holds_nobody_up(tmp_path: Path, name: str) 
 
 def test_a_model_counts_as_the_weights_that_are_read(tmp_path: Path) -> None:
     """Its folder may hold them for other libraries, too."""
-    main, both = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "both")
+    both = build_oracle(tmp_path / "models" / "both")
     (both / "model.gguf").write_bytes(bytes(1 << 20))
     (both / "consolidated.safetensors").write_bytes(bytes(1 << 20))
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path)
     known = found.find("both")
     assert known.stored.size > 2 << 20
     assert 0 < found.weights(known).all == (both / "model.safetensors").stat().st_size
 
 
 def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main = build_oracle(tmp_path / "main")
     build_oracle(tmp_path / "models" / "quick")
-    found = names(tmp_path, model_path=str(main))
-    found.default_loaded("main", str(main), main)
+    found = started(tmp_path)
     for setting in ("LEAST_SECONDS", "LISTING_SECONDS", "SEEN_SECONDS", "PATIENCE_SECONDS"):
         monkeypatch.setattr(f"start_llm.modelpool.resolve.{setting}", 0.01)
     time.sleep(0.02)

@@ -11,12 +11,14 @@ import dataclasses
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
 
 from tests.models.metal import import_muse_spark
 
@@ -70,13 +72,7 @@ _SIZES: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_KDA = {
-    "kda_layers": [1, 2, 3],
-    "full_attn_layers": [4],
-    "num_heads": 2,
-    "head_dim": 32,
-    "short_conv_kernel_size": 4,
-}
+_KDA = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4}
 _MIXED = [_SLIDING, _FULL, _SLIDING, _FULL]
 _YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048, "mscale_all_dim": 1.0}
 _LLAMA4 = {"rope_theta": 10000.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 2048}
@@ -128,10 +124,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "hunyuan": {"rope_scaling": {"alpha": 1.0, "type": "dynamic", "factor": 1.0}, "cla_share_factor": 1},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2},
-    "kimi_linear": {
-        "linear_attn_config": _KDA,
-        "head_dim": 32,
-    },
+    "kimi_linear": {"linear_attn_config": _KDA, "head_dim": 32},
     "kimi_k3": {
         "text_config": {
             **dict.fromkeys(("num_experts", "num_hidden_layers"), 4),
@@ -173,10 +166,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "longcat_flash_ngram": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "attention_method": "MLA"},
     "mamba2": {"time_step_limit": [0.0, 10.0], "num_heads": 4, "head_dim": 16, "intermediate_size": 64},
-    "mellum": {
-        "layer_types": _MIXED,
-        "rope_parameters": {kind: {"rope_theta": 10000.0} for kind in (_FULL, _SLIDING)},
-    },
+    "mellum": {"layer_types": _MIXED, "rope_parameters": {kind: {"rope_theta": 10000.0} for kind in (_FULL, _SLIDING)}},
     "mimo_v2_flash": {
         "moe_layer_freq": [0, 1, 1, 1],
         "hybrid_layer_pattern": [1, 0, 1, 0],
@@ -227,11 +217,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen": {"kv_channels": 16},
     "qwen2_vl": {"text_config": {"model_type": "qwen2"}},
     "qwen3_vl": {"text_config": {"model_type": "qwen3"}},
-    "qwen3_vl_moe": {
-        "text_config": {
-            "model_type": "qwen3_moe",
-        }
-    },
+    "qwen3_vl_moe": {"text_config": {"model_type": "qwen3_moe"}},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "logits_soft_cap": 30.0},
     "spark2_5": {
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in (_FULL, _SLIDING)},
@@ -278,15 +264,15 @@ def _fields(arguments: Any) -> dict[str, Any]:
         if each.name in _SIZES:
             found[each.name] = _SIZES[each.name]
         elif each.name == "text_config":
-            found[each.name] = dict(_TEXT)
+            found[each.name] = dict(TEXT)
         elif required:
             found[each.name] = _value(hints[each.name])
     return found
 
 
-_TEXT = {key: _SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")}
-_TEXT |= {key: _SIZES[key] for key in ("intermediate_size", "head_dim", "vocab_size", "max_position_embeddings")}
-_TEXT |= {key: _SIZES[key] for key in ("rms_norm_eps", "rope_theta", "tie_word_embeddings")}
+TEXT = {key: _SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")}
+TEXT |= {key: _SIZES[key] for key in ("intermediate_size", "head_dim", "vocab_size", "max_position_embeddings")}
+TEXT |= {key: _SIZES[key] for key in ("rms_norm_eps", "rope_theta", "tie_word_embeddings")}
 
 
 def _value(hint: Any) -> Any:
@@ -315,6 +301,16 @@ def with_weights(model: Any, seed: int = 5) -> Any:
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def greedy(model: Any, prompt: Sequence[int], count: int, cache: Any = None) -> list[int]:
+    """What the model says, one token a pass, behind a prompt that it reads in one."""
+    cache, said = make_prompt_cache(model) if cache is None else cache, list[int]()
+    logits = model(mx.array([list(prompt)]), cache=cache)
+    while len(said) < count:
+        said.append(int(mx.argmax(logits[0, -1]).item()))
+        logits = model(mx.array([said[-1:]]), cache=cache)
+    return said
 
 
 def _weights(path: str, old: mx.array) -> Any:

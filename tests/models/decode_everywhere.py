@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.core.events import EngineDone, EngineEvent, Sampled
+from start_llm.core.events import EngineDone
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.settings import load_settings
@@ -31,7 +31,7 @@ from start_llm.engine.vision import LanguageAlone
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
-from tests.engine.fakes import FixedMemory
+from tests.engine.fakes import Collected, FixedMemory
 from tests.models import vlm_types
 from tests.models.architectures import VOCAB, make
 
@@ -40,18 +40,6 @@ STORED = 256 << 20
 PROMPT = tuple(5 + 7 * place % (VOCAB - 11) for place in range(40))
 LONG = tuple(5 + 7 * place % (VOCAB - 11) for place in range(300))
 BOUNDARIES = (8, 25, 150, 203)
-
-
-class _Sink:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.done: EngineDone | None = None
-
-    def __call__(self, event: EngineEvent) -> None:
-        if isinstance(event, Sampled):
-            self.tokens.append(event.token)
-        elif isinstance(event, EngineDone):
-            self.done = event
 
 
 class Engine:
@@ -89,7 +77,7 @@ class Engine:
         sinks = []
         for prompt in prompts:
             self._count += 1
-            sink = _Sink()
+            sink = Collected()
             inside = tuple(place for place in boundaries if place < len(prompt))
             tokens = Prompt(tuple(prompt), boundaries=inside, system_end=boundaries[0], generation=len(prompt))
             work = Submit(str(self._count), tokens, Sampling(temperature=0), ANSWER, sink)
@@ -101,7 +89,7 @@ class Engine:
             if step == cancel_after > 0:
                 self.scheduler.cancel(str(self._count))
             self.scheduler.step()
-        return [(sink.tokens, sink.done.report.reused if sink.done is not None else 0) for sink in sinks]
+        return [(sink.tokens, sink.final.report.reused if isinstance(sink.final, EngineDone) else 0) for sink in sinks]
 
     def end(self) -> None:
         at_once(self._runtime.unloading())

@@ -14,6 +14,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import quantize_model, save
 
+from tests.models.architectures import TEXT
 from tests.oracle import build_oracle
 
 LORA = {"rank": 4, "scale": 8.0, "dropout": 0.1}
@@ -26,21 +27,8 @@ def build_base(folder: Path, width: int = 32) -> Path:
     for path in folder.glob("*.py"):
         path.unlink()
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    config = {
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "num_hidden_layers": LAYERS,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "eos_token_id": 3,
-    }
+    more = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": LAYERS, "eos_token_id": 3}
+    config = {"model_type": "llama", **TEXT, **more}
     (folder / "config.json").write_text(json.dumps(config))
     mx.random.seed(3)
     model = Model(ModelArgs.from_dict(config))

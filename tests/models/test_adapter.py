@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from start_llm.models.loader import BasesInMemory, LoadedModel, find_model, load
 from start_llm.models.room import Weights, group_of, together
 from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder
+from tests.models.architectures import greedy
 from tests.models.loading import load_model
 from tests.models.lora import FAULTS, LORA, build_adapter, build_base, change, fuse, quantise
 
@@ -52,14 +53,6 @@ def loaded(
     )
 
 
-def greedy(model: Any, prompt: Sequence[int], count: int = 16) -> list[int]:
-    """The likeliest tokens, each by a pass over all that is before it."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(mx.argmax(model(mx.array([tokens]))[0, -1]).item()))
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("file", ["base/model.safetensors", "one/adapters.safetensors"])
 def test_files_that_change_while_they_are_read_are_refused(
     base: Path, adapter: Path, tmp_path: Path, file: str
@@ -87,9 +80,9 @@ def test_it_answers_as_the_fused_checkpoint_does(base: Path, tmp_path: Path, kin
     fused = loaded(fuse(tmp_path / "fused", base, made), None)
     assert said == [f"adapter   adapter  ({kind}, rank 4)"]
     prompts = [[5, 9, 200], [77, 1000, 8, 8], list(range(40, 60))]
-    answers = [greedy(adapted.model, prompt) for prompt in prompts]
-    assert answers == [greedy(fused.model, prompt) for prompt in prompts]
-    assert answers != [greedy(bare.model, prompt) for prompt in prompts]
+    answers = [greedy(adapted.model, prompt, 16) for prompt in prompts]
+    assert answers == [greedy(fused.model, prompt, 16) for prompt in prompts]
+    assert answers != [greedy(bare.model, prompt, 16) for prompt in prompts]
 
 
 @pytest.mark.parametrize("quantised", [pytest.param(False, marks=pytest.mark.thorough), True])
@@ -100,7 +93,7 @@ def test_adapters_share_the_arrays_of_their_base(base: Path, tmp_path: Path, qua
     first, second = (build_adapter(tmp_path / f"a{seed}", base, seed=seed) for seed in (1, 2))
     fused = loaded(fuse(tmp_path / "fused", base, first, dequantise=quantised), None)
     prompt, bases = [5, 9, 200], BasesInMemory()
-    alone = {path: greedy(loaded(base, path).model, prompt) for path in (None, first, second)}
+    alone = {path: greedy(loaded(base, path).model, prompt, 16) for path in (None, first, second)}
     one = loaded(base, first, bases=bases)
     mx.synchronize()
     before = mx.get_active_memory()
@@ -111,13 +104,13 @@ def test_adapters_share_the_arrays_of_their_base(base: Path, tmp_path: Path, qua
     assert bare.weights == Weights(0, group_of(base), bare.weight_bytes) == Weights(0, group_of(base), one.base.nbytes)
     assert two.weights.own == sum(array.nbytes for array in mx.load(str(second / "adapters.safetensors")).values())
     assert two.weights.own <= added < two.weights.own + one.base.nbytes / 8
-    assert [greedy(model.model, prompt) for model in (bare, one, two)] == list(alone.values())
-    assert alone[first] == greedy(fused.model, prompt)
+    assert [greedy(model.model, prompt, 16) for model in (bare, one, two)] == list(alone.values())
+    assert alone[first] == greedy(fused.model, prompt, 16)
     kept = one.base
     del one, bare
-    assert bases.get(kept.group) is kept and greedy(two.model, prompt) == alone[second]
+    assert bases.get(kept.group) is kept and greedy(two.model, prompt, 16) == alone[second]
     again = loaded(base, None, bases=bases)
-    assert again.base is kept and greedy(again.model, prompt) == alone[None]
+    assert again.base is kept and greedy(again.model, prompt, 16) == alone[None]
     del two, again, kept
     gc.collect()
     assert bases.get(group_of(base)) is None
@@ -131,7 +124,7 @@ def test_weights_that_were_changed_on_disk_are_read_anew(base: Path, tmp_path: P
     new = loaded(folder, None, bases=bases)
     assert new.base is not old.base and new.fingerprint != old.fingerprint
     assert together([old.weights, new.weights]) == old.weight_bytes + new.weight_bytes
-    assert greedy(new.model, [5, 9]) == greedy(loaded(folder, None).model, [5, 9])
+    assert greedy(new.model, [5, 9], 16) == greedy(loaded(folder, None).model, [5, 9], 16)
 
 
 def test_weights_in_memory_are_not_those_of_a_file_that_was_written_since(base: Path, tmp_path: Path) -> None:

@@ -65,11 +65,6 @@ def test_a_template_that_opens_a_thought_is_read_from_inside_of_it() -> None:
     assert trial.format == "hermes_json" and "Paris" in prompt
 
 
-def test_a_template_without_tools_is_not_asked() -> None:
-    trial, prompt = tried("gemma", RENDER["gemma4"](PARIS))
-    assert (trial.outcome, prompt) == ("none", "") and "shows no tools" in trial.report("hermes_json")
-
-
 def test_a_model_that_fails_when_it_is_asked_is_served_and_asked_again() -> None:
     trial, _ = tried("chatml", "I", fault=KeyError("layer"))
     assert (trial.outcome, trial.format) == ("open", None) and "KeyError" in trial.why

@@ -61,34 +61,6 @@ def test_rows_of_different_lengths_generate_what_they_do_alone(name: str) -> Non
         assert list(last.tokens or ()) == [*prompt, *alone]
 
 
-def test_a_finished_rows_kv_goes_on_where_it_ended() -> None:
-    name, prompt = "llama", random_tokens(40)
-    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
-    (rows,) = run(runner, [begin(runner, name, prompt, 6)]).values()
-    more = [*(rows[-1].tokens or ()), *random_tokens(9, seed=3)]
-    assert rows[-1].cache is not None
-    cache = rows[-1].cache
-    runner.prefill(cache, more[len(rows[-1].tokens or ()) : -1])
-    uid = runner.insert(new_row(more, cache, 8, argmax))
-    found = [row.token for row in run(runner, [uid])[uid]]
-    assert found == greedy(name, more, make_prompt_cache(model(name)), 8)
-
-
-def test_a_removed_row_hands_over_what_is_in_its_kv() -> None:
-    name, prompt = "llama", random_tokens(40)
-    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
-    uid = begin(runner, name, prompt, 100)
-    seen: list[int] = []
-    while len(seen) < 5:
-        seen += [row.token for row in runner.decode()]
-    removed = runner.remove(uid)
-    assert removed is not None
-    cache, tokens = removed
-    assert list(tokens) == [*prompt, *seen]
-    assert cache[0].offset == len(tokens)
-    assert runner.remove(uid) is None
-
-
 @pytest.mark.parametrize("leaves", ["ends", "is removed"])
 def test_who_wants_to_know_is_told_where_a_rows_kv_is(leaves: str) -> None:
     name, prompt = "llama", random_tokens(40)
@@ -103,17 +75,6 @@ def test_who_wants_to_know_is_told_where_a_rows_kv_is(leaves: str) -> None:
             runner.remove(uid)
             break
     assert readers[1:] == [None] and cache[0].offset >= len(prompt)
-
-
-def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
-    name, prompt = "llama", random_tokens(40)
-    third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]
-    runner = BatchRunner(model(name), eos=[third], max_rows=2)
-    (rows,) = run(runner, [begin(runner, name, prompt, 100)]).values()
-    assert rows[-1].finish == "stop"
-    assert rows[-1].token == third
-    assert rows[-1].cache is not None
-    assert rows[-1].cache[0].offset == len(rows[-1].tokens or ())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,6 +120,7 @@ def test_a_row_that_ends_with_its_next_token_is_not_suspended() -> None:
     assert runner.suspend(uid) is None
     (last,) = runner.decode()
     assert (last.token, last.finish) == (third, "stop")
+    assert last.cache is not None and last.cache[0].offset == len(last.tokens or ()) == 43, "the end is in its KV"
     assert runner.suspend(uid) is None  # it is gone
 
 
@@ -190,6 +152,7 @@ def test_a_resumed_row_can_be_removed_and_suspended_again(when: str) -> None:
     cache, tokens = removed
     assert list(tokens) == [*prompt, *seen]
     assert cache[0].offset == len(tokens)
+    assert runner.remove(uid) is None
 
 
 def test_samplers_and_processors_do_not_notice_a_suspension() -> None:

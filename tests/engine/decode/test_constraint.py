@@ -275,11 +275,6 @@ def test_a_grammar_that_cannot_be_compiled_is_refused(grammars: Grammars) -> Non
             grammars.prepare(lark(text))
 
 
-def test_a_slow_tokenizer_is_not_supported() -> None:
-    with pytest.raises(NotSupported, match="tokenizer"):
-        Grammars(object(), [1]).make_vocabulary()
-
-
 def test_the_vocabulary_is_made_once_and_is_what_llguidance_reads() -> None:
     grammars = Grammars(TOKENIZER, [EOS])
     made, read = grammars.make_vocabulary(), LLTokenizer(TOKENIZER.backend_tokenizer.to_str(), eos_token=[EOS])
@@ -295,13 +290,14 @@ def test_a_tokenizer_that_cuts_texts_is_not_used_as_it_is_and_not_changed() -> N
     assert tokenizer.backend_tokenizer.truncation is not None
 
 
-def test_a_tokenizer_that_cannot_be_read_is_refused_each_time_with_the_reason() -> None:
-    tokenizer = make_tokenizer()
-    tokenizer._tokenizer = Tokenizer(models.WordLevel(vocab={"a": 0, "b": 1}, unk_token="a"))
-    grammars = Grammars(tokenizer, [1])
-    for _ in range(2):
-        with pytest.raises(NotSupported, match="tokenizer"):
-            grammars.make_vocabulary()
+def test_a_tokenizer_that_is_slow_or_cannot_be_read_is_refused_each_time_with_the_reason() -> None:
+    broken = make_tokenizer()
+    broken._tokenizer = Tokenizer(models.WordLevel(vocab={"a": 0, "b": 1}, unk_token="a"))
+    for tokenizer in (object(), broken):
+        grammars = Grammars(tokenizer, [1])
+        for _ in range(2):
+            with pytest.raises(NotSupported, match="tokenizer"):
+                grammars.make_vocabulary()
 
 
 def test_a_vocabulary_that_llguidance_gives_up_on_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,9 +244,7 @@ def test_whatever_a_clock_says_it_is_about_as_fast_as_a_gate_that_knows(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("truth", [cheap, m4_pro])
-def test_bursts_from_the_first_pass_on_are_not_taken_for_what_passes_cost(
-    truth: Callable[[int, int], float],
-) -> None:
+def test_bursts_from_the_first_pass_on_are_not_taken_for_what_passes_cost(truth: Callable[[int, int], float]) -> None:
     """Narrow passes are made where wide ones were slow: so most of them are in a burst."""
     found = [speeds(bursty, "nothing", truth, seed) for seed in range(1, 13)]
     assert min(ours / best for ours, best in found) > 0.87

@@ -23,7 +23,6 @@ from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel, HiddenTail
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
-from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.verify import SingleRow
 from start_llm.engine.vision import VisionModel
 from start_llm.kvcache.kinds import leaves
@@ -40,11 +39,13 @@ from tests.engine.decode.test_verify import (
     reference,
     rows_of,
     said,
+    single,
 )
 from tests.engine.fakes import new_row
 from tests.engine.headed import headed, headed_vision, new_head
 from tests.engine.zoo import VOCAB, fresh
 from tests.kinds import some
+from tests.models.architectures import greedy
 
 KINDS = ["qwen3_5", "llama", "small", "same"]
 QUICK = {("penalties", "qwen3_5"), ("greedy", "llama"), ("seeded", "small"), ("penalties", "same")}
@@ -67,9 +68,7 @@ class Anything(DraftGate):
 
 
 def row_of(model: Any, label: str, count: int, gate: DraftGate, **more: Any) -> SingleRow:
-    sampler, processors = drawing(SAMPLINGS[label])
-    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
-    return SingleRow(1, model, state, eos=more.pop("eos", frozenset()), gate=gate, **more)
+    return single(model, SAMPLINGS[label], count, gate=gate, **more)
 
 
 def assert_same(one: Said, model: HeadedModel, tolerance: float = 2e-4) -> None:
@@ -225,7 +224,7 @@ def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
         cache = model.make_cache()
         runner.prefill(cache, prompt[:-1])
         uid = runner.insert(new_row(prompt, cache, 60, *drawing(SAMPLINGS["greedy"])))
-        prompts[uid], truths[uid], heard[uid] = prompt, greedy_answer(model, prompt, 40), []
+        prompts[uid], truths[uid], heard[uid] = prompt, greedy(model, prompt, 40), []
     verified = 0
     while min(map(len, heard.values())) < 25:
         if runner.verifies and runner.pending() is not None and len(heard[uid]) > 2:
@@ -260,7 +259,7 @@ class TakesAll(Anything):
 def test_the_runner_has_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
     model = headed(name)
     runner = ModelRunner(model, eos=[], max_rows=2, gate=TakesAll())
-    expected, heard, counts = greedy_answer(model, PROMPT, 30), dict[int, list[int]](), []
+    expected, heard, counts = greedy(model, PROMPT, 30), dict[int, list[int]](), []
     for most in (24, 30):  # one ends before the other, which goes on alone
         prophet = Prophet([*PROMPT, *expected], len(PROMPT), liar(most))
         drafts = RowDrafts(lambda prophet=prophet: prophet)  # type: ignore[misc]
@@ -280,15 +279,6 @@ def test_the_runner_has_rows_of_a_model_with_a_head_verify_copies_together(name:
     assert [len(tokens) for tokens in heard.values()] == [24, 30]
     assert all(tokens == expected[: len(tokens)] for tokens in heard.values())
     assert right_together > 5
-
-
-def greedy_answer(model: HeadedModel, prompt: Sequence[int], count: int) -> list[int]:
-    cache, said = model.make_cache(), list[int]()
-    logits = model(mx.array([list(prompt)]), cache=cache)
-    while len(said) < count:
-        said.append(int(mx.argmax(logits[0, -1]).item()))
-        logits = model(mx.array([said[-1:]]), cache=cache)
-    return said
 
 
 def test_what_is_used_of_upstream_is_there() -> None:

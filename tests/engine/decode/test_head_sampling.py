@@ -17,7 +17,6 @@ from start_llm.engine.decode.head import HeadedModel, SmallModel
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import make_sampler
 from start_llm.engine.decode.verify import SingleRow
-from tests.engine.headed import sentences, trained
 from tests.engine.lookups import learnt, lookups
 
 WORDS = 6
@@ -80,16 +79,6 @@ def draw(sampling: Sampling, count: int) -> tuple[np.ndarray[Any, Any], int, int
     return followed, passes, tokens
 
 
-def check(temperature: float, count: int) -> None:
-    followed, passes, tokens = draw(Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0), count)
-    chances = np.array(mx.softmax(tables()[0] / temperature, axis=-1))
-    expected = followed.sum(axis=1, keepdims=True) * chances
-    chi_square = float(((followed - expected) ** 2 / np.maximum(expected, 1e-9)).sum())
-    print(f"temperature {temperature}: chi-square {chi_square:.1f} over {tokens} tokens, {tokens / passes:.2f} a pass")
-    assert chi_square < WORST
-    assert tokens / passes > 1.7
-
-
 class Copies(DraftGate):
     """Takes seven tokens of every copy, and nothing else."""
 
@@ -134,12 +123,6 @@ def kept(model: Any, gate: DraftGate, prompts: list[list[int]], said: int) -> fl
 
 
 @pytest.mark.thorough
-def test_a_head_that_has_learnt_keeps_most_of_its_gain_at_the_makers_temperature() -> None:
-    prompts = sentences(mx.random.key(77), 40, 10).tolist()
-    assert kept(trained(), Always(), prompts, 16) > 0.85
-
-
-@pytest.mark.thorough
 def test_a_head_keeps_most_of_its_gain_where_many_tokens_are_likely() -> None:
     """Freer than most text: the likeliest token has a third of the chances. The head is wrong by half a nat."""
     words = 200
@@ -153,22 +136,25 @@ def test_a_head_keeps_most_of_its_gain_where_many_tokens_are_likely() -> None:
 
 
 @pytest.mark.thorough
-def test_copies_keep_most_of_their_gain_at_the_makers_temperature() -> None:
-    """A copy is as likely to be right as the model is to say it, so the model must be sure: this one is, mostly."""
+@pytest.mark.parametrize("gate", [Always, Copies])
+def test_most_of_the_gain_is_kept_at_the_makers_temperature(gate: type[DraftGate]) -> None:
+    """A draft is as likely to be right as the model is to say it, so the model must be sure: this one is, mostly."""
     prompts = lookups(mx.random.key(78), 30, 24).tolist()
-    assert kept(learnt(), Copies(), prompts, 16) > 0.85
+    assert kept(learnt(), gate(), prompts, 16) > 0.85
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "count", [pytest.param(2 * A_RUN, marks=pytest.mark.thorough), pytest.param(50_000, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_what_is_drawn_is_distributed_as_without_a_head(temperature: float) -> None:
-    check(temperature, 2 * A_RUN)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_fifty_thousand_drawn_tokens_are_distributed_as_without_a_head(temperature: float) -> None:
-    check(temperature, 50_000)
+def test_what_is_drawn_is_distributed_as_without_a_head(temperature: float, count: int) -> None:
+    followed, passes, tokens = draw(Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0), count)
+    chances = np.array(mx.softmax(tables()[0] / temperature, axis=-1))
+    expected = followed.sum(axis=1, keepdims=True) * chances
+    chi_square = float(((followed - expected) ** 2 / np.maximum(expected, 1e-9)).sum())
+    print(f"temperature {temperature}: chi-square {chi_square:.1f} over {tokens} tokens, {tokens / passes:.2f} a pass")
+    assert chi_square < WORST
+    assert tokens / passes > 1.7
 
 
 def test_without_a_seed_each_row_has_noise_of_its_own() -> None:

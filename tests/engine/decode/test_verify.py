@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import (
-    ArraysCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
@@ -148,11 +142,14 @@ def single(
     truth: Sequence[int] = (),
     lies: Callable[[int], tuple[int, int | None]] | None = None,
     eos: frozenset[int] = frozenset(),
+    gate: DraftGate | None = None,
+    tap: LogprobTap | None = None,
     **more: Any,
 ) -> SingleRow:
     sampler, processors = drawing(sampling)
+    processors = processors if tap is None else [tap, *processors]
     state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
-    row = SingleRow(1, model, state, eos=eos, gate=Eager() if lies is not None else None, **more)
+    row = SingleRow(1, model, state, eos=eos, gate=Eager() if gate is None and lies is not None else gate, **more)
     if lies is not None:
         row.offer(Prophet([*PROMPT, *truth], len(PROMPT), lies))
     return row
@@ -330,26 +327,14 @@ def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> Non
     check_run(**run)
 
 
-@pytest.mark.parametrize(
-    ("bits", "start"),
-    [
-        *some([(8, len(PROMPT) + 9), (4, 0), (8, 0), (4, len(PROMPT) + 9)]),
-    ],
-)
+@pytest.mark.parametrize(("bits", "start"), [*some([(8, len(PROMPT) + 9), (4, 0), (8, 0), (4, len(PROMPT) + 9)])])
 def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
     model = make("qwen3_5")
     how = Quantisation(bits, 32, start)
     runner = ModelRunner(model, eos=(), max_rows=2, quantisation=how)
     runner.insert(new_row(PROMPT, prefilled(model), 80, *drawing(SAMPLINGS["greedy"])))  # so that both are in a batch
     expected = reference(model, SAMPLINGS["penalties"], 40, runner=runner)
-    row = single(
-        model,
-        SAMPLINGS["penalties"],
-        40,
-        truth=expected.tokens,
-        lies=liar(4),
-        quantisation=how,
-    )
+    row = single(model, SAMPLINGS["penalties"], 40, truth=expected.tokens, lies=liar(4), quantisation=how)
     got = said(row)
     assert got.tokens == expected.tokens and row.state.drafts.counts.accepted > 5
     assert any(isinstance(leaf, QuantizedKVCache) for leaf in got.kv)
@@ -376,13 +361,7 @@ def test_reported_logprobs_are_those_of_one_by_one() -> None:
     truth = [one.token for one in expected]
 
     def alone(sampling: Sampling, tap: LogprobTap) -> list[int]:
-        row = single(model, sampling, 25)
-        state = RowState(
-            prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 25, row.state.sampler, [tap, *row.state.processors]
-        )
-        row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
-        row.offer(Prophet([*PROMPT, *truth], len(PROMPT), liar(5)))
-        return said(row).tokens
+        return said(single(model, sampling, 25, truth=truth, lies=liar(5), tap=tap)).tokens
 
     got = tapped(alone)
     assert [one.token for one in got] == truth
@@ -393,11 +372,8 @@ def test_reported_logprobs_are_those_of_one_by_one() -> None:
 
 def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> None:
     model = make("llama")
-    bias = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in (3,)))
-    row = single(model, bias, 60)
-    sampler, processors = drawing(bias)
-    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 60, sampler, processors)
-    row = SingleRow(1, model, state, eos=frozenset(), gate=DraftGate(Published({1: 1.0, 32: 1.5})))
+    bias = Sampling(temperature=0, logit_bias=((3, 100.0),))
+    row = single(model, bias, 60, gate=DraftGate(Published({1: 1.0, 32: 1.5})))
     row.offer(SuffixIndex(PROMPT))
     assert said(row).tokens == [3] * 60
     assert row.state.drafts.counts.forwards < 20
@@ -426,9 +402,7 @@ def test_a_drafter_may_come_late() -> None:
 
     model = make("qwen3_5")
     expected = reference(model, SAMPLINGS["greedy"], 30)
-    sampler, processors = drawing(SAMPLINGS["greedy"])
-    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 30, sampler, processors)
-    row = SingleRow(1, model, state, eos=frozenset(), gate=Watching())
+    row = single(model, SAMPLINGS["greedy"], 30, gate=Watching())
     tokens = [one.token for _ in range(6) for one in row.step()]
     prophet = Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (8, 5))
     row.offer(prophet)

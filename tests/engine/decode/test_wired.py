@@ -43,8 +43,7 @@ def test_our_runner_never_does(limits: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "weights", "expected"),
-    [("auto", 15, []), ("auto", 60, [60]), ("off", 60, []), (70 * GIB, 60, [70])],
+    ("setting", "weights", "expected"), [("auto", 15, []), ("auto", 60, [60]), ("off", 60, []), (70 * GIB, 60, [70])]
 )
 def test_loading_sets_it_once_or_not_at_all(
     setting: str | int, weights: int, expected: list[int], limits: list[int], monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,17 @@ def other(group: LeaderGroup) -> Iterator[Channel]:
     here.close()
 
 
+def accepted(group: LeaderGroup, server: socket.socket) -> tuple[Channel, Any]:
+    """The channel to rank 1, which connects now, and what it says first."""
+
+    def connect() -> None:
+        Channel(Client(server.getsockname(), authkey=KEY), KEY).send([{"rank": 1}])
+
+    threading.Thread(target=connect, daemon=True).start()
+    ((channel, hello),) = group._accept(server, KEY)
+    return channel, hello
+
+
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"", b"\0\0\0\x04abcd", b"\0\0\xff\xff"])
 def test_a_strangers_connection_does_not_hold_up_the_ranks(group: LeaderGroup, sent: bytes) -> None:
     with (
@@ -55,12 +66,7 @@ def test_a_strangers_connection_does_not_hold_up_the_ranks(group: LeaderGroup, s
         socket.create_connection(server.getsockname()),  # says nothing
     ):
         stranger.sendall(sent)
-
-        def connect() -> None:
-            Channel(Client(server.getsockname(), authkey=KEY), KEY).send([{"rank": 1}])
-
-        threading.Thread(target=connect, daemon=True).start()
-        ((channel, hello),) = group._accept(server, KEY)
+        channel, hello = accepted(group, server)
         seen = stranger.recv(1000)
     assert hello == {"rank": 1}
     assert KEY not in seen and b"rank" not in seen
@@ -71,12 +77,7 @@ def test_many_who_are_silent_keep_no_rank_out(group: LeaderGroup) -> None:
     with ExitStack() as held, socket.create_server(("127.0.0.1", 0), backlog=200) as server:
         for _ in range(100):
             held.enter_context(socket.create_connection(server.getsockname()))
-
-        def connect() -> None:
-            Channel(Client(server.getsockname(), authkey=KEY), KEY).send([{"rank": 1}])
-
-        threading.Thread(target=connect, daemon=True).start()
-        ((channel, hello),) = group._accept(server, KEY)
+        channel, hello = accepted(group, server)
     assert hello == {"rank": 1}
     channel.close()
 

@@ -181,12 +181,7 @@ LONGEST = 50  # tokens of a prompt
 
 
 def real(
-    name: str,
-    total: int,
-    *,
-    most_stored: int | None = None,
-    kv_bits: int | None = None,
-    drafts: Drafts | None = None,
+    name: str, total: int, *, most_stored: int | None = None, kv_bits: int | None = None, drafts: Drafts | None = None
 ) -> Scheduler:
     def new() -> Any:
         return make_prompt_cache(model(name))
