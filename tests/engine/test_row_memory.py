@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.head import HeadedModel, SmallModel
@@ -25,7 +23,6 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.kvcache.types import StoredEnd
 from tests.engine.fakes import FixedMemory, scheduler_on, submit
 from tests.engine.schedule.test_scheduler import drain
 
@@ -58,86 +55,12 @@ def model() -> Any:
     return made
 
 
-def store_of(history: list[int]) -> GuardedStore:
-    """It holds KV of so many tokens, whatever is in it."""
-    caches: list[KVCache] = make_prompt_cache(model())
-    for layer in caches:
-        layer.update_and_fetch(*(mx.zeros((1, HEADS, len(history), WIDTH)) for _ in range(2)))
-    mx.eval([layer.state for layer in caches])
-    store = KVStore(LayerKit(lambda: make_prompt_cache(model())), StoreConfig(budget_bytes=BUDGET))
-    store.put(history, caches, StoredEnd(session="s"))
-    return GuardedStore(store, lambda: make_prompt_cache(model()))
-
-
 @dataclass
 class Taken:
     """In rows of the continuing turn's KV, what is stored included: at the worst moment, and when all is over."""
 
     peak: float
     after: float
-
-
-class AllInOneBatch(BatchRunner):
-    """`BatchGenerator` alone, where a scheduler expects a `ModelRunner`."""
-
-    def calls(self, answer: Sequence[int]) -> bool | None:
-        return None
-
-
-def continuing_turn(alone: bool, beside: int) -> Taken:
-    """
-    Args:
-        alone: rows decode as the server decodes them; else `BatchGenerator` has them all.
-        beside: so many short requests decode at the same time.
-    """
-    history = [number % 250 for number in range(HISTORY)]
-    drafts = Drafts(DraftGate(Published({1: 1.0})))
-    model()  # its weights are no KV
-    gc.collect()  # what another run has left
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    store = store_of(history)
-    if alone:
-        runner = ModelRunner(model(), eos=[NEVER], max_rows=2, gate=drafts.gate)
-    else:
-        runner = AllInOneBatch(model(), eos=[NEVER], max_rows=2)
-    scheduler = scheduler_on(runner, store, 2, FixedMemory(0, BUDGET), drafts=drafts, step=128)
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    work, sink = submit("a", [*history, *range(NEW)], max_tokens=SAID)
-    sinks = [sink]
-    for number in range(beside):
-        other, other_sink = submit(f"beside {number}", [*range(200, 216)], max_tokens=2 * SAID)
-        scheduler.add(replace(other, sampling=Sampling(temperature=0)))
-        sinks.append(other_sink)
-    scheduler.add(replace(work, session="s", sampling=Sampling(temperature=0)))
-    drain(scheduler)
-    drafts.close()
-    assert sink.done.report.reused == HISTORY and all(len(one.done.tokens) >= SAID for one in sinks)
-    row = TOKEN_BYTES * (HISTORY + NEW + SAID)
-    taken = Taken(
-        (mx.get_peak_memory() - before) / row, (mx.get_active_memory() + mx.get_cache_memory() - before) / row
-    )
-    print(f"alone={alone}, beside={beside}: {taken}")  # pytest -s, or a failure, shows it
-    return taken
-
-
-def test_a_continuing_turn_alone_takes_its_row_once_and_leaves_nothing() -> None:
-    assert TOKEN_BYTES >= 250_000
-    taken = continuing_turn(alone=True, beside=0)
-    assert taken.peak <= 1.3 and taken.after <= 1.05
-
-
-@pytest.mark.slow
-def test_a_row_beside_another_one_takes_what_the_padded_batch_takes_and_a_layer() -> None:
-    """Two rows, the short one padded to the long one; and room for 256 tokens of each."""
-    for alone in (True, False):
-        taken = continuing_turn(alone, beside=1)
-        room = 2 * 400 / (HISTORY + NEW + SAID)
-        assert taken.peak <= 2 + 2 / LAYERS + room and taken.after <= 1.05
-
-
-# --- conversations of several turns ---------------------------------------------------------
 
 
 class WithState:
@@ -231,8 +154,11 @@ def conversation(kind: str, turns: int = 5, fork: int = 0) -> Taken:
 LONGER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain", "few windowed")]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["hybrid", "windowed", "few plain", "8-bit", "headed", *LONGER])
+def thorough(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.thorough) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", ["few plain", *thorough("hybrid", "windowed", "8-bit", "headed"), *LONGER])
 def test_four_turns_of_a_conversation_hold_its_kv_once(kind: str) -> None:
     taken = conversation(kind)
     assert taken.peak <= 1.3 and taken.after <= 1.05

@@ -44,6 +44,11 @@ def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
     return ModelRegistry(given, NameResolver(given))
 
 
+@pytest.fixture
+def registry(tmp_path: Path) -> ModelRegistry:
+    return make_registry(tmp_path)
+
+
 def make_loader(registry: ModelRegistry, status: EngineStatus | None = None) -> Loader:
     builder = Mock(**{"shared.usable": 0, "shared.running": 0})
     engine = Mock(**{"status.return_value": status or EngineStatus("ready"), "watched.return_value": 0.0})
@@ -187,8 +192,7 @@ def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> 
     assert registry.load_queue.get(timeout=60) is entry
 
 
-def test_nobody_waits_for_a_loader_that_hangs(tmp_path: Path) -> None:
-    registry = make_registry(tmp_path)
+def test_nobody_waits_for_a_loader_that_hangs(registry: ModelRegistry) -> None:
     waiting = registry.lease(known("one"))
     registry.stuck = lambda: Unavailable("it hangs")
     assert refusal(waiting) == "it hangs"
@@ -197,8 +201,7 @@ def test_nobody_waits_for_a_loader_that_hangs(tmp_path: Path) -> None:
     assert registry.entry(known("two")).users == 0
 
 
-def test_what_is_not_on_the_disk_is_forgotten_and_other_files_are_measured_anew(tmp_path: Path) -> None:
-    registry = make_registry(tmp_path)
+def test_what_is_not_on_the_disk_is_forgotten_and_other_files_are_measured_anew(registry: ModelRegistry) -> None:
     gone, there = registry.entry(known("gone")), registry.entry(known("there", 1000))
     assert registry.entry(known("there", 5000)) is there and there.weights.all == 5000
     registry.forget([known("there")])
@@ -217,8 +220,7 @@ def test_the_main_model_goes_by_its_own_time_to_live_alone(tmp_path: Path) -> No
     assert main.state == "unloading"
 
 
-def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Path) -> None:
-    registry = make_registry(tmp_path)
+def test_a_loaded_model_goes_when_its_name_has_become_another_ones(registry: ModelRegistry) -> None:
     before = registry.entry(known("mine", key="/nowhere/a"))
     before.state = "ready"
     registry.forget([])
@@ -265,9 +267,8 @@ def test_nobody_takes_the_place_that_another_one_has_waited_for(tmp_path: Path) 
     assert loader._room(second) == [idle.key]
 
 
-def test_what_is_leaving_already_counts_for_who_needs_memory(tmp_path: Path) -> None:
+def test_what_is_leaving_already_counts_for_who_needs_memory(registry: ModelRegistry) -> None:
     """A request asks again and again until it has its memory: that must not send everybody away."""
-    registry = make_registry(tmp_path)
     old, young = (registry.entry(known(name)) for name in ("old", "young"))
     old.state = young.state = "ready"
     old.used, young.used = 1.0, 2.0
@@ -277,9 +278,8 @@ def test_what_is_leaving_already_counts_for_who_needs_memory(tmp_path: Path) -> 
     assert registry.reclaim(1001) and young.state == "unloading"
 
 
-def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path: Path) -> None:
+def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(registry: ModelRegistry) -> None:
     """Two links led to one folder, and the first of them was taken away."""
-    registry = make_registry(tmp_path)
     entry = registry.entry(known("first", key="/nowhere/a"))
     entry.state, entry.users, entry.card = "ready", 1, Mock(id="first")
     second = known("second", key="/nowhere/a")
@@ -304,9 +304,8 @@ def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path:
     ],
 )
 def test_only_a_sound_request_is_one_that_another_model_could_answer(
-    tmp_path: Path, error: Exception, refusal: str | None
+    registry: ModelRegistry, error: Exception, refusal: str | None
 ) -> None:
-    registry = make_registry(tmp_path)
     loader = make_loader(registry)
     lease = registry.lease(known("a"))
     loader._failed(registry.entry(known("a")), error)
@@ -379,10 +378,11 @@ def test_some_threads_are_left_to_the_models_that_are_loaded(tmp_path: Path) -> 
     assert not registry.lease(known("four")).wait(0), "one has gone, and another one waits"
 
 
-def test_nothing_asks_the_disk_while_the_book_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_asks_the_disk_while_the_book_is_locked(
+    tmp_path: Path, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may hang, and every request needs the book."""
     adapter = StoredAdapter("titles", tmp_path / "titles", "", 10, "stamp")
-    registry = make_registry(tmp_path)
     monkeypatch.setattr("os.path.realpath", Mock(side_effect=AssertionError("the disk was asked")))
     plain = registry.entry(known("one", 1000)).weights
     adapted = registry.entry(known("one", 1000).with_adapter(adapter)).weights
@@ -418,8 +418,7 @@ def test_a_state_changes_as_the_table_says_and_in_no_other_way(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("state", ["wedged", "failed", "stopped"])
-def test_nobody_waits_for_a_model_thread_that_will_not_answer(tmp_path: Path, state: str) -> None:
-    registry = make_registry(tmp_path)
+def test_nobody_waits_for_a_model_thread_that_will_not_answer(registry: ModelRegistry, state: str) -> None:
     waiting = registry.lease(known("one"))
     make_loader(registry, EngineStatus(state, detail="it is gone"))
     assert refusal(waiting) == "it is gone"
@@ -427,8 +426,7 @@ def test_nobody_waits_for_a_model_thread_that_will_not_answer(tmp_path: Path, st
         registry.lease(known("two"))
 
 
-def test_a_lease_that_is_closed_holds_no_arrays(tmp_path: Path) -> None:
-    registry = make_registry(tmp_path)
+def test_a_lease_that_is_closed_holds_no_arrays(registry: ModelRegistry) -> None:
     lease = registry.lease(known("one"))
     registry.ready(registry.entry(known("one")), Mock(), Weights(1))
     assert lease.handle is registry.entry(known("one")).handle

@@ -54,24 +54,19 @@ def test_the_longest_match_is_proposed_however_the_row_came_about(
             assert after is None or after.match <= outlook
 
 
-def test_a_proposal_does_not_run_from_one_text_into_another() -> None:
-    index = SuffixIndex([9, 1, 2, 3], [[1, 2, 3, 4, 5], [7, 8, 9]])
-    proposal = index.propose(30)
-    assert proposal is not None and proposal.tokens == [4, 5]
-
-
-def test_a_match_across_two_texts_is_none() -> None:
-    assert SuffixIndex([5, 1, 2, 3], [[9, 1, 2], [3, 4]]).propose(4) is None
-
-
-def test_what_repeats_goes_on_repeating() -> None:
-    proposal = SuffixIndex([4, 1, 2, 3, 1, 2, 3]).propose(7)
-    assert proposal is not None and proposal.tokens == [1, 2, 3, 1, 2, 3, 1]
-
-
-def test_the_newest_of_equal_matches_is_taken() -> None:
-    proposal = SuffixIndex([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3]).propose(1)
-    assert proposal is not None and proposal.tokens == [8]
+@pytest.mark.parametrize(
+    ("row", "others", "tokens"),
+    [
+        ([9, 1, 2, 3], [[1, 2, 3, 4, 5], [7, 8, 9]], [4, 5]),
+        ([5, 1, 2, 3], [[9, 1, 2], [3, 4]], None),
+        ([4, 1, 2, 3, 1, 2, 3], [], [1, 2, 3, 1, 2, 3, 1]),
+        ([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], [], [8, 1, 2, 3, 8, 1, 2]),
+    ],
+    ids=["it ends with its text", "no match across two texts", "what repeats goes on", "the newest of equal matches"],
+)
+def test_what_is_proposed(row: list[int], others: list[list[int]], tokens: list[int] | None) -> None:
+    proposal = SuffixIndex(row, others).propose(7)
+    assert (proposal and proposal.tokens) == tokens
 
 
 def test_an_index_of_200_000_tokens_is_built_at_once_and_a_token_costs_the_same_as_in_a_short_one() -> None:

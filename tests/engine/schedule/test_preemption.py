@@ -137,13 +137,6 @@ def test_only_what_can_never_fit_is_refused() -> None:
     assert "for 1064 tokens" in message and "1.1 GB" in message and "1.0 GB are there" in message
 
 
-def test_an_answer_ends_where_memory_does() -> None:
-    scheduler, _, _ = short_of_memory(1000, runner=FakeRunner(answer=FAR))
-    (sink,) = add(scheduler, 1, prompt=900)
-    drain(scheduler)
-    assert (sink.done.reason, len(sink.tokens)) == ("length", 100)
-
-
 def test_a_prompt_that_turns_out_too_large_ends_in_its_prefill() -> None:
     scheduler, runner, store = short_of_memory(1000, runner=FakeRunner(answer=5))
     sink = ask(scheduler, "a", range(1, 901), max_tokens=FAR)
@@ -217,32 +210,19 @@ def answers(scheduler: Scheduler, way: str, together: bool) -> list[Collected]:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
+    ("name", "way", "more"),
     [
-        ("llama", "greedy"),
-        ("llama", "seeded"),
-        ("llama", "logprobs"),
-        ("qwen3_next", "seeded"),
-        ("gemma3_text", "seeded"),
+        *(pytest.param("llama", way, {}, marks=pytest.mark.thorough) for way in WAYS),
+        *(pytest.param(name, "seeded", {}, marks=pytest.mark.thorough) for name in ("qwen3_next", "gemma3_text")),
+        pytest.param("qwen3_next", "seeded", {"most_stored": 1}, id="they lost their KV and compute it again"),
+        pytest.param("llama", "seeded", {"kv_bits": 8}, id="their KV is quantised"),
     ],
 )
-@pytest.mark.thorough
-def test_paused_rows_say_what_they_say_alone(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_answers(name, way, monkeypatch)
-
-
-def test_paused_rows_that_lost_their_kv_compute_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_answers("qwen3_next", "seeded", monkeypatch, most_stored=1)
-
-
-def test_paused_rows_with_quantised_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_answers("llama", "seeded", monkeypatch, kv_bits=8)
-
-
-def check_answers(name: str, way: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
-    monkeypatch.setattr(pressure, "TYPICAL_ANSWER", 8)
-    monkeypatch.setattr(pressure, "LEAST_ANSWER", 4)
-    monkeypatch.setattr(pressure, "GROWTH", 5)
+def test_paused_rows_say_what_they_say_alone(
+    name: str, way: str, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting, tokens in (("TYPICAL_ANSWER", 8), ("LEAST_ANSWER", 4), ("GROWTH", 5)):
+        monkeypatch.setattr(pressure, setting, tokens)
     plenty = real(name, 2**40, kv_bits=more.get("kv_bits"))
     enough = 3 * plenty.store.estimate(LONGEST + 18)  # to begin together, not to go on together
     alone = answers(plenty, way, together=False)
