@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +35,7 @@ from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, Sizes
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
-from tests.engine.fakes import FixedMemory, engine_step, scheduler_on
+from tests.engine.fakes import Collected, FixedMemory, engine_step, scheduler_on
 from tests.oracle import Oracle, build_oracle
 
 ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
@@ -47,20 +46,17 @@ GREEDY = Sampling(temperature=0)
 SYSTEM = {"role": "system", "content": "You are careful. " + "word " * 30}
 
 
-@dataclass
-class Client:
-    """Collects a request's events; `on_token` is called after each of its tokens."""
+class Client(Collected):
+    """`on_token` is called after each of its tokens."""
 
-    on_token: Callable[[int], None] = lambda count: None
-    tokens: list[int] = field(default_factory=list)
-    finals: list[EngineEvent] = field(default_factory=list)
+    def __init__(self, on_token: Callable[[int], None] = lambda count: None) -> None:
+        super().__init__()
+        self.on_token = on_token
 
     def __call__(self, event: EngineEvent) -> None:
+        super().__call__(event)
         if isinstance(event, Sampled):
-            self.tokens.append(event.token)
             self.on_token(len(self.tokens))
-        elif isinstance(event, EngineDone | Failed):
-            self.finals.append(event)
 
 
 class Life:
@@ -196,14 +192,14 @@ def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, names in (METHODS | DISK).items():
             for name in names:
-                patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", told))
+                patch.setattr(owner, name, wrapped(getattr(owner, name), f"{owner.__name__}.{name}", told))
         yield
 
 
-def _wrapped(method: Callable[..., Any], name: str, on_call: Callable[[Site], None]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+def wrapped(method: Callable[..., Any], name: str, on_call: Callable[[Site], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
         on_call((name, site_of(sys._getframe(1))))
-        return method(self, *args, **kwargs)
+        return method(*args, **kwargs)
 
     return call
 
@@ -245,7 +241,7 @@ def test_a_fault_anywhere_is_nobody_elses(
     sites: dict[Site, None] = {}
     plain = lived(oracle, folder("plain"), lambda site: sites.setdefault(site))
     expected = {name: client.tokens for name, client in plain.clients.items()}
-    assert all(isinstance(client.finals[0], EngineDone) for client in plain.clients.values())
+    assert all(isinstance(client.final, EngineDone) for client in plain.clients.values())
     wrapped = METHODS | (DISK if disk else {})
     methods = {f"{owner.__name__}.{name}" for owner, names in wrapped.items() for name in names}
     missing = methods - {name for name, _ in sites}
@@ -262,10 +258,10 @@ def test_a_fault_anywhere_is_nobody_elses(
 
         life = lived(oracle, folder(str(number)), on_call)
         assert raised, fault
-        failed = [name for name, client in life.clients.items() if isinstance(client.finals[0], Failed)]
+        failed = [name for name, client in life.clients.items() if isinstance(client.final, Failed)]
         assert len(failed) <= (1 if fault[0].startswith(ONE_ENDS) else 0), (fault, failed)
         for name, client in life.clients.items():
-            assert len(client.finals) == 1, (fault, name)
+            assert client.final is not None, (fault, name)
             if name not in {*failed, "d", "e"}:  # two are cancelled, sooner or later
                 assert client.tokens == expected[name], (fault, name)
         assert "next" not in failed

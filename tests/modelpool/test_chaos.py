@@ -8,7 +8,6 @@ what; then once for each such place, with a fault there.
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -37,7 +36,7 @@ from start_llm.models.loader import BasesInMemory
 from start_llm.models.room import Weights
 from start_llm.prompt.clients import Clients
 from tests.engine.fakes import FakeRunner, submit
-from tests.engine.test_chaos import Site, site_of
+from tests.engine.test_chaos import Site, wrapped
 from tests.engine.test_thread import FakeRuntime, final
 from tests.oracle import build_oracle
 from tests.waiting import until
@@ -256,16 +255,8 @@ def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, names in METHODS.items():
             for name in names:
-                patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", on_call))
+                patch.setattr(owner, name, wrapped(getattr(owner, name), f"{owner.__name__}.{name}", on_call))
         yield
-
-
-def _wrapped(method: Callable[..., Any], name: str, on_call: Callable[[Site], None]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        on_call((name, site_of(sys._getframe(1))))
-        return method(*args, **kwargs)
-
-    return call
 
 
 @pytest.fixture(scope="module")

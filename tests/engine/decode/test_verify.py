@@ -211,38 +211,31 @@ def test_a_row_without_drafts_says_the_same(name: str) -> None:
     assert_same_kv(got, expected)
 
 
-@pytest.mark.parametrize("lies", some([liar(1), None]))
-def test_a_state_is_kept_behind_each_landmark(lies: Callable[[int], tuple[int, int | None]] | None) -> None:
+@pytest.mark.parametrize("lies", some([liar(1), None, liar(7)]))
+@pytest.mark.parametrize(
+    "places", [(4, 30), (4, 7)], ids=["two landmarks", "reasoning ends, and a call begins behind it"]
+)
+def test_a_state_is_kept_behind_each_landmark(
+    places: tuple[int, int], lies: Callable[[int], tuple[int, int | None]] | None
+) -> None:
     model, sampling = make("qwen3_5"), SAMPLINGS["greedy"]
-    expected = reference(model, sampling, 40)
-    landmarks = frozenset({expected.tokens[4], expected.tokens[30]})
-    row = single(model, sampling, 40, truth=expected.tokens, lies=lies, landmarks=landmarks)
-    assert said(row).tokens == expected.tokens
+    tokens = reference(model, sampling, 40).tokens
+    landmarks = frozenset({tokens[place] for place in places})
+    row = single(model, sampling, 40, truth=tokens, lies=lies, landmarks=landmarks)
+    assert said(row).tokens == tokens
+    if places == (4, 7):
+        assert not landmarks & {*tokens[5:7], *tokens[8:21]}
+        assert tuple(length - len(PROMPT) - 1 for length, _ in row.state.states[:2]) == places
     assert len(row.state.states) >= 2
     for length, layers in row.state.states:
         spoken = length - len(PROMPT)
-        assert expected.tokens[spoken - 1] in landmarks
+        assert tokens[spoken - 1] in landmarks
         after = reference(model, sampling, spoken)
         for kept, layer in zip(layers, after.kv, strict=True):
             assert type(kept) is type(layer)
             if isinstance(layer, ArraysCache):
                 for x, y in zip(rows_of(kept), rows_of(layer), strict=True):
                     np.testing.assert_allclose(np.array(x), np.array(y), rtol=2e-4, atol=2e-4)
-
-
-@pytest.mark.parametrize("lies", some([liar(1), None, liar(7)]))
-def test_a_state_is_kept_where_reasoning_ends_and_where_a_call_begins_behind_it(
-    lies: Callable[[int], tuple[int, int | None]] | None,
-) -> None:
-    model, sampling = make("qwen3_5"), SAMPLINGS["greedy"]
-    expected = reference(model, sampling, 40)
-    said_first = expected.tokens
-    ends = [4, 7]  # of the reasoning, of the token that begins a call
-    assert not {said_first[4], said_first[7]} & {*said_first[5:7], *said_first[8:21]}
-    landmarks = frozenset({said_first[4], said_first[7]})
-    row = single(model, sampling, 40, truth=said_first, lies=lies, landmarks=landmarks)
-    assert said(row).tokens == said_first
-    assert [length - len(PROMPT) - 1 for length, _ in row.state.states[:2]] == ends
 
 
 def test_few_states_are_kept_and_of_those_that_end_alike_none_near_to_each_other() -> None:

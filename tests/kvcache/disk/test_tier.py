@@ -382,6 +382,20 @@ def test_uses_are_ordered_whatever_the_clock_says(tmp_path: Path, monkeypatch: p
     assert tier.read(first) is not None and tier.read(third) is not None
 
 
+def test_what_was_written_while_the_clock_was_ahead_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    first = write(tier, 1)
+    tier.flush()
+    each = tier.stats()["bytes"]
+    monkeypatch.setattr(time, "time_ns", lambda: 3 * 10**18)  # by decades
+    tier.touch((first,))
+    second = write(tier, 2)
+    tier.close()
+    assert names(DiskTier(tmp_path, "model", each)) == [second]
+
+
 def test_the_budget_takes_the_longest_unused_ends(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, "model", 1 << 20)
     first = write(tier, 1)
