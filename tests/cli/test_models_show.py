@@ -28,7 +28,7 @@ MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 def serve_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens to the table when the model is served; what is told."""
     said: list[str] = []
-    loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
+    loaded = load_model(settings, device=MACHINE)
 
     def check(*args):
         yield 0.0

@@ -18,15 +18,12 @@ from start_llm.engine.probe import limit_context, probe_model
 from start_llm.models import loader, probe_table
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck, Fact
-from start_llm.models.device import GIB, Device
 from start_llm.models.loader import LoadedModel
 from start_llm.models.probe_table import PROBES, decode, encode, probe_key, read_probe
 from start_llm.models.tool_probe import SECONDS, TOKENS
 from tests.kinds import some
 from tests.models.callers import CALLERS, Caller, build_caller
 from tests.models.loading import load_model
-
-MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
 class World:
@@ -56,7 +53,7 @@ class World:
     def load(self, model: Path, reply: str = "", **more: Any) -> LoadedModel:
         settings = self.settings(model, **more)
         self._reply.write_text(reply, "utf-8")
-        loaded = load_model(settings, MACHINE, lambda step, part: None, self.said.append)
+        loaded = load_model(settings, self.said.append)
 
         return at_once(probe_model(settings, loaded, self.said.append))
 
@@ -165,7 +162,7 @@ def test_the_newest_files_stay_and_one_that_another_server_removes_is_no_fault(
 def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
     settings = world.settings(path, model_probe="off")
-    loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
+    loaded = load_model(settings, world.said.append)
     able = at_once(probe_model(settings, loaded, world.said.append, alone=False)).capabilities
     assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
     assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
@@ -183,7 +180,7 @@ def test_how_it_decodes_is_checked_once_and_told_at_each_load(world: World) -> N
 def test_a_slow_machine_gives_up_early_and_tries_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
     settings = world.settings(path)
-    loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
+    loaded = load_model(settings, world.said.append)
     times = iter(range(0, 100_000, 1000))  # each look at the clock is 1,000 s later
     slow = partial(greedy, loaded.model, eos=loaded.eos, most=9, seconds=SECONDS, clock=lambda: float(next(times)))
     with pytest.raises(TooSlow):

@@ -93,6 +93,13 @@ def turn(store: KVStore, tokens: list[int]) -> None:
     store.take_back(cache)
 
 
+def stored(count: int, hybrid: bool = False) -> tuple[KVStore, list[int]]:
+    """A store that a conversation of so many tokens has gone through."""
+    store, tokens = make_store(hybrid), numbers(1, count)
+    turn(store, tokens)
+    return store, tokens
+
+
 def known_rows(segment: Segment) -> tuple[list[int], list[int]]:
     """The keys and values of a segment in `known_cache`."""
     tokens = segment.tokens.tolist()
@@ -279,9 +286,7 @@ def test_a_request_takes_over_what_it_continues_and_gives_it_back(hybrid: bool) 
 
 
 def test_a_row_at_rest_is_taken_over_as_it_is() -> None:
-    store = make_store()
-    tokens = numbers(1, 6000)
-    turn(store, tokens)
+    store, tokens = stored(6000)
     copied = store.stats()["copied_bytes"]
     turn(store, [*tokens, *numbers(7000, 20)])
     assert store.stats()["copied_bytes"] == copied
@@ -305,9 +310,7 @@ def test_of_a_row_that_two_conversations_share_the_larger_part_stays_where_it_is
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_what_is_held_counts_spare_room_but_not_that_of_a_batch(hybrid: bool) -> None:
-    store = make_store(hybrid)
-    tokens = numbers(1, 300)
-    turn(store, tokens)
+    store, tokens = stored(300, hybrid)
     states = store.stats()["checkpoint_bytes"]
     cache = begin(store, [*tokens, 900])
     append(cache, [900])
@@ -346,9 +349,7 @@ def test_spare_room_goes_before_anybody_loses_kv(hybrid: bool) -> None:
 
 
 def test_little_spare_room_is_no_reason_to_copy_a_row() -> None:
-    store = make_store()
-    tokens = numbers(1, 6100)  # with room for 44 more
-    turn(store, tokens)
+    store, tokens = stored(6100)  # with room for 44 more
     store.set_budget(6100 * TOKEN_BYTES)
     assert store.lookup(tokens).length < 6100
     check(store)
@@ -372,9 +373,7 @@ def test_what_is_lent_does_not_expire() -> None:
 
 
 def test_a_row_that_never_came_out_of_its_batch_is_given_up() -> None:
-    store = make_store()
-    tokens = numbers(1, 200)
-    turn(store, tokens)
+    store, tokens = stored(200)
     cache = begin(store, [*tokens, 900])
     store.lent_rows.moved(cache, lambda place: cache if place is None else [cache[place]])
     store.take_back(cache)
@@ -383,9 +382,7 @@ def test_a_row_that_never_came_out_of_its_batch_is_given_up() -> None:
 
 
 def test_who_else_needs_what_is_lent_copies_it() -> None:
-    store = make_store()
-    tokens = numbers(1, 200)
-    turn(store, tokens)
+    store, tokens = stored(200)
     first = begin(store, [*tokens, 900])
     second = begin(store, [*tokens[:150], 800])
     assert read(second) == tokens[:150]
@@ -404,9 +401,7 @@ def test_who_else_needs_what_is_lent_copies_it() -> None:
 @pytest.mark.parametrize("cut", [290, 100])
 def test_a_request_that_leaves_the_path_takes_over_what_is_worth_it(cut: int) -> None:
     """At 290 what stands behind it is copied out, at 100 what stands in front of it."""
-    store = make_store()
-    tokens = numbers(1, 300)
-    turn(store, tokens)
+    store, tokens = stored(300)
     turn(store, [*tokens, 1000])  # at rest as one row
     turn(store, [*tokens[:cut], *numbers(2000, 50)])
     check(store)
@@ -429,9 +424,7 @@ def test_part_of_a_row_that_goes_is_really_freed() -> None:
 
 
 def test_a_row_that_is_not_valid_takes_its_kv_along() -> None:
-    store = make_store()
-    tokens = numbers(1, 100)
-    turn(store, tokens)
+    store, tokens = stored(100)
     turn(store, [*tokens[:60], 900])
     cache = begin(store, [*tokens, 500])
     store.take_back(cache, valid=False)

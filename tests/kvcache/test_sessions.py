@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 from start_llm.kvcache.sessions import Claim, Sessions, Strength
+from start_llm.kvcache.tree import Segment, SegmentTree
 from tests.kvcache.segments import A_TOKEN, fake_tree, grow
 
 BUDGET = 100 * A_TOKEN
@@ -10,33 +13,32 @@ def run(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
+def said(tree: SegmentTree, sessions: Sessions, name: str, tokens: list[int], at: float, **about: Any) -> Segment:
+    """The end of a conversation that comes to these tokens at this time."""
+    end = grow(tree, tokens, used=about.pop("used", 0.0))
+    sessions.add_end(name, end, at, **about)
+    return end
+
+
 def test_an_end_that_grew_is_an_end_no_more() -> None:
     tree, sessions = fake_tree(), Sessions(idle=60, keep=2)
-    first = grow(tree, run(0, 10))
-    sessions.add_end("a", first, 0.0)
-    second = grow(tree, run(0, 20))
-    sessions.add_end("a", second, 1.0)
-    branch = grow(tree, [*run(0, 10), 99])
-    sessions.add_end("a", branch, 2.0)
+    said(tree, sessions, "a", run(0, 10), at=0.0)
+    second = said(tree, sessions, "a", run(0, 20), at=1.0)
+    branch = said(tree, sessions, "a", [*run(0, 10), 99], at=2.0)
     assert sessions.protection(2.0).keys() == {id(second), id(branch)}
-    third = grow(tree, [*run(0, 10), 88])
-    sessions.add_end("a", third, 3.0)
+    third = said(tree, sessions, "a", [*run(0, 10), 88], at=3.0)
     assert sessions.protection(3.0).keys() == {id(branch), id(third)}
 
 
 def test_an_end_that_was_left_behind_is_weaker_than_any_newest_one() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    other = grow(tree, run(1000, 5))
-    sessions.add_end("other", other, 1.0)
-    long = grow(tree, run(0, 50), used=2.0)
-    sessions.add_end("a", long, 2.0)
-    summed_up = grow(tree, [*run(0, 10), *run(2000, 5)])
-    sessions.add_end("a", summed_up, 3.0)
+    other = said(tree, sessions, "other", run(1000, 5), at=1.0)
+    long = said(tree, sessions, "a", run(0, 50), used=2.0, at=2.0)
+    summed_up = said(tree, sessions, "a", [*run(0, 10), *run(2000, 5)], at=3.0)
     strengths = sessions.protection(4.0)
     assert strengths[id(long)] < strengths[id(other)] < strengths[id(summed_up)]
     # Who goes back to an older end may do so again: main and sub-agent under one name.
-    long = grow(tree, run(0, 60), used=5.0)
-    sessions.add_end("a", long, 5.0)
+    long = said(tree, sessions, "a", run(0, 60), used=5.0, at=5.0)
     sessions.add_end("a", grow(tree, [*run(0, 10), *run(2000, 9)]), 6.0)
     strengths = sessions.protection(7.0)
     assert strengths[id(other)] < strengths[id(long)]
@@ -103,13 +105,11 @@ def test_only_a_turn_that_is_over_ends_a_pause() -> None:
 def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
     """Parts of a prompt are computed again where checkpoints had gone: that goes back to nothing."""
     tree, sessions = fake_tree(), Sessions(idle=6000, keep=2)
-    left = grow(tree, [*run(0, 10), 99])
-    sessions.add_end("a", left, 0.0)
+    left = said(tree, sessions, "a", [*run(0, 10), 99], at=0.0)
     sessions.add_end("a", grow(tree, run(0, 50)), 1.0)
     for tokens in (30, 60):
         sessions.add_end("a", grow(tree, run(0, tokens)), 2.0, answered=False)
-    end = grow(tree, run(0, 70))
-    sessions.add_end("a", end, 3.0)
+    end = said(tree, sessions, "a", run(0, 70), at=3.0)
     strengths = sessions.protection(4.0)
     assert (strengths[id(left)].claim, strengths[id(end)].claim) == (0, 1)
     sessions.add_end("a", grow(tree, [*run(0, 10), 99, 98]), 5.0, answered=False)
@@ -118,8 +118,7 @@ def test_a_turn_that_is_stored_in_parts_goes_back_to_no_older_end() -> None:
 
 def test_a_conversation_that_lost_its_end_is_protected_as_far_as_it_is_held() -> None:
     tree, sessions = fake_tree(longest=5), Sessions(idle=60, keep=2)
-    end = grow(tree, run(0, 20))
-    sessions.add_end("a", end, 0.0)
+    end = said(tree, sessions, "a", run(0, 20), at=0.0)
     end.rows = None
     assert end.parent is not None and sessions.protection(1.0).keys() == {id(end.parent)}
     for segment in tree:
@@ -137,10 +136,8 @@ def caller_of(sessions: Sessions, name: str, owner: str | None = None) -> str | 
 def test_who_was_active_last_has_begun_the_next_and_not_who_is_eldest() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     tools = run(0, 10)
-    early = grow(tree, [*tools, 7])
-    sessions.add_end("early", early, 0.0, calls=True)
-    main = grow(tree, [*tools, 1])
-    sessions.add_end("main", main, 5.0, calls=True)
+    early = said(tree, sessions, "early", [*tools, 7], at=0.0, calls=True)
+    main = said(tree, sessions, "main", [*tools, 1], at=5.0, calls=True)
     sessions.add_end("early", early, 6.0, calls=True)
     sessions.add_end("main", main, 8.0, calls=True)
     sessions.add_end("agent", grow(tree, [*tools, 9]), 10.0, calls=True)
@@ -166,8 +163,9 @@ def ended_beside(
     sessions.add_end("first", first, 0.0, calls=calls)
     for time in (100.0, 100.0 + pause):
         sessions.add_end("agent", grow(tree, [*run(0, 10), 7]), time, calls=agent_calls)
-    agent = grow(tree, [*run(0, 10), 7, *run(3000, tokens - 11)])
-    sessions.add_end("agent", agent, 102.0 + pause, calls=agent_calls)
+    agent = said(
+        tree, sessions, "agent", [*run(0, 10), 7, *run(3000, tokens - 11)], at=102.0 + pause, calls=agent_calls
+    )
     sessions.add_end("other", other, 160.0, calls=agent_calls)
     strengths = sessions.protection(now)
     return strengths[id(agent)] < strengths[id(first)], strengths[id(agent)] < strengths[id(other)]
@@ -199,8 +197,7 @@ def test_who_waits_for_a_call_has_begun_the_next_though_another_that_rests_is_al
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     tools = run(0, 10)
     sessions.add_end("rests", grow(tree, [*tools, 1]), 0.0, calls=False)
-    main = grow(tree, [*tools, 2])
-    sessions.add_end("main", main, 1.0, calls=True)
+    main = said(tree, sessions, "main", [*tools, 2], at=1.0, calls=True)
     sessions.add_end("agent", grow(tree, [*tools, 3]), 2.0, calls=False)
     assert caller_of(sessions, "agent") == "main"
     sessions.add_end("another", grow(tree, [*tools, 4]), 4.0, calls=True)
@@ -245,14 +242,10 @@ def test_the_longest_unused_name_is_forgotten() -> None:
 
 def test_two_owners_may_give_their_conversations_one_name() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    first = grow(tree, run(0, 20), used=1.0)
-    sessions.add_end("main", first, 1.0, owner="ann")
-    other = grow(tree, run(1000, 20), used=2.0)
-    sessions.add_end("other", other, 2.0, owner="ann")
-    second = grow(tree, run(2000, 20), used=3.0)
-    sessions.add_end("main", second, 3.0, owner="bob")
-    third = grow(tree, run(3000, 20), used=4.0)
-    sessions.add_end("main", third, 4.0, owner="bob")
+    first = said(tree, sessions, "main", run(0, 20), used=1.0, at=1.0, owner="ann")
+    said(tree, sessions, "other", run(1000, 20), used=2.0, at=2.0, owner="ann")
+    second = said(tree, sessions, "main", run(2000, 20), used=3.0, at=3.0, owner="bob")
+    said(tree, sessions, "main", run(3000, 20), used=4.0, at=4.0, owner="bob")
     strengths = sessions.protection(5.0)
     assert len(sessions) == 3
     assert strengths[id(first)].claim == 1, "the one of ann's: bob has not left it behind"

@@ -16,16 +16,13 @@ from start_llm.core.errors import BadRequest, NotFound, Unavailable
 from start_llm.core.settings import load_settings
 from start_llm.models.adapter import read_adapter
 from start_llm.models.background import at_once
-from start_llm.models.device import GIB, Device
 from start_llm.models.loader import BasesInMemory, LoadedModel, find_model, load_steps
 from start_llm.models.room import Weights, group_of, together
 from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder
 from tests.models.architectures import greedy
-from tests.models.loading import load_model
+from tests.models.loading import MACHINE, load_model, quiet
 from tests.models.lora import FAULTS, LORA, build_adapter, build_base, change, fuse, quantise
-
-MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +45,7 @@ def loaded(
     base: Path, adapter: Path | None, said: list[str] | None = None, bases: BasesInMemory | None = None
 ) -> LoadedModel:
     settings = load_settings(None, model_path=str(base), adapter_path=None if adapter is None else str(adapter))
-    return load_model(
-        settings, MACHINE, lambda step, part: None, (said if said is not None else []).append, bases=bases
-    )
+    return load_model(settings, quiet if said is None else said.append, bases=bases)
 
 
 @pytest.mark.parametrize("file", ["base/model.safetensors", "one/adapters.safetensors"])
@@ -61,7 +56,6 @@ def test_files_that_change_while_they_are_read_are_refused(
     shutil.copytree(base, tmp_path / "base")
     shutil.copytree(adapter, tmp_path / "one")
     settings = load_settings(None, model_path=str(tmp_path / "base"))
-    quiet: Any = lambda *said: None  # noqa: E731
     found = find_model(settings, MACHINE, quiet, quiet, adapter=read_adapter(tmp_path / "one", "The adapter"))
     parts: list[float] = []
     steps = load_steps(found, lambda step, part: parts.append(part), quiet, BasesInMemory())

@@ -11,7 +11,6 @@ import pytest
 
 from start_llm.core.settings import Settings, load_settings
 from start_llm.models.capabilities import Capabilities, Fact, sampling_facts, sampling_report
-from start_llm.models.device import GIB, Device
 from start_llm.models.family import families
 from start_llm.models.generation_config import FILE, GenerationConfig, read_generation_config
 from start_llm.models.overrides import Overrides
@@ -19,7 +18,6 @@ from tests.models.loading import load_model
 from tests.models.lora import build_adapter, build_base
 from tests.vision.oracle import build_vision_oracle
 
-MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [151645], "max_length": 9}
 
 
@@ -126,7 +124,7 @@ def test_a_text_model_with_an_adapter_and_one_that_sees_follow_their_makers(tmp_
     for more in ({"model_path": str(base), "adapter_path": str(adapter)}, {"model_path": str(seeing)}):
         said: list[str] = []
         settings = load_settings(None, trust_remote_code=True, **more)
-        loaded = load_model(settings, MACHINE, lambda step, part: None, said.append)
+        loaded = load_model(settings, said.append)
         assert (loaded.vision is not None) == (more["model_path"] == str(seeing))
         assert loaded.capabilities.sampling["temperature"] == Fact(0.6, "makers")
         assert loaded.capabilities.facts["sampling.top_k"] == Fact(20, "makers")

@@ -22,13 +22,11 @@ from start_llm.engine.probe import probe_model
 from start_llm.models import inspection
 from start_llm.models.background import at_once
 from start_llm.models.catalog import describe
-from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
 from tests.models.forked import Forked
 from tests.models.loading import load_model
 from tests.models.lora import build_base
 
-MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 VALUES = (
     *(None, True, -1, 0, 1, 3, 7, 2**15, 10**7, 2**31, 2**63, 10**300, -(2**40), 0.5, 1e308),
     *("", "x" * 10_000, "../..", "\ud800"),
@@ -117,7 +115,7 @@ def served(folder: Path) -> str:
     cache = folder.parent / "cache"
     settings = load_settings(None, model_path=str(folder), start_llm_cache_dir=cache, kv_bits=None, model_probe="off")
     try:
-        loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
+        loaded = load_model(settings)
         at_once(probe_model(settings, loaded, lambda line: None, alone=False))
     except StartLLMError as error:
         assert error.message and "\n" not in error.message[:1], error

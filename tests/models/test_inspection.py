@@ -17,7 +17,6 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
 from start_llm.models import inspection, inspection_child
 from start_llm.models.catalog import describe
-from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
 from start_llm.models.inspection import _start as start_child
 from start_llm.models.inspection import inspect_once
@@ -25,8 +24,6 @@ from start_llm.models.probe_table import PROBES
 from tests.models.forked import Forked
 from tests.models.loading import load_model
 from tests.models.lora import build_base
-
-MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,7 @@ def settings_for(folder: Path, **more: Any) -> Settings:
 
 
 def load(folder: Path, **more: Any) -> Any:
-    return load_model(settings_for(folder, **more), MACHINE, lambda step, part: None, lambda line: None)
+    return load_model(settings_for(folder, **more))
 
 
 def change(folder: Path, **values: Any) -> None:

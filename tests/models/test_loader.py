@@ -13,11 +13,9 @@ from start_llm.core.settings import load_settings
 from start_llm.models import loader
 from start_llm.models.checkpoint import INDEX, weights_on_disk
 from start_llm.models.device import GIB, Device
-from tests.models.loading import load_model
+from tests.models.loading import MACHINE, load_model
 from tests.oracle import build_oracle
 from tests.vision.oracle import build_vision_oracle
-
-MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
 
 def sparse(path: Path, nbytes: int) -> None:
@@ -25,10 +23,6 @@ def sparse(path: Path, nbytes: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.truncate(nbytes)
-
-
-def quiet(step: str, part: float) -> None:
-    pass
 
 
 def test_the_index_says_how_much_the_weights_take(tmp_path: Path) -> None:
@@ -46,7 +40,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path) 
     (tmp_path / "config.json").write_text("{}")
     sparse(tmp_path / "model.safetensors", 30 * GIB)
     with pytest.raises(OutOfMemory, match=r"32\.2 GB of the 25\.8 GB.*125%.*34\.4 GB"):
-        load_model(load_settings(None, model_path=str(tmp_path)), MACHINE, quiet, print)
+        load_model(load_settings(None, model_path=str(tmp_path)))
 
 
 def test_only_a_model_that_leaves_little_is_loaded_with_a_warning(tmp_path: Path) -> None:
@@ -54,10 +48,10 @@ def test_only_a_model_that_leaves_little_is_loaded_with_a_warning(tmp_path: Path
     settings = load_settings(None, model_path=str(folder), trust_remote_code=True)
     said: list[str] = []
     for machine in (MACHINE, Device("Linux", "unknown chip", 0, "cpu", 0)):
-        load_model(settings, machine, quiet, said.append)
+        load_model(settings, said.append, machine)
     assert said == []
     tight = Device("Linux", "some CPU", 4 * GIB, "cpu", weights_on_disk(folder) + GIB + GIB // 4)
-    load_model(settings, tight, quiet, said.append)
+    load_model(settings, said.append, tight)
     assert len(said) == 1 and "leaves 268.4 MB" in said[0]
 
 
@@ -78,7 +72,7 @@ def test_a_model_that_sees_is_refused_over_seventy_percent(
     expected: type[Exception] = OutOfMemory if share > 0.7 else RuntimeError
     words = r"76\.2 GB of this machine's 107\.4 GB \(71%\).*VISION=off" if share > 0.7 else "it is loaded"
     with pytest.raises(expected, match=words) as found:
-        load_model(load_settings(None, model_path=str(folder)), machine, quiet, print)
+        load_model(load_settings(None, model_path=str(folder)), device=machine)
     assert getattr(found.value, "status", 0) == (507 if share > 0.7 else 0) and bool(tried) == (share < 0.7)
 
 
@@ -102,5 +96,5 @@ def test_weights_that_do_not_fit_are_not_downloaded(
     monkeypatch.setattr("start_llm.models.pull.pull", pull)
     settings: Any = load_settings(None, model_path="someone/large-model")
     with pytest.raises(OutOfMemory, match=words):
-        load_model(settings, MACHINE, quiet, print)
+        load_model(settings)
     assert asked == ["someone/large-model"]

@@ -11,17 +11,14 @@ import pytest
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
 from start_llm.engine.vision import LanguageAlone
-from start_llm.models.device import Device
 from tests.models.decode_everywhere import LONG
 from tests.models.loading import load_model
 from tests.models.vlm_types import save, truth
 
-MACHINE = Device("Linux", "some CPU", 1 << 40, "cpu", 1 << 40)
-
 
 def load(folder: Path) -> LanguageAlone:
     settings = load_settings(None, model_path=str(folder), cache_dir=folder.parent / "cache")
-    return LanguageAlone(load_model(settings, MACHINE, lambda step, part: None, lambda line: None).model)
+    return LanguageAlone(load_model(settings).model)
 
 
 @pytest.mark.parametrize(
