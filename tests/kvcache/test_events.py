@@ -22,6 +22,11 @@ def run(length: int, seed: int) -> Tokens:
     return np.random.default_rng(seed).integers(0, 500, length, dtype=np.int32)
 
 
+def behind(tokens: Tokens, at: int) -> list[int]:
+    """Names of the blocks that end behind this place."""
+    return block_names(tokens[at:], hashlib.sha256(tokens[:at].tobytes()), at)
+
+
 def announced(new: NewBlocks | None) -> NewBlocks:
     assert new is not None
     return new
@@ -32,8 +37,7 @@ def test_names_do_not_depend_on_how_a_run_is_divided() -> None:
     whole = block_names(tokens)
     assert len(whole) == 1000 // BLOCK and len(set(whole)) == len(whole)
     for at in (1, 63, 64, 65, 500, 999):
-        chain = hashlib.sha256(tokens[:at].tobytes())
-        assert block_names(tokens[:at]) + block_names(tokens[at:], chain, at) == whole
+        assert block_names(tokens[:at]) + behind(tokens, at) == whole
 
 
 def test_equal_tokens_are_published_as_far_as_they_are_held() -> None:
@@ -48,9 +52,8 @@ def test_equal_tokens_are_published_as_far_as_they_are_held() -> None:
 def test_what_is_evicted_is_removed_last_block_first() -> None:
     blocks, tokens = PublishedBlocks(), run(400, 3)
     names = announced(blocks.announce(tokens, tokens, 400)).names
-    chain = hashlib.sha256(tokens[:200].tobytes())
-    assert blocks.release(block_names(tokens[200:], chain, 200)) == names[3:][::-1]
-    assert blocks.release(block_names(tokens[200:], chain, 200)) == []
+    assert blocks.release(behind(tokens, 200)) == names[3:][::-1]
+    assert blocks.release(behind(tokens, 200)) == []
     assert len(blocks) == 3
 
 
@@ -61,8 +64,7 @@ def test_other_tokens_of_the_same_text_stand_and_fall_with_the_prompt() -> None:
     plain, prompt = np.concatenate([alike, run(300, 5)]), np.concatenate([alike, run(600, 6)])
     assert len(announced(blocks.announce(plain, prompt, 100)).names) == 1
     assert len(announced(blocks.announce(plain, prompt, len(prompt))).names) == 400 // BLOCK - 1
-    chain = hashlib.sha256(prompt[:400].tobytes())
-    gone = blocks.release(block_names(prompt[400:], chain, 400))  # the later half of what differs
+    gone = blocks.release(behind(prompt, 400))  # the later half of what differs
     assert gone == block_names(plain)[3:][::-1]
 
 

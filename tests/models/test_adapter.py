@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from start_llm.models.adapter import read_adapter
 from start_llm.models.background import at_once
 from start_llm.models.loader import BasesInMemory, LoadedModel, find_model, load_steps
 from start_llm.models.room import Weights, group_of, together
-from tests.integration.live import Live, live
-from tests.memory_folder import memory_folder
 from tests.models.architectures import greedy
 from tests.models.loading import MACHINE, load_model, quiet
 from tests.models.lora import FAULTS, LORA, build_adapter, build_base, change, fuse, quantise
@@ -33,12 +30,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_adapter(tmp_path_factory.mktemp("adapters") / "one", base)
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    with memory_folder() as folder:
-        yield folder
 
 
 def loaded(
@@ -163,30 +154,3 @@ def test_no_folder_and_another_shape(adapter: Path, base: Path, tmp_path: Path) 
     wider = build_base(tmp_path / "wider", width=48)
     with pytest.raises(BadRequest, match=r"does not fit .* has the shape \(.*\), where \(.*\) is needed"):
         loaded(wider, adapter)
-
-
-@pytest.mark.thorough
-def test_a_server_with_an_adapter_answers_as_one_with_the_fused_model(
-    base: Path, adapter: Path, tmp_path: Path, memory_path: Path
-) -> None:
-    """The same cache folder for all: what one stored on disk is never another's, and each reuses its own."""
-    fused, cache = fuse(tmp_path / "fused", base, adapter), memory_path / "cache"
-    asked = [{"role": "user", "content": "what is new " * 700}]
-
-    def answer(server: Live) -> dict[str, Any]:
-        return server.chat(asked, max_tokens=24, temperature=0, logit_bias={"3": -100})
-
-    def texts(model: Path, **settings: Any) -> tuple[str, int, int]:
-        with live(model, cache, kv_disk_dir="auto", model_probe="off", **settings) as server:
-            first, second = answer(server), answer(server)
-            assert first["message"]["content"] == second["message"]["content"]
-            return first["message"]["content"], first["report"]["reused"], second["report"]["reused"]
-
-    bare, adapted = texts(base), texts(base, adapter_path=str(adapter))
-    assert adapted[0] == texts(fused)[0] != bare[0]
-    assert (bare[1], adapted[1]) == (0, 0)
-    assert bare[2] > 50
-    assert adapted[2] > 50
-    again = texts(base, adapter_path=str(adapter))
-    assert again[0] == adapted[0]
-    assert again[1] > 50

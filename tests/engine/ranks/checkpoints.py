@@ -11,9 +11,11 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
 from tests.engine.tiny import make_tokenizer
+from tests.models.architectures import TEXT
 
 VOCABULARY = 300
 _PLAIN: dict[str, Any] = {
+    **TEXT,
     "model_type": "llama",
     "vocab_size": VOCABULARY,
     "hidden_size": 48,
@@ -22,10 +24,6 @@ _PLAIN: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_key_value_heads": 6,
     "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
 }
 _HYBRID = {
     **_PLAIN,
