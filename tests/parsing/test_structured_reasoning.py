@@ -13,18 +13,14 @@ THINK = {"reasoning": "think_tag"}
 
 def test_reasoning_tags_that_are_tokens_become_token_ids() -> None:
     opening, closing = (TOKENS.special[tag] for tag in ("<think>", "</think>"))
-    inside = constraint(TOKENS, **THINK, response_format=OBJECT, in_reasoning=True)
-    assert inside is not None
-    assert (inside.after, inside.wait, inside.opens) == ((closing,), True, ())
-    may = constraint(TOKENS, **THINK, response_format=OBJECT)
-    assert may is not None
-    assert (may.after, may.wait, may.opens) == ((closing,), False, (opening,))
-    never = constraint(TOKENS, **THINK, response_format=OBJECT, may_reason=False)
-    assert never is not None
-    assert (never.after, never.wait, never.opens) == ((), False, ())
-    for each in (inside, may, never):
-        assert TOKENS.accepts(each, "\n\n{}")
-        assert not TOKENS.begins(each, "hm")
+    for fields, expected in (
+        ({"in_reasoning": True}, ((closing,), True, ())),
+        ({}, ((closing,), False, (opening,))),
+        ({"may_reason": False}, ((), False, ())),
+    ):
+        each: Any = constraint(TOKENS, **THINK, response_format=OBJECT, **fields)
+        assert (each.after, each.wait, each.opens) == expected
+        assert TOKENS.accepts(each, "\n\n{}") and not TOKENS.begins(each, "hm")
 
 
 def test_tags_of_several_tokens() -> None:
@@ -35,9 +31,8 @@ def test_tags_of_several_tokens() -> None:
     ):
         after = tuple(words.backend.encode("".join(closing)).ids)
         assert len(after) == len(closing)
-        inside = constraint(words, reasoning=ident, response_format=OBJECT, in_reasoning=True)
-        may = constraint(words, reasoning=ident, response_format=OBJECT)
-        assert inside is not None and may is not None
+        inside: Any = constraint(words, reasoning=ident, response_format=OBJECT, in_reasoning=True)
+        may: Any = constraint(words, reasoning=ident, response_format=OBJECT)
         assert (inside.after, inside.wait, inside.opens) == (after, True, ())
         assert (may.after, may.wait, may.opens) == (after, False, (words.special[opening],))
 
@@ -54,8 +49,7 @@ def test_a_model_whose_tags_are_text_may_not_begin_with_one() -> None:
 
 def test_a_block_that_the_prompt_opened_with_a_tag_of_text_is_free_up_to_its_end() -> None:
     for ident, closing in (("think_tag", "</think>"), ("reasoning_tag", "</reasoning>")):
-        inside = constraint(BYTES, reasoning=ident, response_format=OBJECT, in_reasoning=True)
-        assert inside is not None
+        inside: Any = constraint(BYTES, reasoning=ident, response_format=OBJECT, in_reasoning=True)
         assert inside.after == ()
         assert BYTES.accepts(inside, f"hm, {{}} no\n{closing}\n\n{{}}")
         assert not BYTES.accepts(inside, "{}")

@@ -73,7 +73,6 @@ class Life:
         except Fault:
             self.faults.append(name)
             client.ask()
-        assert client.prepared is not None
         self.prompts[name].append(client.prepared.prompt.tokens)
         try:
             client.answer(answer)

@@ -28,7 +28,6 @@ from tests.prompt.models import EOS, TEMPLATES, model
 
 
 def guess_and_answer(client: Client, answer: Message):
-    assert client.prepared is not None
     prepared = client.prepared
     client.answer(answer)
     tokens = odd_tokens(
@@ -62,7 +61,6 @@ def test_dropped_reasoning_is_guessed():
     guess_and_answer(client, say("x", "thought one", bash={"command": "ls"}))
     client.ask(Message("tool", "r", tool_call_id="call_bash"))
     guess = guess_and_answer(client, say("Done.", "thought two"))
-    assert guess is not None
     text = model("qwen3")[1].decode(guess.tokens)
     assert "thought" not in text and "Done." in text
     assert client.ask(Message("user", "And?")).prompt.tokens[: len(guess.tokens)] == guess.tokens
@@ -143,7 +141,6 @@ def test_a_head_that_is_sent_otherwise_than_shown_is_guessed_when_it_stays() -> 
     head, block = f"{heads}\nBranch: dev", "<system-reminder>\nIt is Monday.\n</system-reminder>\n"
     assert head_guessed(client, head, block) is None
     guess = head_guessed(client, head, block)
-    assert guess is not None
     text = model(client.family)[1].decode(guess.tokens)
     assert "Branch: dev" in text and "It is Monday." in text and "Go." not in text
     assert guess.system_end < len(guess.tokens)

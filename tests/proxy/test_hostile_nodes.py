@@ -142,25 +142,14 @@ def test_garbage_is_told_to_people(garbage: str) -> None:
     assert (told.name, told.requests, told.stored_tokens) == ("a", 0, 0) and len(told.version) <= 40
 
 
-def begins(head: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
-    """With these bytes, and hangs up."""
+def begins(head: bytes, behind_tls: bytes = b"") -> Callable[[BaseHTTPRequestHandler], None]:
+    """With these bytes, and hangs up. `behind_tls`: bytes that TLS does not know of."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         handler.close_connection = True
         handler.wfile.write(head)
-
-    return answer
-
-
-def breaks_tls(head: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Behind the handshake, and behind `head`."""
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        handler.close_connection = True
-        handler.wfile.write(head)
-        os.write(handler.connection.fileno(), RECORD)
+        os.write(handler.connection.fileno(), behind_tls)
 
     return answer
 
@@ -191,7 +180,7 @@ async def test_a_head_that_nobody_understands_is_an_answer_that_failed(stubs: li
 def test_tls_that_breaks_is_an_answer_that_failed(head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such an error is an OSError: `start-llm nodes` must tell it as the node's."""
     with nodes(1) as [stub]:
-        stub.instead = breaks_tls(head)
+        stub.instead = begins(head, RECORD)
         node, certificate = with_tls(stub, tmp_path)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         [found] = look_at([node])
