@@ -120,6 +120,7 @@ class FakeService:
         self.ok = True
         self.scale = 1.0
         self.tree = StoredTree()
+        self.acts: list[str] = []
 
     def chat(self, request: ChatRequest) -> FakeStream:
         self.requests.append(request)
@@ -149,9 +150,11 @@ class FakeService:
         return f"<{token}>"
 
     def load(self, name: str) -> ModelCard:
+        self.acts.append(f"load {name}")
         return self._card(name)
 
     def unload(self, name: str) -> ModelCard:
+        self.acts.append(f"unload {name}")
         return self._card(name)
 
     def pin(self, name: str, pinned: bool) -> ModelCard:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.api.common.fields import short
+from start_llm.api.common.fields import short, within
 from start_llm.api.server import ApiServer
 from start_llm.core import limits
+from start_llm.core.errors import BadRequest
 from tests.api.attacks import ATTACKS, Attack
 from tests.api.fakes import FakeService
 from tests.kinds import RUN
@@ -91,3 +92,9 @@ def test_every_limit_is_documented() -> None:
     for limit in found:
         assert f"| {limit.what} | {limit.most:,} | {limit.status} |" in text
     assert text.count("\n| ") - 1 == len(found)
+
+
+def test_what_is_just_within_a_limit_is_allowed() -> None:
+    within(limits.NAME, limits.NAME.most, "name")
+    with pytest.raises(BadRequest, match="name: at most"):
+        within(limits.NAME, limits.NAME.most + 1, "name")

@@ -33,6 +33,7 @@ INT, BOOL, STR = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
         ({"type": ["integer", "null"]}, "null", None),
         ({"type": ["integer", "null"]}, "", None),
         ({"anyOf": [INT, {"type": "null"}]}, "7", 7),
+        ({"anyOf": [{"additionalProperties": False}, {"properties": {"b": INT}}]}, {"b": "1"}, {"b": 1}),
         ({"type": "array", "items": INT}, "[1, '2']", [1, 2]),
         ({"type": "array", "items": STR}, "a", ["a"]),
         ({"type": "object", "properties": {"n": INT}}, '{"n": "1"}', {"n": 1}),

@@ -174,6 +174,7 @@ def test_no_question_loads_the_model_or_unloads_it(server: ApiServer, service: F
         for more, word in (({}, "load"), ({"keep_alive": 0}, "unload")):
             _, _, (said,) = ask(connect, server, path, {"model": "tiny"} | more)
             assert said["done_reason"] == word and said["done"] is True and empty in said
+            assert service.acts[-1] == f"{word} tiny"
     assert not service.requests
     status, _, (said,) = ask(connect, server, "/api/generate", {"model": "nobody"})
     assert status == 404 and set(said) == {"error"} and "nobody" in said["error"]

@@ -260,6 +260,11 @@ def test_unknown_fields_and_nulls_are_ignored() -> None:
     assert read(model=None).model == ""
 
 
+def test_an_adapter_beside_the_model_goes_before_one_in_extra_body() -> None:
+    assert read(extra_body={"adapter": "b"}).model == "m+b"
+    assert read(adapter="a", extra_body={"adapter": "b"}).model == "m+a"
+
+
 def test_errors_are_in_the_words_of_json() -> None:
     for body, word in (
         ({"messages": ["Hi"]}, 'messages[0]: must be an object, but got "Hi".'),
