@@ -16,7 +16,6 @@ import httpx
 
 from start_llm.kvcache.disk import tier as disk
 from tests.integration.live import Live, live
-from tests.oracle import expected_truth
 from tests.waiting import until
 
 SMALL = "24m"
@@ -36,10 +35,7 @@ class Said(logging.Handler):
 
 def turn(server: Live, messages: list[dict[str, Any]]) -> None:
     """One more turn, whose answer must be right."""
-    messages.append({"role": "user", "content": f"part {len(messages)} " + "word " * 500 + "[[truth]]"})
-    answer = server.chat(messages)
-    assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
-    messages.append({"role": "assistant", "content": answer["message"]["content"]})
+    server.turn(messages, f"part {len(messages)} " + "word " * 500)
 
 
 def respond(server: Live, **body: Any) -> httpx.Response:

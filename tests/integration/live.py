@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Submit
 from tests.model_thread import on_model_thread
+from tests.oracle import expected_truth
 from tests.vendors import openai
 
 WAIT = 60.0
@@ -91,6 +93,24 @@ class Live:
 
     def prompt_of(self, answer: dict[str, Any]) -> tuple[int, ...]:
         return self.prompts[answer["body"]["id"]]
+
+    def turn(self, messages: list[dict[str, Any]], text: str, **more: Any) -> dict[str, Any]:
+        """One more turn of a conversation, which grows by it; the model has seen the prompt that it was given.
+        The report."""
+        messages.append({"role": "user", "content": f"{text}[[truth]]"})
+        answer = self.chat(messages, **more)
+        assert answer["message"]["content"] == expected_truth(self.prompt_of(answer))
+        messages.append(echoed(answer["message"], "keep"))
+        return dict(answer["report"])
+
+
+def send_raw(server: Live, messages: list[dict[str, Any]]) -> socket.socket:
+    """A connection on which a stream was asked for, whose end its client need not see."""
+    body = json.dumps({"model": "default", "messages": messages, "stream": True}).encode()
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=WAIT)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    return connection
 
 
 ENDLESS = {"drafts": False, "repetition_guard": False}

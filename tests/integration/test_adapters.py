@@ -6,8 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import httpx
 import pytest
 
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
+from tests.integration.asking import user
 from tests.integration.live import WAIT, Live, live
 from tests.kinds import rounds
 from tests.memory_folder import memory_folder
 from tests.models.lora import FAULTS, build_adapter, build_base, fuse
-from tests.vendors import anthropic
+from tests.together import together
 from tests.waiting import until
 
 NO_END = {"3": -100}
@@ -69,10 +70,6 @@ def said(answer: dict[str, Any]) -> tuple[Any, Any]:
     return answer["message"].get("content"), answer["message"].get("reasoning_content")
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 def cards(server: Live) -> dict[str, dict[str, Any]]:
     data = server.get("/v1/models").json()["data"]
     return {card["id"]: card["details"] for card in data}
@@ -115,28 +112,6 @@ def test_one_conversation_under_several_adapters_is_each_one_s_own(serve: Any, m
         assert shown["tiny-base+first"]["base"] == "tiny-base" and shown["tiny-base+first"]["adapter"] == "first"
 
 
-@pytest.mark.thorough
-def test_every_dialect_takes_an_adapter(server: Live) -> None:
-    more: dict[str, Any] = {"adapter": "first"}
-    chat = server.openai.chat.completions.create(
-        model="default", messages=[{"role": "user", "content": "x"}], max_tokens=2, extra_body=more
-    )
-    text = server.openai.completions.create(model="tiny-base", prompt="x", max_tokens=2, extra_body=more)
-    response = server.openai.responses.create(model="default", input="x", max_output_tokens=2, extra_body=more)
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=WAIT)
-    message = client.messages.create(
-        model="tiny-base", messages=[{"role": "user", "content": "x"}], max_tokens=2, extra_body=more
-    )
-    assert {chat.model, text.model, response.model, message.model} == {"tiny-base+first"}
-    nested = ask(server, "default", [user("x")], extra_body=more)
-    assert nested["body"]["model"] == "tiny-base+first"
-    counted = server.post(
-        "/v1/messages/count_tokens",
-        json={"model": "default", "adapter": "nobody", "messages": [user("x")]},
-    )
-    assert counted.status_code == 404
-
-
 @pytest.mark.parametrize(
     ("body", "meant"),
     [
@@ -144,6 +119,7 @@ def test_every_dialect_takes_an_adapter(server: Live) -> None:
         ({"model": "openai/tiny-base+second"}, "tiny-base+second"),
         ({"model": "+first"}, "tiny-base+first"),
         ({"adapter": "first"}, "tiny-base+first"),
+        ({"model": "default", "extra_body": {"adapter": "first"}}, "tiny-base+first"),
         ({"model": "claude-opus-4-1+first"}, "tiny-base+first"),
         ({"model": "small-fast"}, "tiny-base+first"),
         ({"model": "tiny-base", "adapter": None}, "tiny-base"),
@@ -189,6 +165,8 @@ def test_a_name_that_means_no_adapter_is_told(server: Live, body: dict[str, Any]
     before = cards(server)
     got, told = error(server, **body)
     assert (got, sentence in told) == (status, True), (got, told)
+    counted = {"model": "default", "messages": [user("x")]} | body
+    assert server.post("/v1/messages/count_tokens", json=counted).status_code == status
     assert len(told) < 600 and str(server.app.settings.cache_dir) not in told
     assert cards(server).keys() == before.keys()
 
@@ -249,21 +227,15 @@ def test_requests_at_the_same_time_do_not_mix(serve: Any) -> None:
     """Rows are decoded together within an adapter only: a wrong one would answer as another does."""
     names = ("tiny-base", *PAIRS)
     with serve(drafts="off") as server:
+
+        def one(name: str, text: str) -> tuple[Any, Any]:
+            return said(ask(server, name, [user(text)], max_tokens=48))
+
         prompts = [f"{number} {WORDS}" for number in range(2)]
-        alone = {
-            (name, text): said(ask(server, name, [user(text)], max_tokens=48)) for name in names for text in prompts
-        }
-        together: dict[tuple[str, str], Any] = {}
-
-        def one(name: str, text: str) -> None:
-            together[name, text] = said(ask(server, name, [user(text)], max_tokens=48))
-
-        threads = [threading.Thread(target=one, args=(name, text)) for text in prompts for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT)
-        assert together == alone
+        alone = {(name, text): one(name, text) for name in names for text in prompts}
+        asked = [(name, text) for text in prompts for name in names]
+        found = together(partial(one, name, text) for name, text in asked)
+        assert dict(zip(asked, found, strict=True)) == alone
 
 
 @pytest.mark.thorough
@@ -331,27 +303,12 @@ def trained(smol_path: Path, folder: Path) -> tuple[Path, Path]:
     """An adapter of SmolLM2 by mlx-lm's own trainer, and the checkpoint that its `fuse` makes of both."""
     data = folder / "data"
     data.mkdir()
-    said = [
-        {"role": "user", "content": "What is the capital of France?"},
-        {"role": "assistant", "content": "Arr! Paris!"},
-    ]
+    said = [user("What is the capital of France?"), {"role": "assistant", "content": "Arr! Paris!"}]
     for part in ("train", "valid"):
         (data / f"{part}.jsonl").write_text(json.dumps({"messages": said}) + "\n")
     adapter, fused = folder / "adapters" / "pirate", folder / "models" / "fused-pirate"
-    lora = [
-        "--train",
-        "--data",
-        str(data),
-        "--iters",
-        "6",
-        "--batch-size",
-        "1",
-        "--num-layers",
-        "4",
-        "--val-batches",
-        "0",
-    ]
-    lora += ["--learning-rate", "1e-3", "--max-seq-length", "128", "--steps-per-eval", "1000"]
+    lora = ["--train", "--data", str(data), "--iters", "6", "--batch-size", "1", "--num-layers", "4"]
+    lora += ["--val-batches", "0", "--learning-rate", "1e-3", "--max-seq-length", "128", "--steps-per-eval", "1000"]
     for command in (["lora", *lora], ["fuse", "--save-path", str(fused)]):
         mlx_lm = [sys.executable, "-m", "mlx_lm", *command, "--model", str(smol_path), "--adapter-path", str(adapter)]
         done = subprocess.run(mlx_lm, capture_output=True, text=True, timeout=1200, check=False)

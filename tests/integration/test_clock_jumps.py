@@ -6,11 +6,11 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.integration.live import echoed, live
-from tests.oracle import expected_truth
+from tests.integration.live import live
 
 DAY = 86_400.0
 
@@ -24,11 +24,9 @@ def test_jumps_neither_end_a_request_nor_evict_its_kv(
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
     settings = {"kv_disk_dir": str(tmp_path / "kv"), "prompt_cache_ttl_seconds": 600, "generation_watchdog_seconds": 60}
     with live(oracle_path(kind), tmp_path, **settings) as server:
-        messages = [{"role": "user", "content": "word " * 300 + "[[truth]]"}]
-        for _ in range(3):
-            answer = server.chat(messages)
-            assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
-            messages += [echoed(answer["message"], "keep"), {"role": "user", "content": "again [[truth]]"}]
-        assert answer["report"]["computed"] <= answer["report"]["new"] + 16
+        messages: list[dict[str, Any]] = []
+        for text in ("word " * 300, "again ", "again "):
+            report = server.turn(messages, text)
+        assert report["computed"] <= report["new"] + 16
         server.app.engine.call(lambda scheduler: scheduler.store.idle())
         assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_evicted"]) == 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.integration.live import TOOLS, Live, echoed
 from tests.kinds import some
 from tests.oracle import expected_truth, make_tokenizer, script
+from tests.together import together
 from tests.unique import unique
 
 KINDS = ["plain", "hybrid", "windowed"]
@@ -111,28 +112,13 @@ def test_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kin
     server = servers(kind)
     salts = [unique() for _ in range(count)]
 
-    def talk(salt: str, out: dict[str, list[str]], name: str) -> None:
+    def talk(salt: str) -> list[str]:
         messages: list[dict[str, Any]] = [{"role": "system", "content": f"{long_text('shared')} {salt}"}]
-        said = []
         for turn in range(turns):
-            messages.append({"role": "user", "content": f"turn {turn} {long_text('x', 40)} [[truth]]"})
-            answer = server.chat(messages)
-            assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
-            said.append(answer["message"]["content"])
-            messages.append(echoed(answer["message"], "keep"))
-        out[name] = said
+            server.turn(messages, f"turn {turn} {long_text('x', 40)} ")
+        return [message["content"] for message in messages if message["role"] == "assistant"]
 
-    together: dict[str, list[str]] = {}
-    threads = [threading.Thread(target=talk, args=(salt, together, salt)) for salt in salts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    alone: dict[str, list[str]] = {}
-    for salt in salts:
-        talk(salt, alone, salt)
-    assert together == alone
-    assert len(together) == count
+    assert together(partial(talk, salt) for salt in salts) == [talk(salt) for salt in salts]
 
 
 @pytest.mark.parametrize("kind", some(reversed(KINDS)))

@@ -57,32 +57,23 @@ def test_answers_at_the_same_time_are_drafted_together(servers: Callable[..., Li
     assert second["report"]["reused"] > second["report"]["prompt"] - 100
 
 
-def test_one_request_can_do_without(servers: Callable[..., Live]) -> None:
-    server = servers("plain")
-    answer = server.chat([{"role": "user", "content": FILE + script(ANSWER)}], drafts=False)
-    assert answer["message"]["content"] == ANSWER
-    assert answer["report"]["drafted"] == 0
-    bad = server.post("/v1/chat/completions", json={"messages": [], "drafts": "perhaps"})
+def test_one_request_or_the_server_can_do_without(
+    servers: Callable[..., Live], oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    with live(oracle_path("plain"), tmp_path, drafts="off") as without:
+        for server, more in ((servers("plain"), {"drafts": False}), (without, {})):
+            answer = server.chat([{"role": "user", "content": FILE + script(ANSWER)}], **more)
+            assert answer["message"]["content"] == ANSWER and answer["report"]["drafted"] == 0
+    bad = servers("plain").post("/v1/chat/completions", json={"messages": [], "drafts": "perhaps"})
     assert bad.status_code == 400 and "drafts" in bad.json()["error"]["message"]
 
 
-def test_the_server_can_do_without(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
-    with live(oracle_path("plain"), tmp_path, drafts="off") as server:
-        answer = server.chat([{"role": "user", "content": FILE + script(ANSWER)}])
-    assert answer["message"]["content"] == ANSWER
-    assert answer["report"]["drafted"] == 0
-
-
 def test_a_stop_string_in_a_block_ends_the_answer_there(servers: Callable[..., Live]) -> None:
-    answer = servers("plain").chat(
-        [{"role": "user", "content": FILE + script(ANSWER)}], stop=["value_9 = read('field 9'"], session_id="stops"
-    )
-    assert answer["message"]["content"] == ANSWER[: ANSWER.index("value_9 = read('field 9'")]
-    usage = answer["body"]["usage"]
-    without = servers("plain").chat(
-        [{"role": "user", "content": FILE + script(ANSWER)}], stop=["value_9 = read('field 9'"], drafts=False
-    )
-    assert usage["completion_tokens"] == without["body"]["usage"]["completion_tokens"]
+    stop = "value_9 = read('field 9'"
+    asked = [{"role": "user", "content": FILE + script(ANSWER)}]
+    answer, without = (servers("plain").chat(asked, stop=[stop], drafts=drafts) for drafts in (True, False))
+    assert answer["message"]["content"] == without["message"]["content"] == ANSWER[: ANSWER.index(stop)]
+    assert answer["body"]["usage"]["completion_tokens"] == without["body"]["usage"]["completion_tokens"]
 
 
 def test_max_tokens_in_a_block(servers: Callable[..., Live]) -> None:

@@ -10,16 +10,14 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-import httpx
 import pytest
 
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.proxy.routing import route_key
 from tests.api.test_traces import FOLDER, recorded, translate
-from tests.integration.test_dynamo import WAIT_SECONDS, Node, routers_tokens, select, selector
+from tests.integration.test_dynamo import known_nodes, routers_tokens, select, selector
 
 PROMPTS = 125  # of each agent: 500
 USERS = 6
@@ -73,13 +71,9 @@ def interleaved(client: str, chance: random.Random) -> Iterator[Recorded]:
 def agreement(selector: str, client: str) -> tuple[float, int]:
     """(part of the prompts for which the selector's node is one of those with the most stored, number of prompts)."""
     chance = random.Random(client)
-    nodes, homes, agreed, count = [Node(1, STORED_TOKENS), Node(2, STORED_TOKENS)], {}, 0, 0
-    try:
-        for node in nodes:
-            worker: dict[str, Any] = {"worker_id": node.number, "model_name": client, "block_size": 64}
-            worker |= {"endpoint": f"http://127.0.0.1:{node.number}", "kv_events_endpoint": node.events.endpoint}
-            worker["replay_endpoint"] = node.events.replay
-            httpx.post(f"{selector}/workers", json=worker, timeout=WAIT_SECONDS).raise_for_status()
+    homes: dict[str, int] = {}
+    agreed = count = 0
+    with known_nodes(selector, client, STORED_TOKENS) as nodes:
         for count, sent in enumerate(interleaved(client, chance), 1):
             wanted = [node.reused(sent.asked) for node in nodes]
             chosen = select(selector, client, routers_tokens(sent.asked))
@@ -91,10 +85,7 @@ def agreement(selector: str, client: str) -> tuple[float, int]:
             home.published(selector, client)
             if count == PROMPTS:
                 break
-        return agreed / count, count
-    finally:
-        for node in nodes:
-            node.events.stop()
+    return agreed / count, count
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,24 +17,11 @@ from start_llm.core.errors import Internal
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.engine.schedule.prefill import Prompts
 from start_llm.engine.thread import EngineThread
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import WAIT, live, send_raw
 from tests.waiting import until
 
 CHUNK = 512
 MESSAGES = [{"role": "user", "content": "word " * 5000 + "[[truth]]"}]
-
-
-def open_stream(server: Live, messages: Any = MESSAGES) -> socket.socket:
-    body = json.dumps({"model": "default", "messages": messages, "stream": True}).encode()
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=WAIT)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-    connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
-    return connection
-
-
-def metric(server: Live, name: str) -> float:
-    lines = server.get("/metrics").text.splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 @pytest.mark.parametrize("end", ["gone", "failed"])
@@ -63,7 +49,7 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
     with live(oracle_path("plain"), tmp_path, prefill_step_size=CHUNK) as server:
         monkeypatch.setattr(Prompts, "compute", one_chunk)
         monkeypatch.setattr(EngineThread, "cancel", seen)
-        with open_stream(server) as connection:
+        with send_raw(server, MESSAGES) as connection:
             assert computed.wait(WAIT)
             if end == "failed":
                 while connection.recv(65536):
@@ -71,7 +57,7 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
         requests = f"{server.url}/v1/cache/requests"
         entry = until(lambda: httpx.get(requests).json()["requests"])[0]
         one = httpx.get(f"{requests}/{entry['id']}").json()
-        counted = metric(server, 'start_llm_tokens_total{kind="computed"}')
+        counted = server.figure('tokens_total{kind="computed"}')
         with httpx.stream("GET", f"{server.url}/page/feed") as feed:
             line = next(line for line in feed.iter_lines() if line.startswith("data: "))
         (page,) = json.loads(line.removeprefix("data: "))["ended"]
@@ -101,7 +87,7 @@ def test_what_a_cancelled_request_is_told_to_have_computed_was_computed(
         for number in range(rounds):
             passes = server.passes()
             messages = [{"role": "user", "content": f"{number // 2} " + "word " * 500 + "[[truth]]"}]
-            with open_stream(server, messages):
+            with send_raw(server, messages):
                 until(lambda count=number + 1: len(server.prompts) == count)
                 time.sleep(chance.uniform(0, 0.12))
             ended = until(

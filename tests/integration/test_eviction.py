@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.live import TOOLS, Live, echoed, live
-from tests.oracle import expected_truth
+from tests.together import together
 from tests.waiting import until
 
 
 def words(tag: str, tokens: int) -> str:
     return f"{tag} " * (tokens // 2)
-
-
-def main_turn(server: Live, messages: list[dict[str, Any]]) -> tuple[int, int]:
-    """(prompt tokens, tokens known after the answer); the answer is appended."""
-    answer = server.chat(messages, tools=TOOLS)
-    prompt = server.prompt_of(answer)
-    assert answer["message"]["content"] == expected_truth(prompt)
-    messages.append(echoed(answer["message"], "keep"))
-    return len(prompt), len(prompt) + answer["report"]["generated"]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
@@ -35,27 +26,19 @@ def main_turn(server: Live, messages: list[dict[str, Any]]) -> tuple[int, int]:
 def test_a_session_survives_side_requests_and_sub_agents(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int, side_requests: int, sub_agents: int
 ) -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": words("system", 1000)},
-        {"role": "user", "content": words("code", tokens - 2000) + "[[truth]]"},
-    ]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": words("system", 1000)}]
     with live(oracle_path(kind), tmp_path) as server:
-        main_turn(server, list(messages))
+        server.turn(list(messages), words("code", tokens - 2000), tools=TOOLS)
         used = server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"])
     with live(oracle_path(kind), tmp_path, cache_memory_bytes=int(3 * used)) as server:
-        _, known = main_turn(server, messages)
+        first = server.turn(messages, words("code", tokens - 2000), tools=TOOLS)
         for i in range(side_requests):
             server.chat([{"role": "user", "content": f"title {i} {words('side', 300)}"}])
-        threads = [threading.Thread(target=sub_agent, args=(server, i)) for i in range(sub_agents)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(partial(sub_agent, server, i) for i in range(sub_agents))
         assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_evicted"]) >= side_requests
-        messages.append({"role": "user", "content": words("next", 100) + "[[truth]]"})
         before = server.work()
-        prompt, _ = main_turn(server, messages)
-        assert server.work() - before <= 1.2 * (prompt - known)
+        last = server.turn(messages, words("next", 100), tools=TOOLS)
+        assert server.work() - before <= 1.2 * (last["prompt"] - first["prompt"] - first["generated"])
 
 
 def test_unused_kv_leaves_memory_while_nobody_asks(oracle_path: Callable[..., Path], tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.live import WAIT, Live, live
-from tests.oracle import expected_truth
+from tests.integration.live import WAIT, live
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+WORDS = "word " * 300
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
@@ -45,13 +45,6 @@ def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(
     assert "all right" in done.stdout
 
 
-def say(server: Live, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    messages = [*messages, {"role": "user", "content": f"part {len(messages)} " + "word " * 300 + "[[truth]]"}]
-    answer = server.chat(messages)
-    assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
-    return [*messages, {"role": "assistant", "content": answer["message"]["content"]}]
-
-
 def test_two_servers_on_one_folder(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,16 +55,18 @@ def test_two_servers_on_one_folder(
     with ExitStack() as stack:
         one = stack.enter_context(first)
         with second as two:
-            history = say(one, say(one, []))
-            other = say(two, [{"role": "system", "content": "Another."}])
+            history: list[dict[str, Any]] = []
+            other: list[dict[str, Any]] = [{"role": "system", "content": "Another."}]
+            for server, talk, part in ((one, history, 1), (one, history, 2), (two, other, 1)):
+                server.turn(talk, f"part {part} {WORDS}")
             made = one.post("/v1/responses", json={"model": "default", "input": "hi"})
             found = two.get(f"/v1/responses/{made.json()['id']}")
             assert found.status_code == 200
-            say(one, history)
+            one.turn(list(history), f"part 3 {WORDS}")
             stack.close()  # the first one ends
             until(lambda: "kv_disk_paused 0.0" in two.get("/metrics").text)
             two.app.engine.call(lambda scheduler: scheduler.store.idle(), WAIT)
             before = two.work()
-            say(two, history)
+            two.turn(history, f"part 3 {WORDS}")
             assert two.work() - before < 400, "the first one's KV was not found"
-            say(two, other)
+            two.turn(other, f"part 2 {WORDS}")

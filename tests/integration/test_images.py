@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.images.pictures import b64, data_url, png
-from tests.integration.live import WAIT, Live, live
+from tests.images.pictures import b64, png
+from tests.integration.live import Live
 from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
 from tests.unique import unique
@@ -103,50 +100,8 @@ def test_another_image_is_another_message(servers: Callable[..., Live]) -> None:
     assert prompts[0] != prompts[1], "the line that stands for an image carries the image's identity"
 
 
-def url(data: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(data)}}
-
-
-def streamed(server: Live, messages: list[dict[str, Any]]) -> str:
-    chunks = server.openai.chat.completions.create(model="default", messages=messages, stream=True)  # type: ignore
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-
 def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:
     server = servers("plain")
     (card,) = server.get("/v1/models").json()["data"]
     assert card["capabilities"]["vision"] is False and card["capabilities"]["images"] == "placeholder"
     assert server.get("/health").json()["capabilities"] == card["capabilities"]
-
-
-@pytest.mark.smol
-@pytest.mark.thorough
-def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_path: Path) -> None:
-    """A real text model: every turn is answered, and computes as much as with the line of text in its place."""
-    source = b64(png())
-    computed: dict[bool, list[int]] = {True: [], False: []}
-    with live(smol_path, tmp_path) as server:
-        line = ""
-        for with_image in (True, False):
-            use = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "shot.png"}}
-            shown = [block(source)] if with_image else [{"type": "text", "text": line}]
-            messages: list[dict[str, Any]] = [
-                {"role": "user", "content": f"Look at shot.png. {with_image}"},
-                {"role": "assistant", "content": [{"type": "text", "text": "I look at it."}, use]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": shown}]},
-            ]
-            for turn in range(2):
-                body = {"model": "claude-sonnet", "max_tokens": 4, "system": "You help.", "tools": [READ]}
-                answer = httpx.post(f"{server.url}/v1/messages", json={**body, "messages": messages}, timeout=4 * WAIT)
-                data = answer.json()
-                assert answer.status_code == 200, data
-                computed[with_image].append(data["usage"]["input_tokens"])
-                messages += [
-                    {"role": "assistant", "content": data["content"]},
-                    {"role": "user", "content": f"Go on, please: this is step {turn}."},
-                ]
-            prompt = server.prompts[data["id"]]
-            text = on_model_thread(server.app, lambda _, tokenizer, ids=prompt: tokenizer.decode(list(ids)))
-            (line,) = re.findall(r"\[Image 1: image_\w+\.png, 64x48 PNG, not shown: this model reads text only\]", text)
-    # The first request of the second conversation finds the system text of the first one computed, if it was kept.
-    assert computed[True][1:] == computed[False][1:] and max(computed[True][1:]) < 60, computed

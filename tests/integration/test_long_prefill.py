@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.live import Live, live
+from tests.integration.live import Live, live, send_raw
 from tests.waiting import until
 
 pytestmark = pytest.mark.thorough
@@ -46,10 +44,7 @@ def test_health_answers_during_a_prefill(slow: Live, monkeypatch: pytest.MonkeyP
 def test_a_client_that_goes_away_frees_the_model_and_its_prefill_is_kept(
     slow: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = json.dumps({"model": "default", "messages": MESSAGES, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-    with socket.create_connection(("127.0.0.1", int(slow.url.rsplit(":", 1)[1]))) as connection:
-        connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    with send_raw(slow, MESSAGES):
         until(lambda: slow.work() >= 2000)
         monkeypatch.setenv(PER_TOKEN, SLOWER)
     until(lambda: slow.app.service.health().running == 0)

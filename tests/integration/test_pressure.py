@@ -12,8 +12,7 @@ from start_llm.engine.schedule import memory
 from start_llm.engine.thread import LONG_PROMPT
 from start_llm.host import pressure
 from start_llm.host.pressure import Pressure, Reading
-from tests.integration.live import TOOLS, Live, echoed, live
-from tests.oracle import expected_truth
+from tests.integration.live import TOOLS, live
 from tests.waiting import until
 
 
@@ -41,13 +40,6 @@ def words(tag: str, tokens: int) -> str:
     return f"{tag} " * tokens
 
 
-def ask(server: Live, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    answer = server.chat(messages, tools=TOOLS)
-    assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
-    messages.append(echoed(answer["message"], "keep"))
-    return dict(answer["report"])
-
-
 @pytest.mark.parametrize(
     ("kind", "level"),
     [
@@ -60,40 +52,33 @@ def ask(server: Live, messages: list[dict[str, Any]]) -> dict[str, Any]:
 def test_stored_kv_leaves_memory_and_comes_back_from_disk(
     machine: Machine, oracle_path: Callable[..., Path], tmp_path: Path, kind: str, level: Pressure
 ) -> None:
-    messages = [{"role": "user", "content": words("code", 5000) + "[[truth]]"}]
+    messages: list[dict[str, Any]] = []
     with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
-        ask(server, messages)
+        server.turn(messages, words("code", 5000), tools=TOOLS)
         bytes_of = lambda: server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"])  # noqa: E731
         before = bytes_of()
         machine.level = level
         until(lambda: bytes_of() < before / 10)
         assert "Other programs need" in server.get("/health").json()["detail"]
         until(lambda: server.figure("memory_pressure") == level)
-        messages.append({"role": "user", "content": words("next", 200) + "[[truth]]"})
-        report = ask(server, messages)
+        report = server.turn(messages, words("next", 200), tools=TOOLS)
         assert report["computed"] <= 1.05 * report["new"] + 10
         machine.level = Pressure.NORMAL
         until(lambda: server.get("/health").json()["detail"] == "")
-        messages.append({"role": "user", "content": words("last", 200) + "[[truth]]"})
-        ask(server, messages)
+        server.turn(messages, words("last", 200), tools=TOOLS)
         assert bytes_of() >= before
 
 
 def test_a_long_new_prompt_is_refused_and_a_conversation_goes_on(
     machine: Machine, oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:
-    messages = [{"role": "user", "content": words("code", LONG_PROMPT + 1000) + "[[truth]]"}]
+    messages: list[dict[str, Any]] = []
     with live(oracle_path("plain"), tmp_path, kv_disk_dir="auto") as server:
-        ask(server, messages)
+        server.turn(messages, words("code", LONG_PROMPT + 1000), tools=TOOLS)
         machine.level = Pressure.CRITICAL
         until(lambda: "long new prompts" in server.get("/health").json()["detail"])
-        body = {
-            "model": "default",
-            "messages": [{"role": "user", "content": words("other", LONG_PROMPT + 1000)}],
-            "max_tokens": 4,
-        }
-        refused = server.post("/v1/chat/completions", json=body)
+        other = [{"role": "user", "content": words("other", LONG_PROMPT + 1000)}]
+        refused = server.post("/v1/chat/completions", json={"messages": other, "max_tokens": 4})
         assert refused.status_code == 503 and "Close another program" in refused.text
         assert refused.headers["retry-after"] == "10"
-        messages.append({"role": "user", "content": "[[truth]]"})
-        ask(server, messages)
+        server.turn(messages, "", tools=TOOLS)

@@ -9,22 +9,15 @@ from typing import Any
 import pytest
 
 from tests.integration.live import Live, live
-from tests.oracle import expected_truth
 
 Messages = list[dict[str, Any]]
 
 
 def turns(server: Live, messages: Messages, *words: str) -> tuple[Messages, dict[str, Any]]:
     """One turn for each of the words, sent a few thousand times at first. The history after them, the last report."""
-    report: dict[str, Any] = {}
-    for word in words:
-        count = 60 if messages else 3000
-        messages = [*messages, {"role": "user", "content": f"{word} " * count + "[[truth]]"}]
-        answer = server.chat(messages)
-        content, report = answer["message"]["content"], answer["report"]
-        assert content == expected_truth(server.prompt_of(answer))
-        messages = [*messages, {"role": "assistant", "content": content}]
-    return messages, report
+    messages = list(messages)
+    reports = [server.turn(messages, f"{word} " * (60 if messages else 3000)) for word in words]
+    return messages, reports[-1]
 
 
 def leave_as_it_is(folder: Path, others: set[Path]) -> None:
