@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -64,6 +65,24 @@ class Browser:
         """Clicks the first such element once it can be clicked, wherever it moves to meanwhile."""
         self.until(lambda: self.one(css).is_enabled(), f"{css} to be enabled")
         self.run("document.querySelector(arguments[0]).click()", css)
+
+    def send(self, text: str) -> None:
+        """What somebody types into the chat."""
+        self.run("document.getElementById('try-text').value = arguments[0]", text)
+        self.press("#try-send")
+
+    def ended(self) -> None:
+        self.until(lambda: self.one("#try-again").is_enabled(), "the end of the answer")
+
+    def listen(self) -> None:
+        """From now on `sent` tells what the page has asked for."""
+        self.run(
+            "window.sent = []; const before = window.fetch; window.fetch = (path, options) => {"
+            "if (options && options.body) window.sent.push(options.body); return before(path, options); }"
+        )
+
+    def sent(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.run("return window.sent")]
 
     def until(self, look: Callable[[], Any], what: str) -> Any:
         """What `look` returns once that is true; an element that goes meanwhile is looked for again."""

@@ -21,13 +21,8 @@ from tests.integration.live import WAIT, Live, live
 from tests.memory_folder import memory_folder
 from tests.oracle.build import build_oracle
 
-AGENTS = {
-    "fix-login": "pi",
-    "move-the-store": "opencode",
-    "write-docs": "pi",
-    "review": "codex",
-    "flaky-test": "opencode",
-}
+AGENTS = {"fix-login": "pi", "move-the-store": "opencode", "write-docs": "pi", "review": "codex"}
+AGENTS["flaky-test"] = "opencode"
 TURNS = 6
 RULES = {"pi": "Keep to the rules of the project. ", "opencode": "Small steps. ", "codex": "Read before you write. "}
 MOST_BYTES = 200_000
@@ -37,13 +32,8 @@ def ask(server: Live, messages: list[Any], session: str, **more: Any) -> None:
     """One turn, read to its end; the answer joins the messages."""
     body = {"model": "default", "messages": messages, "session_id": session, "stream": True, **more}
     text: list[str] = []
-    with httpx.stream(
-        "POST",
-        f"{server.url}/v1/chat/completions",
-        json=body,
-        headers={"User-Agent": f"{AGENTS[session]}/1"},
-        timeout=WAIT,
-    ) as answer:
+    headers = {"User-Agent": f"{AGENTS[session]}/1"}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 text += [choice["delta"].get("content") or "" for choice in json.loads(line[6:])["choices"]]

@@ -153,25 +153,20 @@ def test_what_clients_send_is_shown_as_text(page: Browser, server: Live) -> None
 # --- try --------------------------------------------------------------------------------------
 
 
-def send(page: Browser, text: str) -> None:
-    field = page.one("#try-text")
-    field.send_keys(text + webdriver.Keys.ENTER)
-
-
 @pytest.mark.smoke
 def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Browser, server: Live) -> None:
     page.view("try")
     page.run("document.querySelector('#try-form details').open = true")
     page.run("document.getElementById('try-tools').value = arguments[0]", json.dumps(TOOLS))
     call = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
-    send(page, script(f"<think>\nI look.\n</think>\n\n{call}", f"It says {MARKUP}.").replace("\n", " "))
+    page.send(script(f"<think>\nI look.\n</think>\n\n{call}", f"It says {MARKUP}.").replace("\n", " "))
     page.until_text("#said .call", "read", '"path": "a.py"')
     assert not page.one("#said .reasoning").get_attribute("open")
     page.until_text("#said .reasoning .text", "I look.")
     page.until_text("#try-label", "Result of read")
-    send(page, "print(1)")
+    page.one("#try-text").send_keys("print(1)" + webdriver.Keys.ENTER)
     page.until_text("#said", "Result", "print(1)", f"It says {MARKUP}.", "tokens/s", "tokens reused")
-    page.until(lambda: page.one("#try-again").is_enabled(), "the end of the answer")
+    page.ended()
     said = page.text("#said .text")
     page.open(server.url)
     page.view("try")
@@ -185,7 +180,7 @@ def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Brows
 def test_an_answer_can_be_stopped(page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
     page.view("try")
-    send(page, "Go on [[long 5000]]")
+    page.send("Go on [[long 5000]]")
     page.until_text("#said .assistant", "tokens/s")
     page.one("#try-stop").click()
     page.until_text("#said .assistant", "stopped")
@@ -193,7 +188,7 @@ def test_an_answer_can_be_stopped(page: Browser, server: Live, monkeypatch: pyte
     page.until(lambda: server.app.engine.status().running == 0, "the end of the work")
     page.run("document.querySelector('#try-form details').open = true")
     page.one("#try-tools").send_keys("[")
-    send(page, "again")
+    page.send("again")
     page.until_text("#try-told", "Tools are no JSON")
     page.one("#try-tools").clear()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -24,30 +23,11 @@ webdriver: Any = Package("selenium.webdriver")
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-ALLOWED = frozenset(
-    {
-        *(
-            "A",
-            "BLOCKQUOTE",
-            "BR",
-            "BUTTON",
-            "CODE",
-            "DEL",
-            "DIV",
-            "EM",
-            "H1",
-            "H2",
-            "H3",
-            "H4",
-            "H5",
-            "H6",
-            "HR",
-            "LI",
-            "OL",
-        ),
-        *("P", "PRE", "STRONG", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "UL"),
-    }
-)
+ALLOWED = frozenset((
+    "A", "BLOCKQUOTE", "BR", "BUTTON", "CODE", "DEL", "DIV", "EM", "H1", "H2", "H3", "H4", "H5", "H6", "HR", "LI", "OL",
+    "P", "PRE", "STRONG", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "UL",
+))  # fmt: skip
+ATTRIBUTES = {"href", "align", "start", "target", "rel", "class", "tabindex", "role", "aria-label"}
 VENDOR = resources.files("start_llm.dashboard") / "page" / "vendor"
 
 LOOK = """
@@ -94,17 +74,7 @@ def test_hostile_answers_run_nothing_and_fetch_nothing(page: Browser, wall: str)
     assert len(SNIPPETS) >= 200
     found = page.run(LOOK, texts, wall)
     assert set(found["tags"]) <= ALLOWED, found["tags"]
-    assert set(found["attributes"]) <= {
-        "href",
-        "align",
-        "start",
-        "target",
-        "rel",
-        "class",
-        "tabindex",
-        "role",
-        "aria-label",
-    }
+    assert set(found["attributes"]) <= ATTRIBUTES
     assert found["handlers"] == []
     assert all(re.match(r"(?:https?|mailto):", address) for address in found["addresses"]), found["addresses"]
     if wall == "markdown":
@@ -128,14 +98,6 @@ def test_answers_that_are_slow_to_read_are_shown_as_they_are(page: Browser) -> N
     assert all(shown) and seconds < 20
 
 
-def send(page: Browser, text: str) -> None:
-    page.one("#try-text").send_keys(text + webdriver.Keys.ENTER)
-
-
-def ended(page: Browser) -> None:
-    page.until(lambda: page.one("#try-again").is_enabled(), "the end of the answer")
-
-
 @pytest.mark.thorough
 def test_an_answer_is_shown_as_markdown_and_its_code_can_be_copied(page: Browser, server: Live) -> None:
     page.driver.execute_cdp_cmd(
@@ -143,10 +105,9 @@ def test_an_answer_is_shown_as_markdown_and_its_code_can_be_copied(page: Browser
     )
     page.view("try")
     answer = "## Title\n\n1. **one** `x`\n\n```python\nprint(1)\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n<b>bold</b>"
-    page.run("document.getElementById('try-text').value = arguments[0]", script(answer))
-    page.press("#try-send")
+    page.send(script(answer))
     page.until_text("#said .rich h2", "Title")
-    ended(page)
+    page.ended()
     assert page.text("#said .rich strong") == "one" and page.text("#said .rich td") == "1\n2"
     assert page.text("#said .rich .code pre") == "print(1)\n" and "python" in page.text("#said .code p")
     assert "<b>bold</b>" in page.text("#said .rich"), "HTML is shown as text"
@@ -165,13 +126,13 @@ def test_the_model_is_shown_the_text_of_a_pdf(page: Browser, server: Live, tmp_p
     (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4")
     page.all("#try-file")[0].send_keys(str(tmp_path / "report.pdf"))
     page.until_text("#try-files", "report.pdf")
-    send(page, "What is in it?")
+    page.send("What is in it?")
     page.until_text("#said .user", "What is in it?", "report.pdf")
-    ended(page)
+    page.ended()
     page.until_text("#said .assistant", "tokens")
     page.all("#try-file")[0].send_keys(str(tmp_path / "broken.pdf"))
     page.until_text("#try-files", "broken.pdf")
-    send(page, "And this?")
+    page.send("And this?")
     page.until_text("#said", "this PDF cannot be shown")
 
 
@@ -197,15 +158,11 @@ def test_model_sampling_and_files_go_along(page: Browser, server: Live, tmp_path
     page.until_text("#try-files", "notes.txt", "pixel.png")
     page.until_text("#try-files-note", "data.bin is neither text nor")
     page.until_text("#try-images-note", "does not see images and is only told that there was one")
-    page.run(
-        "window.sent = []; const before = window.fetch;"
-        "window.fetch = (path, options) => { if (options && options.body) window.sent.push(options.body);"
-        "return before(path, options); }"
-    )
-    send(page, "What is in it?")
+    page.listen()
+    page.send("What is in it?")
     page.until_text("#said .user", "What is in it?", "notes.txt", "pixel.png")
-    ended(page)
-    body = json.loads(page.run("return window.sent[0]"))
+    page.ended()
+    body = page.sent()[0]
     assert {name: body[name] for name in ("model", "top_p", "seed", "max_tokens")} == {
         "model": chosen, "top_p": 0.9, "seed": 7, "max_tokens": 40,
     }  # fmt: skip

@@ -19,35 +19,14 @@ pytestmark = pytest.mark.thorough
 LONG = "[[long 40]]"  # enough words to prove a conversation by
 
 
-def send(page: Browser, text: str) -> None:
-    page.run("document.getElementById('try-text').value = arguments[0]", text)
-    page.press("#try-send")
-
-
-def ended(page: Browser) -> None:
-    page.until(lambda: page.one("#try-again").is_enabled(), "the end of the answer")
-
-
 def ask(page: Browser, text: str, answer: str) -> None:
-    send(page, f"{text} {script(answer)}")
+    page.send(f"{text} {script(answer)}")
     page.until_text("#said .assistant:last-child", answer)
-    ended(page)
+    page.ended()
 
 
 def titles(page: Browser) -> list[str]:
     return page.text("#chats-list li").split("\n")
-
-
-def requests(page: Browser) -> None:
-    """From now on `sent` tells what the page has asked for."""
-    page.run(
-        "window.sent = []; const before = window.fetch; window.fetch = (path, options) => {"
-        "if (options && options.body) window.sent.push(options.body); return before(path, options); }"
-    )
-
-
-def sent(page: Browser) -> list[dict[str, Any]]:
-    return [json.loads(body) for body in page.run("return window.sent")]
 
 
 def again(page: Browser, server: Live) -> None:
@@ -91,8 +70,8 @@ def test_chats_are_kept_listed_found_renamed_and_deleted(page: Browser, server: 
 
 def test_an_edit_and_another_answer_are_branches_that_share_what_is_stored(page: Browser, server: Live) -> None:
     page.view("try")
-    send(page, f"First. {LONG} {'words of mine ' * 60}")
-    ended(page)
+    page.send(f"First. {LONG} {'words of mine ' * 60}")
+    page.ended()
     ask(page, "Second.", "Two.")
     page.until_text("#said .assistant:last-child .acts", "tokens reused")
     page.press("#said .user:nth-child(3) .acts button")
@@ -100,7 +79,7 @@ def test_an_edit_and_another_answer_are_branches_that_share_what_is_stored(page:
     field.clear()
     field.send_keys(f"Other. {script('Three.')}" + webdriver.Keys.CONTROL + webdriver.Keys.ENTER)
     page.until_text("#said .assistant:last-child", "Three.")
-    ended(page)
+    page.ended()
     told = page.text("#said .assistant:last-child .acts")
     reused, prompt = (
         int(part.split(" ")[-1].replace(",", "")) for part in told.split(" tokens reused")[0].split(" of ")
@@ -127,19 +106,19 @@ def test_an_answer_can_be_edited_and_the_model_is_told_what_stands_there(page: B
     field.send_keys("Right words.")
     page.press(".editor button.main")
     page.until_text("#said .assistant", "Right words.", "edited")
-    requests(page)
+    page.listen()
     ask(page, "Go on.", "Yes.")
-    assert [message["content"] for message in sent(page)[0]["messages"]][1] == "Right words."
+    assert [message["content"] for message in page.sent()[0]["messages"]][1] == "Right words."
 
 
 def test_reading_is_told_before_the_first_word(page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     page.view("try")
     monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.005")
-    send(page, "words to be read " * 600 + script("Read."))
+    page.send("words to be read " * 600 + script("Read."))
     page.until_text("#said .coming", "reading", " of ", "tokens, about")
     monkeypatch.delenv("ORACLE_SLEEP_PER_TOKEN")
     page.until_text("#said .assistant", "Read.")
-    ended(page)
+    page.ended()
 
 
 def test_a_failure_has_retry_and_stop_keeps_what_was_said(
@@ -151,15 +130,15 @@ def test_a_failure_has_retry_and_stop_keeps_what_was_said(
         "window.fetch = (path, more) => path.includes('completions')"
         "? Promise.reject(new window.TypeError('x')) : window.kept(path, more)"
     )
-    send(page, f"Ask. {script('Here.')}")
+    page.send(f"Ask. {script('Here.')}")
     page.until_text("#said .assistant", "broke off: the server does not answer", "Retry")
     page.run("window.fetch = window.kept")
     page.press("#said .retry")
     page.until_text("#said .assistant", "Here.")
-    ended(page)
+    page.ended()
     assert not page.all("#said .branches"), "an empty failure is no branch"
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
-    send(page, "More [[long 5000]]")
+    page.send("More [[long 5000]]")
     page.until_text("#said .coming", "tokens/s")
     page.press("#try-stop")
     page.until_text("#said .assistant:last-child", "stopped", "Retry")
@@ -189,7 +168,7 @@ def test_who_reloads_in_the_middle_of_an_answer_keeps_what_had_come(
 ) -> None:
     page.view("try")
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
-    send(page, "More [[long 5000]]")
+    page.send("More [[long 5000]]")
     page.until(lambda: len(page.text("#said .coming .text")) > 40, "some words")
     page.until(lambda: page.run(KEPT), "that it is kept")
     again(page, server)
@@ -201,13 +180,13 @@ def test_who_reloads_in_the_middle_of_an_answer_keeps_what_had_come(
 
 def test_who_scrolls_up_is_not_taken_along(page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     page.view("try")
-    send(page, script("\n\n".join(f"Line {number}." for number in range(80))))
+    page.send(script("\n\n".join(f"Line {number}." for number in range(80))))
     page.until_text("#said .assistant", "Line 79.")
-    ended(page)
+    page.ended()
     place = "const b = document.getElementById('said'); return [b.scrollTop, b.scrollHeight - b.clientHeight]"
     page.until(lambda: (now := page.run(place)) and now[1] - now[0] < 60 < now[1], "the end")
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.02")
-    send(page, "More [[long 5000]]")
+    page.send("More [[long 5000]]")
     page.until_text("#said .coming", "tokens/s")
     page.run("document.getElementById('said').scrollTop = 10")
     had = len(page.text("#said .coming .text"))
@@ -215,7 +194,7 @@ def test_who_scrolls_up_is_not_taken_along(page: Browser, server: Live, monkeypa
     assert page.run(place)[0] == 10
     page.press("#try-stop")
     monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")
-    ended(page)
+    page.ended()
     assert page.run(place)[0] == 10
 
 
@@ -263,9 +242,9 @@ def test_a_chat_goes_to_json_and_markdown_and_comes_back(page: Browser, server: 
     page.view("try")
     hostile = f"<!-- user -->\n\\<!-- tool -->\n{MARKUP}"
     ask(page, "Say.", "One.")
-    send(page, script(f"<think>\nI look.\n</think>\n\nTwo.\n{hostile}"))
+    page.send(script(f"<think>\nI look.\n</think>\n\nTwo.\n{hostile}"))
     page.until_text("#said .assistant:last-child .text", "Two.")
-    ended(page)
+    page.ended()
     assert page.one("#chats summary").text == "Export, import"
     texts, back = page.run(MOVED)
     as_json, as_markdown = (found[0][1] for found in back)

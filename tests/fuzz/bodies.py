@@ -39,19 +39,9 @@ asked = one(*["default"] * 30, "gpt-5", "claude-x", "oracle-two", "nobody", "")
 # --- schemas ---
 
 TYPES = [
-    "object",
-    "string",
-    "array",
-    "number",
-    "integer",
-    "boolean",
-    "null",
-    ["string", "null"],
-    "none",
-    "any",
-    "String",
+    "object", "string", "array", "number", "integer", "boolean", "null", ["string", "null"], "none", "any", "String",
     [],
-]
+]  # fmt: skip
 REFS = ["#", "#/$defs/a", "#/$defs/b", "#/properties/a", "http://x/y", "#/nowhere", "", "#a", "#/$defs/%", 5]
 PATTERNS = ["a*", "^a$", "(", "(?=a)", "a{1000}", "(a+)+$", "\\b", "[", "\\p{L}", "^(a|b)$", "x{0,100000}", "\\d", "."]
 KEYWORDS: Fields = {
@@ -89,19 +79,9 @@ _object_schema = Record(
 )
 object_schema = field(_object_schema, _object_schema, _object_schema, schema)
 ARGUMENTS = [
-    '{"a": 1}',
-    "{}",
-    "",
-    "[]",
-    "null",
-    "{",
-    '{"a": NaN}',
-    DEEP_TEXT,
-    "9" * 5_000,
-    '{"a": 1e999}',
-    '"x"',
+    '{"a": 1}', "{}", "", "[]", "null", "{", '{"a": NaN}', DEEP_TEXT, "9" * 5_000, '{"a": 1e999}', '"x"',
     '{"a":"\\ud83d"}',
-]
+]  # fmt: skip
 arguments = field(lambda tape: tape.pick(ARGUMENTS), mapping(["a", "path"], leaf, 2))
 tool_input = mapping(["a", "path"], anything, 2)
 
@@ -164,10 +144,7 @@ image = Record(
 # --- chat completions ---
 
 PARTS = ["text", "input_text", "output_text", "refusal", "thinking", "reasoning", "audio", "file"]
-part = Record(
-    {"type": one(*PARTS), "text": text},
-    {"thinking": text, "refusal": text},
-)
+part = Record({"type": one(*PARTS), "text": text}, {"thinking": text, "refusal": text})
 content = field(plain, text, some(part), some(field(part, part, part, image)))
 call = Record(
     {"function": Record({"name": name, "arguments": arguments})},
@@ -266,31 +243,22 @@ anthropic_tool = Record(
     {"name": name, "input_schema": object_schema},
     {
         "type": one("custom", "web_search_20250305", "tool_search_tool_x", "tool_search_tool_regex"),
-        "description": text,
-        "strict": flag,
-        "defer_loading": flag,
+        "description": text, "strict": flag, "defer_loading": flag,
     },
     most=2,
-)
+)  # fmt: skip
 said_message = Record({"role": one("user", "assistant", "system"), "content": anthropic_content})
 output_config = Record({}, {"effort": one("low", "max", "x"), "format": response_format})
 amount = field(Record({"type": one("tool_uses", "input_tokens", "thinking_turns", "all"), "value": number}), one("all"))
 edit = Record(
     {"type": one("clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112", "clear_all")},
     {
-        "trigger": amount,
-        "keep": amount,
-        "clear_at_least": amount,
-        "exclude_tools": some(name),
+        "trigger": amount, "keep": amount, "clear_at_least": amount, "exclude_tools": some(name),
         "clear_tool_inputs": flag,
     },
-)
+)  # fmt: skip
 messages = Record(
-    {
-        "model": asked,
-        "max_tokens": count,
-        "messages": some(said_message, 4, 1),
-    },
+    {"model": asked, "max_tokens": count, "messages": some(said_message, 4, 1)},
     sampling
     | {
         "system": anthropic_content, "tools": some(anthropic_tool, 2, 1), "stop_sequences": field(some(text), anything),

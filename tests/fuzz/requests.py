@@ -59,13 +59,8 @@ OFTEN += OFTEN[:3]
 SOMETIMES = [path for path in BODIES if path not in OFTEN and not path.startswith(("/v1/models", "/page"))]
 SELDOM = ["/v1/models/load", "/v1/models/unload", "/v1/models/pin", "/page/models/pull", "/page/models/stop"]
 SELDOM += ["/page/requests/{}/cancel", "/page/settings", "/page/models/change", "/page/models/remove"]
-IDS = [
-    "/v1/responses/{}",
-    "/v1/responses/{}/input_items",
-    "/v1/cache/requests/{}",
-    "/v1/models/{}",
-    "/page/requests/{}",
-]
+IDS = ["/v1/responses/{}", "/v1/responses/{}/input_items", "/v1/cache/requests/{}", "/v1/models/{}"]
+IDS += ["/page/requests/{}"]
 PATHS = [
     *IDS, "/", "/page/{}", "/page/stored", "/page/models", "/page/agents", "/page/settings", "/page/nodes", "/health",
     "/metrics", "/v1/models", "/v1/loads", "/api/v0/models", "/api/v0/models/{}", "/props", "/slots",
@@ -88,15 +83,8 @@ PEERS = [*["127.0.0.1"] * 7, "10.9.8.7"]
 # --- what a model may say ---
 
 CALLED = ["f", "g", "read", "zzz"]
-SAID = [
-    '{"a": 1}',
-    '{"a": "1", "b": [1e400]}',
-    "{",
-    '{"input": "x"}',
-    '{"path": null}',
-    "[5]",
-    '{"a": {"b": [1, "x"]}}',
-]
+SAID = ['{"a": 1}', '{"a": "1", "b": [1e400]}', "{", '{"input": "x"}', '{"path": null}', "[5]"]
+SAID += ['{"a": {"b": [1, "x"]}}']
 LONG = ['{"a": ' + "9" * 4_400 + "}", '{"a":' * 1_200 + "1" + "}" * 1_200]
 WORDS = [
     "Hello. ", "<think>\n", "\n</think>\n", "```json\n", '{"a": 1}', "<tool_call>", "<function=f>", "\x00", "é", "[",
