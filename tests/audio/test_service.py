@@ -65,11 +65,7 @@ class FakePool:
 
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         self.chores += 1
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value
+        return through(steps)[1]
 
 
 @pytest.fixture

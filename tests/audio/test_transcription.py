@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,14 @@ from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.media import Hints, Transcript
 from tests.audio.tiny import RATE, build_whisper, tone
 from tests.steps import through
+from tests.together import together
 
 pytestmark = pytest.mark.thorough
 
 
 def on_a_thread[T](work: Callable[[], T]) -> T:
     """MLX's streams belong to threads: nothing is computed on pytest's own."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:  # noqa: BLE001 - raised on the caller's thread
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]  # type: ignore[no-any-return]
+    return together([work])[0]
 
 
 @pytest.fixture(scope="module")

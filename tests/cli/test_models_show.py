@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -40,24 +42,36 @@ def serve_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return said
 
 
-def test_a_models_facts_and_who_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = build_caller(tmp_path, "GLM-4.7", "hermes")
-    (model / "generation_config.json").write_text('{"temperature": 0.6, "top_k": "20"}')
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``start-llm models WORDS``, where no server answers; gives what it said."""
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLX_PORT", "1")
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def run(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main(["models", *words]) == code
+        return capsys.readouterr()
+
+    return run
+
+
+def test_a_models_facts_and_who_says_so(models: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_caller(tmp_path, "GLM-4.7", "hermes")
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "top_k": "20"}')
     monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
     (tmp_path / "reply").write_text(CALLERS[2].reply())
 
-    assert main(["models", "show", str(model), "--all"]) == 0
-    before = capsys.readouterr().out
+    before = models("show", str(model), "--all").out
     assert "found out when it is served for the first time" in before and "tool_parser" not in before
 
     serve_once(load_settings(None, model_path=str(model), trust_remote_code=True, model_probe="on"), monkeypatch)
-    capsys.readouterr()
-    assert main(["models", "show", str(model), "--all"]) == 0
-    shown = capsys.readouterr().out
+    shown = models("show", str(model), "--all").out
     lines = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:] if line.strip()}
     assert lines["tool_parser"] == ["glm47", "probe"]
     assert lines["family"] == ["glm4", "config"] and lines["context"] == ["262,144", "config"]
@@ -69,8 +83,7 @@ def test_a_models_facts_and_who_says_so(
     assert lines["batches"] == ["no", "probe"] and lines["kv_reuse"] == ["yes", "probe"]
     assert "Requests are decoded one by one, not in batches: its predictions differ by 14%." in shown
 
-    assert main(["models", "show", str(model)]) == 0
-    summary = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines()[1:])
+    summary = dict(line.split(None, 1) for line in models("show", str(model)).out.splitlines()[1:])
     assert summary["tools"] == "glm47 (by probe)" and summary["context"] == "262,144 tokens (by config)"
     assert summary["sampling"].startswith("temperature 0.6, top_p 0.9, top_k 40")
     assert "template.tools" not in summary and len(summary) < 12
@@ -79,16 +92,14 @@ def test_a_models_facts_and_who_says_so(
     own.mkdir(parents=True)
     (own / "GLM-4.7.toml").write_text('tool_parser = "mistral"\n[sampling]\ntop_k = 5\n')
     monkeypatch.setenv("DEFAULT_TEMPERATURE", "0.1")
-    assert main(["models", "show", str(model), "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(models("show", str(model), "--json").out)
     assert data["facts"]["tool_parser"] == {"value": "mistral", "source": "file"}
     assert data["facts"]["sampling.top_k"] == {"value": 5, "source": "file"}
     assert data["facts"]["sampling.temperature"] == {"value": 0.1, "source": "setting"}
     assert data["file"] == str(own / "GLM-4.7.toml") and data["trial"]["format"] == "glm47"
 
     (own / "GLM-4.7.toml").write_text('tool_praser = "mistral"\n')
-    assert main(["models", "show", str(model)]) == 1
-    assert "the nearest one is 'tool_parser'" in capsys.readouterr().err
+    assert "the nearest one is 'tool_parser'" in models("show", str(model), code=1).err
 
 
 def test_a_model_that_shows_no_sign_of_reasoning_is_not_said_to_reason(tmp_path: Path) -> None:
@@ -105,119 +116,79 @@ def test_a_model_that_shows_no_sign_of_reasoning_is_not_said_to_reason(tmp_path:
     assert dict(show._summary(facts | thinks, tmp_path))["reasoning"] == "think_tag (by vocabulary)"
 
 
-def test_a_model_without_a_template_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_template_is_told(models: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it was served, while it is loaded, and afterwards."""
     model = build_caller(tmp_path, "GLM-4.7", "hermes")
     (model / "chat_template.jinja").unlink(missing_ok=True)
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
     (tmp_path / "reply").write_text("No.")
-    assert main(["models", "show", str(model)]) == 0
-    assert "The model brings no chat template; plain ChatML is used" in capsys.readouterr().out
+    assert "The model brings no chat template; plain ChatML is used" in models("show", str(model)).out
     said = serve_once(load_settings(None, model_path=str(model), trust_remote_code=True, model_probe="on"), monkeypatch)
     assert any(line.startswith("template  the model brings no chat template") for line in said)
-    assert main(["models", "show", str(model), "--all"]) == 0
-    assert capsys.readouterr().out.count("plain ChatML") == 2  # a fact and a sentence
+    assert models("show", str(model), "--all").out.count("plain ChatML") == 2  # a fact and a sentence
 
 
-def test_a_model_that_is_not_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
-    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
-    assert main(["models", "show", "nobody/nothing-7b"]) == 1
-    assert "nobody/nothing-7b is not on this disk" in capsys.readouterr().err
+def test_a_model_that_is_not_here(models: Command, tmp_path: Path) -> None:
+    assert "nobody/nothing-7b is not on this disk" in models("show", "nobody/nothing-7b", code=1).err
     (tmp_path / "cache" / "models" / "oracle-hybrid").mkdir(parents=True)
     (tmp_path / "cache" / "models" / "oracle-hybrid" / "config.json").write_text("{}", "utf-8")
     for words in (["show", "oracle-hybird"], ["set", "oracle-hybird", "ttl=600"]):
-        assert main(["models", *words]) == 1
-        assert capsys.readouterr().err.endswith("Did you mean oracle-hybrid?\n")
+        assert models(*words, code=1).err.endswith("Did you mean oracle-hybrid?\n")
 
 
 def test_values_are_set_and_a_name_that_is_missing_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
-    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("MLX_PORT", "1")  # where no server answers
     model = str(build_caller(tmp_path, "GLM-4.7", "hermes"))
     for words in ([], ["context=32k"]):
-        assert main(["models", "set", *words]) == 2
-        said = capsys.readouterr().err
+        said = models("set", *words, code=2).err
         assert said == f"models set: NAME is missing: start-llm models set NAME {words[0] if words else 'KEY=VALUE'}\n"
-    assert main(["models", "set", model, "context=32k", "ttl=600", "thinking=off", "temperature=0.6"]) == 0
-    out, err = capsys.readouterr()
+    out, err = models("set", model, "context=32k", "ttl=600", "thinking=off", "temperature=0.6")
     assert out == "context = 32768\nttl = 600\nthinking = false\n\n[sampling]\ntemperature = 0.6\n"
-    assert main(["models", "set", model, "temperature=.5"]) == 0
-    assert capsys.readouterr().out.endswith("temperature = 0.5\n")
-    assert main(["models", "set", model, "temperature=0.6"]) == 0
-    path = tmp_path / "models" / "GLM-4.7.toml"
-    out, err = capsys.readouterr()
+    assert models("set", model, "temperature=.5").out.endswith("temperature = 0.5\n")
+    path = tmp_path / "home" / "models" / "GLM-4.7.toml"
+    out, err = models("set", model, "temperature=0.6")
     assert path.read_text() == out and err == f"# {path}: counts when GLM-4.7 is loaded next\n"
     card = {"id": "GLM-4.7", "details": {"state": "ready", "source": model}}
     monkeypatch.setattr("start_llm.cli.show.server_cards", lambda _: [card])
-    assert main(["models", "set", model, "ttl="]) == 0
-    out, err = capsys.readouterr()
+    out, err = models("set", model, "ttl=")
     assert "ttl" not in out and err.endswith(f"; `start-llm models unload {model} --port 1` takes it out of memory\n")
 
 
-def test_default_is_the_main_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_is_the_main_model(models: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So requests name it, and so does the page."""
     model = build_caller(tmp_path, "GLM-4.7", "hermes")
     monkeypatch.setenv("MODEL_PATH", str(model))
-    assert main(["models", "show", "default"]) == 0
-    assert capsys.readouterr().out.startswith(str(model))
+    assert models("show", "default").out.startswith(str(model))
 
 
-def test_models_are_listed_with_their_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_are_listed_with_their_adapters(models: Command, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     base = build_base(cache / "models" / "tiny-base")
     for name in ("titles", "broken", "lost"):
         build_adapter(cache / "adapters" / name, base)
     (cache / "adapters" / "broken" / "adapter_config.json").write_text("{")
     change(cache / "adapters" / "lost", model="somebody/else-7b")
-    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("START_LLM_CACHE_DIR", str(cache))
-    monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setenv("MLX_PORT", "1")  # where no server answers
-    assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = models().out.splitlines()
     assert any(line.startswith("tiny-base+titles ") for line in lines)
     assert any("+broken" in line and "cannot be read" in line for line in lines)
     assert any("+lost" in line and "somebody/else-7b" in line for line in lines)
-    assert main(["models", "--json"]) == 0
-    listed = {model["name"]: model["adapters"] for model in json.loads(capsys.readouterr().out)}
+    listed = {model["name"]: model["adapters"] for model in json.loads(models("--json").out)}
     assert listed["tiny-base"] == ["titles"]
 
 
-def test_a_head_that_drafts_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
-    assert main(["models", "show", str(write_checkpoint(tmp_path / "headed"))]) == 0
-    assert "drafts by    its own MTP head" in capsys.readouterr().out
-    assert main(["models", "show", str(tmp_path / "headed"), "--all"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_a_head_that_drafts_is_told(models: Command, tmp_path: Path) -> None:
+    assert "drafts by    its own MTP head" in models("show", str(write_checkpoint(tmp_path / "headed"))).out
+    lines = [line.split() for line in models("show", str(tmp_path / "headed"), "--all").out.splitlines()]
     assert ["drafts_by", "its", "own", "MTP", "head", "weights"] in lines
 
 
-def test_a_head_that_is_published_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
+def test_a_head_that_is_published_is_told(models: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     model = write_checkpoint(tmp_path / "Qwen3.6-27B-4bit", with_head=False)
-    assert main(["models", "show", str(model)]) == 0
-    told = capsys.readouterr().out
+    told = models("show", str(model)).out
     assert "drafts by" not in told
     assert "A head that drafts for it is published: start-llm pull mlx-community/Qwen3.6-27B-MTP-4bit" in told

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ from start_llm.core.errors import BadRequest, TooLarge
 from start_llm.core.jsontext import check_structure, parse_inner, parse_json, too_much_to_read
 from start_llm.core.limits import DEPTH, Limit
 from tests.kinds import rounds
+from tests.together import together
 
 VALUES = st.recursive(
     st.none()
@@ -141,9 +143,5 @@ def test_large_bodies_are_decoded_one_after_the_other(monkeypatch: pytest.Monkey
             return json.loads(text)
 
     monkeypatch.setattr(jsontext, "_DECODER", Slow())
-    threads = [threading.Thread(target=parse_json, args=(raw,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(parse_json, raw)] * 8)
     assert at_once == [1] * 8

@@ -15,40 +15,11 @@ from start_llm.core.request import Sampling
 from start_llm.core.settings import RETIRED, SECRETS, Settings, SettingsError, doubtful_names, load_settings
 from start_llm.service.control import changed_settings
 
-SEED_DEFAULTS = {
-    "mlx_host": "127.0.0.1",
-    "mlx_port": 8080,
-    "proxy_port": 4000,
-    "proxy_startup_wait_seconds": 2.0,
-    "max_kv_size": 196608,
-    "kv_group_size": 64,
-    "kv_bits": None,
-    "prompt_cache_max_entries_per_session": 2,
-    "prompt_cache_ttl_seconds": 1800,
-    "prompt_cache_session_max_idle_seconds": 1800,
-    "default_temperature": 0.1,
-    "default_top_p": 0.9,
-    "default_top_k": 40,
-    "default_min_p": 0.05,
-    "default_repetition_penalty": 1.0,
-    "default_max_tokens": None,
-    "default_thinking": True,
-    "preserve_thinking": True,
-    "generation_watchdog_seconds": 600.0,
-    "enable_request_logging": True,
-}
-
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-def test_defaults() -> None:
-    settings = load_settings(None)
-    assert {name: getattr(settings, name) for name in SEED_DEFAULTS} == SEED_DEFAULTS
-    assert settings.model_path is None
 
 
 def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.prompt.clients import Clients
 from tests.embeddings.tiny import build_encoder
+from tests.steps import through
+from tests.together import together
 
 
 class OneThread:
@@ -38,23 +39,7 @@ class OneThread:
 
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         self.chores += 1
-        found: list[Any] = []
-
-        def run() -> None:
-            try:
-                while True:
-                    next(steps)
-            except StopIteration as end:
-                found.append(end.value)
-            except Exception as error:  # noqa: BLE001 - raised on the caller's thread
-                found.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+        return together([lambda: through(steps)[1]])[0]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import random
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
 from tests.files.damage import damage_somewhere
+from tests.together import together
 
 SCHEMA = "CREATE TABLE words (word TEXT PRIMARY KEY, data BLOB NOT NULL); CREATE INDEX by_data ON words (data);"
 
@@ -253,14 +253,7 @@ for number in range(25):
 def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
     base = CacheDatabase(tmp_path / "sub" / "words.sqlite", SCHEMA, 1, what="words", busy_seconds=60)
     processes = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(base.path), name]) for name in "ab"]
-    threads = [
-        threading.Thread(target=lambda name=name: [put(base, f"{name}-{number}") for number in range(25)])
-        for name in "cd"
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda name=name: [put(base, f"{name}-{number}") for number in range(25)] for name in "cd")
     assert [process.wait(60) for process in processes] == [0, 0]
     assert len(words(base)) == 4 * 25
 

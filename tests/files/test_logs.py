@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from start_llm.files.logs import DailyLogs, begin_log, last_lines, trim_log
+from tests.together import together
 
 LINE = "x" * 999  # 1,000 bytes with its end
 MOST = 400_000
@@ -98,14 +98,7 @@ def test_names_of_files_are_not_kept(tmp_path: Path) -> None:
 
 def test_threads(tmp_path: Path) -> None:
     logs = DailyLogs(tmp_path, ".jsonl", 1 << 30)
-    threads = [
-        threading.Thread(target=lambda: [logs.append("2026-11-01", "s.jsonl", LINE) for _ in range(100)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([lambda: [logs.append("2026-11-01", "s.jsonl", LINE) for _ in range(100)]] * 4)
     assert (tmp_path / "2026-11-01" / "s.jsonl").read_text() == (LINE + "\n") * 400
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-import threading
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.files.lru import Lru
+from tests.together import together
 
 KEYS = st.integers(0, 5)
 STEPS = st.lists(
@@ -67,9 +68,5 @@ def test_many_threads_share_one() -> None:
             lru.get(key)
             lru.pop((key * 3) % 97)
 
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(partial(use, seed) for seed in range(4))
     assert sum(value for _, value in lru.items()) <= 50
