@@ -54,3 +54,11 @@ def oracle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Iterator[World]:
     with make_world(tmp_path_factory.mktemp("world"), oracle_folder) as made:
         yield made
+
+
+@pytest.fixture
+def own_world(tmp_path: Path, oracle_folder: Path) -> Iterator[World]:
+    """Another test's sessions are none of this one's."""
+    (tmp_path / "world").mkdir()
+    with make_world(tmp_path / "world", oracle_folder) as made:
+        yield made

@@ -12,9 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from tests.oracle.build import MARKS, SPECIAL
+from tests.oracle.build import MARKS, SPECIAL, make_tokenizer
 
 # What the oracle's chat template puts around a message, and before the answer.
 MARKUP = "<|im_start|>user\n<|im_end|>\n"
@@ -107,6 +108,11 @@ class NewTokens:
 
     tokens: Callable[[str], int]
     seen: list[Counter[str]] = field(default_factory=list)
+
+    @classmethod
+    def of_the_oracle(cls) -> NewTokens:
+        tokenizer = make_tokenizer()
+        return cls(cache(lambda text: len(tokenizer.encode(text).ids)))
 
     def count(self, body: dict[str, Any]) -> int:
         """Tokens of `body` that are new; it is then known."""

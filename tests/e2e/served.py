@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from start_llm.host.ports import ask_json, free_port
 from start_llm.host.processes import wait_until
-from tests.e2e.world import ROOT, World, end
+from tests.e2e.world import ROOT, World, begin, end
 
 KEY = "sk-end-to-end"
 
@@ -45,16 +44,7 @@ def make_served(folder: Path, oracle: Path, *paths: Path) -> Iterator[tuple[dict
         "LITELLM_MASTER_KEY": KEY,
         "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
     }
-    with (folder / "server.txt").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "start_llm", "serve"],
-            cwd=folder,
-            env=os.environ | given,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = begin([sys.executable, "-m", "start_llm", "serve"], folder, os.environ | given, folder / "server.txt")
     url, proxy_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
     try:
         for ready in (f"{url}/health", f"{proxy_url}/health/readiness"):

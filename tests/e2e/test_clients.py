@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.e2e.counting import NewTokens, is_opening
 from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario
 from tests.e2e.world import Run, World, skip_unless_installed
 from tests.kinds import RUN
-from tests.oracle import make_tokenizer
 from tests.oracle.oracle import script
 
 MOST_COMPUTED = 1.2
@@ -22,12 +20,13 @@ MOST_COMPUTED = 1.2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 SUB_AGENT_REQUESTS = 2  # it reads a file and answers
+REPAIR, WRITE_DOWN = "Repair add in src/calc.py and try it.", "Write it down in NOTES.md."
+DEFINES = "What does src/util.py define?"
 
 
 @pytest.fixture(scope="module")
 def counter() -> NewTokens:
-    tokenizer = make_tokenizer()
-    return NewTokens(cache(lambda text: len(tokenizer.encode(text).ids)))
+    return NewTokens.of_the_oracle()
 
 
 def check(run: Run, expected: int) -> None:
@@ -85,8 +84,14 @@ class Session:
         self.figures[turn] = measure(run, counter)
         return run
 
-    def live(self, turns: dict[str, tuple[str, list[str]]]) -> Run:
-        """Types the prompts of several turns into one process; a request belongs to the last of them that it tells."""
+    def live(self) -> Run:
+        """Types the prompts of three turns into one process; a request belongs to the last of them that it tells."""
+        repo, scenario = self.repository, self.scenario
+        turns = {
+            "first": (REPAIR, scenario.work(repo)),
+            "second": (WRITE_DOWN, scenario.note(repo)),
+            "third": (DEFINES, scenario.more(repo)),
+        }
         arguments, _ = self.scenario.first("", self.data)
         text = "".join(self.scenario.first(self.prompt(*turn), self.data)[1] for turn in turns.values())
         run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds)
@@ -140,13 +145,7 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str], re
 
 def live_turns(session: Session, repo: Path, data: Path) -> None:
     scenario = session.scenario
-    session.live(
-        {
-            "first": ("Repair add in src/calc.py and try it.", scenario.work(repo)),
-            "second": ("Write it down in NOTES.md.", scenario.note(repo)),
-            "third": ("What does src/util.py define?", scenario.more(repo)),
-        }
-    )
+    session.live()
     assert (repo / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     assert (repo / "NOTES.md").read_text().strip() == NOTES.strip()
     texts = scenario.look(repo)
@@ -156,7 +155,7 @@ def live_turns(session: Session, repo: Path, data: Path) -> None:
 
 def first_turn(session: Session, repo: Path, data: Path) -> None:
     texts = session.scenario.work(repo)
-    ask = session.prompt("Repair add in src/calc.py and try it.", texts)
+    ask = session.prompt(REPAIR, texts)
     session.turn("first", ask, texts, session.scenario.first(ask, data))
     assert (repo / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     assert (repo / "out.txt").read_text() == "3\n"
@@ -164,7 +163,7 @@ def first_turn(session: Session, repo: Path, data: Path) -> None:
 
 def second_turn(session: Session, repo: Path, data: Path) -> None:
     texts = session.scenario.note(repo)
-    ask = session.prompt("Write it down in NOTES.md.", texts)
+    ask = session.prompt(WRITE_DOWN, texts)
     session.turn("second", ask, texts, session.scenario.again(ask, data))
     assert (repo / "NOTES.md").read_text().strip() == NOTES.strip()
     assert (repo / "status.txt").exists()
@@ -172,7 +171,7 @@ def second_turn(session: Session, repo: Path, data: Path) -> None:
 
 def resumed_turn(session: Session, repo: Path, data: Path) -> None:
     texts = session.scenario.more(repo)
-    ask = session.prompt("What does src/util.py define?", texts)
+    ask = session.prompt(DEFINES, texts)
     run = session.turn("resumed", ask, texts, session.scenario.again(ask, data))
     if session.scenario.sub_agent:
         expected = len(texts) + SUB_AGENT_REQUESTS + session.scenario.told

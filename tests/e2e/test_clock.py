@@ -5,23 +5,17 @@ Both have no field that tells a clock: the lines stand in the text that they sen
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from start_llm.clients import CLIENTS
 from tests.e2e.counting import NewTokens
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import AIDER, CLINE, TRY, Scenario, typed
 from tests.e2e.test_clients import MOST_COMPUTED, Session, first_turn, resumed_turn, second_turn
-from tests.e2e.world import World, make_world
-from tests.oracle import make_tokenizer
+from tests.e2e.world import World, make_world, skip_unless_installed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 RULES = "# House rules\n\nKeep functions short.\n\nCurrent time: 2026-11-22 10:0{turn}:17\nMode: {mode}\n"
@@ -39,12 +33,8 @@ def clocked(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> It
 
 
 def started(scenario: Scenario, world: World) -> Session:
-    path = os.pathsep.join(str(folder) for folder in search_path(scenario.name))
-    if shutil.which(scenario.name, path=path) is None:
-        title = CLIENTS[scenario.name].title
-        pytest.skip(f"{title} is not installed: python3.12 tests/e2e/install.py {scenario.name}")
-    tokenizer = make_tokenizer()
-    return Session(world, scenario, NewTokens(cache(lambda text: len(tokenizer.encode(text).ids))))
+    skip_unless_installed(scenario.name)
+    return Session(world, scenario, NewTokens.of_the_oracle())
 
 
 def clocks(session: Session) -> list[str]:
@@ -85,13 +75,7 @@ def test_aider_with_a_clock_in_a_file_that_it_reads(clocked: World, table: list[
     session = started(replace(AIDER, first=lambda prompt, data: (arguments, typed(prompt)), seconds=400), clocked)
     (session.repository / "CLOCK.md").write_text(rules(1))
     try:
-        session.live(
-            {
-                "first": ("Repair add in src/calc.py and try it.", AIDER.work(session.repository)),
-                "second": ("Write it down in NOTES.md.", AIDER.note(session.repository)),
-                "third": ("What does src/util.py define?", AIDER.more(session.repository)),
-            }
-        )
+        session.live()
     finally:
         table.append(f"clock {session.line()}")
     assert clocks(session) == ["1", "2", "3"]

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import CODEX, call
-from tests.e2e.world import World, make_world
+from tests.e2e.world import World, skip_unless_installed
 from tests.oracle.oracle import script
-
-
-@pytest.fixture
-def world(tmp_path: Path, oracle_folder: Path) -> Iterator[World]:
-    """Of its own: another test's sessions are none of this one's."""
-    (tmp_path / "world").mkdir()
-    with make_world(tmp_path / "world", oracle_folder) as made:
-        yield made
-
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 FOREIGN = [
@@ -44,9 +30,9 @@ FOREIGN = [
 ]  # fmt: skip
 
 
-def test_a_session_with_foreign_items_is_resumed(world: World) -> None:
-    if shutil.which("codex", path=os.pathsep.join(str(folder) for folder in search_path("codex"))) is None:
-        pytest.skip("Codex is not installed: python3.12 tests/e2e/install.py codex")
+def test_a_session_with_foreign_items_is_resumed(own_world: World) -> None:
+    skip_unless_installed("codex")
+    world = own_world
     repo = world.repository("codex")
     data = world.folder / "codex" / "cache" / "launch" / "codex"
 

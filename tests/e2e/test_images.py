@@ -137,10 +137,7 @@ def test_images_through_the_proxy(way: str, targets: tuple[dict[str, Target], Na
     first, second = names.of(noise(96, 64, 1)), names.of(noise(96, 64, 2))
     asked = f"{way} {script('I see {images}.', 'Now I see {images}.')}"
     with openai.OpenAI(base_url=f"{target.url}/v1", api_key=target.key, max_retries=0) as client:
-        parts: list[Any] = [
-            {"type": "text", "text": asked},
-            {"type": "image_url", "image_url": {"url": data_url(one)}},
-        ]
+        parts: list[Any] = [{"type": "text", "text": asked}, {"type": "image_url", "image_url": {"url": data_url(one)}}]
         chat = client.chat.completions.create(model=target.model, messages=[{"role": "user", "content": parts}])
         assert chat.choices[0].message.content == f"I see {first}."
         items: list[Any] = [

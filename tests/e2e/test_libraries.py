@@ -23,12 +23,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "clients" / "libraries.md"
 QUESTION = "How is the weather in Paris?"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ANSWER = "It is sunny in Paris."
-INSTALLED = {
-    "LangChain": "langchain",
-    "LlamaIndex": "llamaindex",
-    "OpenAI Agents SDK": "openai-agents",
-    "Pydantic AI": "pydantic-ai",
-}
+INSTALLED = {"LangChain": "langchain", "LlamaIndex": "llamaindex", "Pydantic AI": "pydantic-ai"}
+INSTALLED["OpenAI Agents SDK"] = "openai-agents"
 
 
 def examples() -> dict[str, str]:
@@ -46,11 +42,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Ite
 
 #: What the page says of another class in an example: by title, what is replaced.
 OTHERS = {
-    "LangChain": {
-        "langchain_openai": "langchain_anthropic",
-        "ChatOpenAI": "ChatAnthropic",
-        "127.0.0.1:8080/v1": "127.0.0.1:8080",
-    },
+    "LangChain": {"langchain_openai": "langchain_anthropic", "ChatOpenAI": "ChatAnthropic", ":8080/v1": ":8080"},
     "OpenAI Agents SDK": {"OpenAIChatCompletionsModel": "OpenAIResponsesModel"},
 }
 

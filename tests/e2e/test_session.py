@@ -11,13 +11,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from start_llm.host.ports import free_port, is_free
 from tests.e2e.scenarios import NOTES, SCENARIOS, typed
-from tests.e2e.world import ROOT, World, end, skip_unless_installed
+from tests.e2e.world import ROOT, World, begin, end, skip_unless_installed
 from tests.integration.lifecycle import Machine
 from tests.oracle.oracle import script
 from tests.waiting import until
@@ -62,12 +61,12 @@ class Agent:
 
     name: str
     repository: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     output: Path
 
     def ask(self, words: str, *answers: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(TALKS[self.name].said(f"{words} {script(*answers)}"))
+        self.process.stdin.write(TALKS[self.name].said(f"{words} {script(*answers)}").encode())
         self.process.stdin.flush()
 
     def has_written(self, name: str, text: str) -> None:
@@ -93,17 +92,8 @@ def launch(machine: Installed, world: World, name: str, stack: ExitStack) -> Age
     same = {key: machine.environment[key] for key in ("START_LLM_CACHE_DIR", "LOG_ROOT", "PYTHONPATH")}
     environment |= same | {"PI_OFFLINE": "1"}
     output = machine.folder / f"{name}.txt"
-    out: IO[str] = stack.enter_context(output.open("w"))
-    process = subprocess.Popen(
-        machine.command("launch", name, "--", *TALKS[name].arguments),
-        cwd=repository,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command = machine.command("launch", name, "--", *TALKS[name].arguments)
+    process = begin(command, repository, environment, output, subprocess.PIPE)
     stack.callback(end, process)
     return Agent(name, repository, process, output)
 
@@ -137,9 +127,7 @@ def test_of_two_agents_on_one_server_either_may_end_first(first: str, oracle_fol
         assert agents[other].leave() == 0, agents[other].output.read_text()[-3000:]
 
         after = machine.state()
-        assert after is not None and (after["pid"], after["restarts"]) == (server["pid"], 0), (
-            "the same server all along"
-        )
+        assert after is not None and (after["pid"], after["restarts"]) == (server["pid"], 0), "the same one all along"
         stopped = machine.run("stop")
         assert stopped.returncode == 0, stopped.stdout + stopped.stderr
         assert machine.is_empty() and is_free("127.0.0.1", proxy_port)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from start_llm.models.catalog import EMBEDDED_NAME
 from tests.e2e.counting import NewTokens
 from tests.e2e.scenarios import AIDER, AIDER_COMMIT, CLAUDE, call, hidden
 from tests.e2e.world import Run, World, make_world, skip_unless_installed
-from tests.oracle import build_oracle, make_tokenizer
+from tests.oracle import build_oracle
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -27,14 +26,7 @@ MOST_COMPUTED = 1.2
 NOTE = 75
 """Tokens that an update note may take."""
 LARGE, SMALL, WEAK = "oracle", "small-oracle", EMBEDDED_NAME
-HELPER = {
-    "looker": {
-        "description": "Answers a short question.",
-        "prompt": "You answer in one word.",
-        "tools": ["Read"],
-        "model": "haiku",
-    }
-}
+HELPER = {"description": "Answers a short question.", "prompt": "You answer in one word.", "tools": ["Read"]}
 
 
 @pytest.fixture(scope="module", params=[SMALL, pytest.param(WEAK, marks=pytest.mark.slow)])
@@ -64,8 +56,7 @@ class Turns:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.repository = world, name, world.repository(name)
-        tokenizer = make_tokenizer()
-        self.counter = NewTokens(cache(lambda text: len(tokenizer.encode(text).ids)))
+        self.counter = NewTokens.of_the_oracle()
 
     def run(self, arguments: list[str], text: str, seconds: float) -> tuple[Run, dict[str, list[tuple[Any, Any]]]]:
         run = self.world.launch(self.name, self.repository, arguments, text, seconds)
@@ -92,7 +83,7 @@ def test_claude_codes_small_model(two_models: World, small: str, table: list[str
         return "I ask a helper.\n" + hidden(words)
 
     prompt = "Ask the looker. " + script(ask("Four, says the small one."), "The helper has answered.")
-    helper = ["--agents", json.dumps(HELPER)]
+    helper = ["--agents", json.dumps({"looker": HELPER | {"model": "haiku"}})]
     arguments, text = CLAUDE.first(prompt, Path())
     _, first = turns.run([*helper, *arguments], text, 600)
     assert {body["model"] for body, _ in first[small]} == {"claude-haiku-4-5"}, "the launcher says which name is mapped"

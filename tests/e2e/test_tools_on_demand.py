@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.install import search_path
 from tests.e2e.scenarios import call
-from tests.e2e.world import World, make_world
+from tests.e2e.world import World, skip_unless_installed
 from tests.oracle.oracle import script
-
-
-@pytest.fixture
-def world(tmp_path: Path, oracle_folder: Path) -> Iterator[World]:
-    """Of its own: another test's sessions are none of this one's."""
-    (tmp_path / "world").mkdir()
-    with make_world(tmp_path / "world", oracle_folder) as made:
-        yield made
-
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SERVER = """
@@ -76,9 +63,9 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_schemas_of_mcp_tools_come_when_they_are_searched(name: str, world: World, tmp_path: Path) -> None:
-    if shutil.which(name, path=os.pathsep.join(str(folder) for folder in search_path(name))) is None:
-        pytest.skip(f"{name} is not installed: python3.12 tests/e2e/install.py {name}")
+def test_schemas_of_mcp_tools_come_when_they_are_searched(name: str, own_world: World, tmp_path: Path) -> None:
+    skip_unless_installed(name)
+    world = own_world
     how, search, (variables, off) = AGENTS[name]
     repo = world.repository(name)
     (tmp_path / "many.py").write_text(SERVER)
@@ -93,12 +80,10 @@ def test_schemas_of_mcp_tools_come_when_they_are_searched(name: str, world: Worl
     turns, sent = run([search, call(FOUND, page=3), "It says larch."], [], {})
     catalogue = world.folder / name / "cache" / "launch" / name / "catalog.json"
     if catalogue.exists():
-        (tmp_path / "whole").write_text(
-            catalogue.read_text().replace('"supports_search_tool": true', '"supports_search_tool": false')
-        )
-    whole, _ = run(
-        ["Nothing."], [each.replace("{whole}", json.dumps(str(tmp_path / "whole"))) for each in off], variables
-    )
+        named = '"supports_search_tool": {}'
+        (tmp_path / "whole").write_text(catalogue.read_text().replace(named.format("true"), named.format("false")))
+    off = [each.replace("{whole}", json.dumps(str(tmp_path / "whole"))) for each in off]
+    whole, _ = run(["Nothing."], off, variables)
     short, long = turns[0]["prompt"], whole[0]["prompt"]
     print(f"\n{name}, 107 MCP tools: first prompt {short:,} instead of {long:,} tokens")
     assert long - short >= 25_000

@@ -109,14 +109,9 @@ for question in questions:
 )
 
 FRAMEWORKS = {
-    ("langchain", "chat"): LANGCHAIN,
-    ("langchain", "responses"): LANGCHAIN,
-    ("langchain", "messages"): LANGCHAIN,
-    ("langchain", "ollama"): LANGCHAIN,
+    **{("langchain", kind): LANGCHAIN for kind in ("chat", "responses", "messages", "ollama")},
     ("llamaindex", "chat"): LLAMA_INDEX,
-    ("openai-agents", "chat"): AGENTS_SDK,
-    ("openai-agents", "responses"): AGENTS_SDK,
-    ("pydantic-ai", "chat"): PYDANTIC_AI,
-    ("pydantic-ai", "responses"): PYDANTIC_AI,
+    **{("openai-agents", kind): AGENTS_SDK for kind in ("chat", "responses")},
+    **{("pydantic-ai", kind): PYDANTIC_AI for kind in ("chat", "responses")},
 }
 """By the name in `install` and the API."""

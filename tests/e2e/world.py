@@ -88,6 +88,16 @@ def loopback_network() -> Iterator[list[str]]:
         holder.stdout.close()
 
 
+def begin(
+    command: list[str], folder: Path, environment: Mapping[str, str], said: Path, given: Any = subprocess.DEVNULL
+) -> subprocess.Popen[Any]:
+    """Runs a command that leads a process group; what it says goes to the file `said`. `given`: its standard input."""
+    with said.open("wb") as out:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=given, stdout=out, stderr=out, start_new_session=True
+        )
+
+
 def end(process: subprocess.Popen[Any], seconds: float = 15) -> None:
     """Ends a process that leads its group, and what it has left in it."""
     if process.poll() is None:
@@ -190,22 +200,14 @@ class World:
             environment["TERM"] = "xterm-256color"
         output, began = self.folder / name / "output.txt", time.monotonic()
         (self.folder / name / "input.txt").write_text(text)
-        with output.open("wb") as out, (self.folder / name / "input.txt").open("rb") as given:
-            process = subprocess.Popen(
-                [*self.network, *command],
-                cwd=folder,
-                env=environment,
-                stdin=given,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                end(process)
+        with (self.folder / name / "input.txt").open("rb") as given:
+            process = begin([*self.network, *command], folder, environment, output, given)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end(process)
         took = time.monotonic() - began
         self.wait_for(before + late, served + late, seconds - took)
         sent = self.sent()[before:]
@@ -219,16 +221,7 @@ class World:
         """Runs ``launch NAME -- ARGUMENTS`` in the background; `url` answers once it is up."""
         command = [*self.network, sys.executable, "-m", "start_llm", "launch", name, *self.via, "--", *arguments]
         output = self.folder / name / "beside.txt"
-        with output.open("wb") as out:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=self.environment(name),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = begin(command, folder, self.environment(name), output)
         try:
             waited = subprocess.run([*self.network, sys.executable, "-c", WAIT, url, str(START_SECONDS)], check=False)
             assert waited.returncode == 0, output.read_text(errors="replace")[-2000:]
@@ -291,17 +284,7 @@ def make_world(
         running = []
         try:
             for name, command in commands.items():
-                with (folder / f"{name}.txt").open("wb") as out:
-                    process = subprocess.Popen(
-                        [*network, *command],
-                        env=environment,
-                        cwd=folder,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                running.append(process)
+                running.append(begin([*network, *command], folder, environment, folder / f"{name}.txt"))
             url = f"http://127.0.0.1:{world.client_port}/health"
             waited = subprocess.run([*network, sys.executable, "-c", WAIT, url, str(START_SECONDS)], check=False)
             assert waited.returncode == 0, (folder / "server.txt").read_text()[-2000:]
