@@ -20,6 +20,7 @@ from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
 from start_llm.models.device import Device
 from tests.core.test_settings import FIRST_DESIGN
+from tests.integration.live import places
 from tests.kvcache.replay import all_events
 from tests.model_thread import on_model_thread
 from tests.oracle import build_oracle
@@ -36,15 +37,7 @@ def make(model: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[App, list[
 
     def app(**settings: Any) -> tuple[App, list[str]]:
         said: list[str] = []
-        defaults = {
-            "model_path": str(model),
-            "trust_remote_code": True,
-            "start_llm_cache_dir": tmp_path,
-            "mlx_port": 0,
-            "proxy": "off",
-            "log_root": tmp_path / "logs",
-        }
-        made = App(load_settings(None, **{**defaults, **settings}), say=said.append)
+        made = App(load_settings(None, **places(model, tmp_path) | settings), say=said.append)
         apps.append(made)
         return made, said
 
@@ -76,8 +69,7 @@ def test_a_server_starts_with_a_file_of_the_first_design_and_with_all_lines_of_t
 ) -> None:
     """Places of this test come from flags, which win."""
     (tmp_path / ".env").write_text("\n".join(re.findall(r"^[A-Z_0-9]+=.*", lines, re.MULTILINE)))
-    places = {"model_path": str(model), "start_llm_cache_dir": tmp_path, "log_root": tmp_path / "logs", "mlx_port": 0}
-    settings = load_settings(tmp_path / ".env", **places, trust_remote_code=True, proxy="off")
+    settings = load_settings(tmp_path / ".env", **places(model, tmp_path))
     with App(settings, say=lambda line: None) as app:
         asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         assert httpx.post(f"{app.url}/v1/chat/completions", json=asked, timeout=120).json()["choices"]
@@ -189,14 +181,7 @@ def test_the_proxys_key_is_shown_on_a_terminal_only(
     """Elsewhere it would stay in a log."""
     shown = io.StringIO()
     monkeypatch.setattr("start_llm.app.LiteLLMProxy", ReadyProxy)
-    settings = load_settings(
-        None,
-        model_path=str(model),
-        trust_remote_code=True,
-        start_llm_cache_dir=tmp_path,
-        mlx_port=0,
-        log_root=tmp_path / "logs",
-    )
+    settings = load_settings(None, **places(model, tmp_path) | {"proxy": "on"})
     app = App(settings, console=Console(file=shown, force_terminal=terminal, width=200))
     try:
         app.start()
@@ -221,10 +206,8 @@ def test_what_the_start_says_has_nothing_that_a_terminal_obeys(tmp_path: Path) -
 def test_before_loading_requests_get_503(make: Callable[..., Any]) -> None:
     app, _ = make()
     app._server.start()
-    answer = httpx.post(
-        f"{app.server_url}/v1/chat/completions",
-        json={"model": "x", "messages": [{"role": "user", "content": "hi"}]},
-    )
+    body = {"model": "x", "messages": [{"role": "user", "content": "hi"}]}
+    answer = httpx.post(f"{app.server_url}/v1/chat/completions", json=body)
     assert answer.status_code == 503
     assert "loading" in answer.json()["error"]["message"]
     assert httpx.get(f"{app.server_url}/health").json()["state"] == "loading"
@@ -239,15 +222,6 @@ def test_a_context_that_is_too_long_is_refused_with_the_numbers(make: Callable[.
     error = answer.json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "256" in error["message"]
-
-
-def test_an_unknown_model_is_404_and_vendors_names_are_not(make: Callable[..., Any]) -> None:
-    app, _ = make()
-    app.start()
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    for name, status in {"claude-opus-9": 200, "gpt-7": 200, "oracle": 200, "mistral-large": 404}.items():
-        answer = httpx.post(f"{app.server_url}/v1/chat/completions", json={"model": name, **body}, timeout=30)
-        assert answer.status_code == status, name
 
 
 def test_a_token_that_the_model_does_not_have_is_refused_and_hurts_nobody(make: Callable[..., Any]) -> None:

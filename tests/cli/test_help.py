@@ -143,14 +143,9 @@ def test_whoever_stops_reading_sees_no_traceback(line: str, tmp_path: Path) -> N
     reading, writing = os.pipe()
     os.close(reading)
     places = {"START_LLM_HOME": str(tmp_path), "START_LLM_CACHE_DIR": str(tmp_path), "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "start_llm", *line.split()]
     try:
-        run = subprocess.run(
-            [sys.executable, "-m", "start_llm", *line.split()],
-            env=os.environ | places,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        run = subprocess.run(command, env=os.environ | places, stdout=writing, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(writing)
     assert (run.returncode, run.stderr) == (141, "")

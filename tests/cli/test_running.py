@@ -53,19 +53,8 @@ def test_flags_win_over_environment_and_env_file(
 ) -> None:
     (tmp_path / "project" / ".env").write_text("PROXY_PORT=4001\nMLX_PORT=1\nMAX_QUEUE=7\n")
     monkeypatch.setenv("MLX_PORT", "8081")
-    flags = [
-        "--port",
-        "8082",
-        "--no-proxy",
-        "--log-json",
-        "--log-level",
-        "INFO",
-        "--host",
-        "localhost",
-        "--model",
-        "owner/name",
-    ]
-    assert main(flags) == 3
+    flags = "--port 8082 --no-proxy --log-json --log-level INFO --host localhost --model owner/name"
+    assert main(flags.split()) == 3
     settings = module.calls[0][0]
     assert (settings.mlx_port, settings.proxy, settings.mlx_host) == (8082, "off", "localhost")
     assert (settings.log_json, settings.log_level) == (True, "info")

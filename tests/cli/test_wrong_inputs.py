@@ -113,18 +113,8 @@ def test_a_wrong_input_gets_one_sentence(
     assert said.out == ""
 
 
-HEAVY = {
-    "mlx",
-    "mlx_lm",
-    "mlx_vlm",
-    "transformers",
-    "tokenizers",
-    "torch",
-    "numpy",
-    "litellm",
-    "llguidance",
-    "huggingface_hub",
-}
+HEAVY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "tokenizers", "torch", "numpy", "litellm", "llguidance"}
+HEAVY |= {"huggingface_hub"}
 """Each takes from half a second to many; without them a refusal is there in about half a second of the processor."""
 RUN = """
 import atexit, runpy, sys
@@ -136,14 +126,8 @@ runpy.run_module("start_llm", run_name="__main__")
 def run_alone(line: str, environment: dict[str, str], places: Path) -> tuple[int, str, set[str]]:
     """Exit code, standard error, and the heavy packages that were imported, in a process of its own."""
     given = {name: value.replace("@", str(places)) for name, value in environment.items()}
-    run = subprocess.run(
-        [sys.executable, "-c", RUN, *line.replace("@", str(places)).split()],
-        env={**os.environ, **given},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", RUN, *line.replace("@", str(places)).split()]
+    run = subprocess.run(command, env=os.environ | given, cwd=ROOT, capture_output=True, text=True)
     imported = run.stdout.partition("imported: ")[2].split()
     assert "start_llm.cli" in imported, run.stdout
     return run.returncode, run.stderr, HEAVY & set(imported)

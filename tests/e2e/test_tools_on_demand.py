@@ -52,12 +52,9 @@ def codex(many: Path, folder: Path) -> list[str]:
 
 
 # How it is run, the call by which it searches, and what turns that off.
+SELECT = call("ToolSearch", query=f"select:{FOUND}", max_results=5)
 AGENTS = {
-    "claude": (
-        claude,
-        call("ToolSearch", query=f"select:{FOUND}", max_results=5),
-        ({"ENABLE_TOOL_SEARCH": "false"}, []),
-    ),
+    "claude": (claude, SELECT, ({"ENABLE_TOOL_SEARCH": "false"}, [])),
     "codex": (codex, call("tool_search", query="archive_77"), ({}, ["-c", "model_catalog_json={whole}"])),
 }
 

@@ -33,6 +33,7 @@ from start_llm.engine.schedule.prefill import planned
 from start_llm.models.pull import PullError
 from tests.fuzz.bodies import LAST
 from tests.fuzz.requests import Request
+from tests.integration.live import places
 
 WAIT = 120.0
 _RESPONSE = re.compile(rb'"id":\s*"(resp_[0-9a-f]+)"')
@@ -210,15 +211,7 @@ def _fetch(name: str, *args: Any, **options: Any) -> None:
 
 @contextmanager
 def world(model: Path, cache: Path, **settings: Any) -> Iterator[World]:
-    defaults: dict[str, Any] = {
-        "model_path": str(model),
-        "trust_remote_code": True,
-        "start_llm_cache_dir": cache,
-        "mlx_port": 0,
-        "proxy": "off",
-        "enable_request_logging": False,
-        "kv_disk_dir": "off",
-    }
+    defaults = places(model, cache) | {"enable_request_logging": False, "kv_disk_dir": "off"}
     here, there = socket.socketpair()
     noise = Noise()
     with pytest.MonkeyPatch.context() as patch:

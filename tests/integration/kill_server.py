@@ -21,6 +21,7 @@ import httpx
 
 from start_llm.app import App
 from start_llm.core.settings import load_settings
+from tests.integration.live import places
 from tests.oracle import Oracle, expected_truth
 
 WAIT = 120.0
@@ -28,19 +29,8 @@ WAIT = 120.0
 
 def serve(model: str, cache: Path, ready: int) -> None:
     """The child: a server that says its port through `ready` and runs until it is killed."""
-    settings = load_settings(
-        None,
-        model_path=model,
-        trust_remote_code=True,
-        start_llm_cache_dir=cache,
-        mlx_port=0,
-        proxy="off",
-        reanchor="off",
-        log_root=cache / "logs",
-        log_json=True,
-        default_temperature=0.0,
-    )
-    app = App(settings, say=lambda line: None)
+    settings = places(Path(model), cache) | {"reanchor": "off", "log_json": True, "default_temperature": 0.0}
+    app = App(load_settings(None, **settings), say=lambda line: None)
     app.start()
     os.write(ready, f"{app.server_url}\n".encode())
     app.wait()

@@ -117,23 +117,17 @@ ENDLESS = {"drafts": False, "repetition_guard": False}
 """Fields of a request: with drafts a filler of 400 words is over in 30 passes, and the guard cuts a longer one."""
 
 
+def places(model: Path, cache: Path) -> dict[str, Any]:
+    """The settings of a server without a proxy, on any port, whose files lie in `cache`."""
+    made = {"model_path": str(model), "trust_remote_code": True, "start_llm_cache_dir": cache, "mlx_port": 0}
+    return made | {"proxy": "off", "log_root": cache / "logs"}
+
+
 @contextmanager
 def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
     """A started server; settings as keyword arguments."""
-    defaults: dict[str, Any] = {
-        "model_path": str(model),
-        "trust_remote_code": True,
-        "start_llm_cache_dir": cache,
-        "mlx_port": 0,
-        "proxy": "off",
-        "log_root": cache / "logs",
-        "kv_disk_dir": "off",
-        "reanchor": "off",
-        "log_json": True,
-        "default_temperature": 0.0,
-        "drafts": "auto",
-    }
-    app = App(load_settings(None, **{**defaults, **settings}), say=lambda line: None)
+    quiet = {"kv_disk_dir": "off", "reanchor": "off", "log_json": True, "default_temperature": 0.0, "drafts": "auto"}
+    app = App(load_settings(None, **places(model, cache) | quiet | settings), say=lambda line: None)
     server = Live(app, cache)
     engine = app.engine
     submit = engine.submit

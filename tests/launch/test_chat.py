@@ -173,10 +173,9 @@ def types(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     typed = iter(lines)
 
     def typing(prompt: str) -> str:
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
+        if (line := next(typed, None)) is None:
+            raise EOFError
+        return line
 
     monkeypatch.setattr("builtins.input", typing)
 
@@ -195,20 +194,9 @@ def test_commands_of_a_conversation(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "a.png").write_bytes(b"png")
-    types(
-        monkeypatch,
-        *(
-            "/help",
-            "/system Be brief.",
-            f"/image {tmp_path}/a.png",
-            "see",
-            "/image /none.png",
-            "/image a.txt",
-            "/image it's.png",
-            "/nothing",
-        ),
-        *("/model nobody", "/model second", "again", f"/save {tmp_path}/talk.json", "/clear", "anew", "/exit", "never"),
-    )
+    typed = f"/help|/system Be brief.|/image {tmp_path}/a.png|see|/image /none.png|/image a.txt|/image it's.png"
+    typed += f"|/nothing|/model nobody|/model second|again|/save {tmp_path}/talk.json|/clear|anew|/exit|never"
+    types(monkeypatch, *typed.split("|"))
     with answering(CHUNKS) as (port, asked):
         assert run(port, stdin=Terminal()) == 0
     first, second, third = (body["messages"] for body in asked)
@@ -221,17 +209,8 @@ def test_commands_of_a_conversation(
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert saved["model"] == "second" and len(saved["messages"]) == 5
     said = capsys.readouterr().out
-    assert all(
-        word in said
-        for word in (
-            *COMMANDS,
-            "cannot be read",
-            "not named like",
-            "No closing quotation",
-            "no command /nothing",
-            "nobody",
-        )
-    )
+    told = ("cannot be read", "not named like", "No closing quotation", "no command /nothing", "nobody")
+    assert all(word in said for word in (*COMMANDS, *told))
 
 
 def test_an_image_goes_with_one_question(run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def main(words: list[str], settings: Settings) -> int:
     return called(cli.main, read(["launch", *words]), settings)
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server that runs."""
+    with serving() as number:
+        yield number
+
+
 def settings(folder: Path, **values: object) -> Settings:
     return load_settings(None, start_llm_cache_dir=folder / "cache", log_root=folder / "logs", **values)
 
@@ -55,11 +63,11 @@ def lines(out: Path) -> list[str]:
 
 
 @pytest.mark.live
-def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_runs_against_the_running_server(
+    port: int, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with serving() as port:
-        code = main(["pi", "--", "-p", "two words", "--print"], settings(tmp_path, mlx_port=port))
-    assert code == 7
+    assert main(["pi", "--", "-p", "two words", "--print"], settings(tmp_path, mlx_port=port)) == 7
     said = lines(out)
     arguments = [line.removeprefix("ARG=") for line in said if line.startswith("ARG=")]
     assert arguments == ["--provider", "start_llm", "--model", "served-name", "-p", "two words", "--print"]
@@ -72,24 +80,22 @@ def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, mon
 
 
 @pytest.mark.live
-def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(tmp_path: Path, out: Path) -> None:
-    with serving() as port:
-        given = settings(tmp_path, mlx_port=port)
-        Place(given).keep()
-        assert main(["pi"], given) == 7
-        assert not Place(given).is_kept
-        lock = Place(given).lock
-        assert lock.take()  # one that runs stays as it was asked for
-        Place(given).write(ServerState(os.getpid(), 0.0, phase="ready"))
-        Place(given).keep()
-        assert main(["pi"], given) == 7 and Place(given).is_kept
-        lock.drop()
+def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(port: int, tmp_path: Path, out: Path) -> None:
+    given = settings(tmp_path, mlx_port=port)
+    Place(given).keep()
+    assert main(["pi"], given) == 7
+    assert not Place(given).is_kept
+    lock = Place(given).lock
+    assert lock.take()  # one that runs stays as it was asked for
+    Place(given).write(ServerState(os.getpid(), 0.0, phase="ready"))
+    Place(given).keep()
+    assert main(["pi"], given) == 7 and Place(given).is_kept
+    lock.drop()
 
 
 @pytest.mark.live
-def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) -> None:
-    with serving() as port:
-        assert main(["claude"], settings(tmp_path, mlx_port=port, api_key="mine")) == 7
+def test_the_vendors_key_does_not_reach_the_client(port: int, tmp_path: Path, out: Path) -> None:
+    assert main(["claude"], settings(tmp_path, mlx_port=port, api_key="mine")) == 7
     said = lines(out)
     assert not any(line.startswith("ANTHROPIC_API_KEY=") for line in said)
     assert "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5" in said, "the server has another model for it"
@@ -185,12 +191,6 @@ def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "cache").exists()
 
 
-def test_print_knows_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pi", "--print"], settings(tmp_path, mlx_port=1)) == 0
-    said = capsys.readouterr().out
-    assert "--model SmolLM2-135M-Instruct" in said and '"contextWindow": 8192' in said
-
-
 @pytest.mark.live
 def test_a_model_without_room_for_the_first_prompt_is_told(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
@@ -217,7 +217,9 @@ def test_the_printed_text_keeps_loopback_from_the_users_proxy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pi", "--print"], settings(tmp_path, mlx_port=1)) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "NO_PROXY" in line]
+    said = capsys.readouterr().out
+    assert "--model SmolLM2-135M-Instruct" in said and '"contextWindow": 8192' in said, "the embedded model"
+    (line,) = [line for line in said.splitlines() if "NO_PROXY" in line]
     told = subprocess.check_output(
         ["sh", "-c", f"{line}; echo $NO_PROXY $no_proxy"], env={"NO_PROXY": "intern"}, text=True
     )
@@ -242,12 +244,11 @@ def test_a_file_that_the_client_goes_on_with_is_written_once(
 
 
 @pytest.mark.live
-def test_a_secret_is_made_once_and_is_its_owners_only(tmp_path: Path, out: Path) -> None:
+def test_a_secret_is_made_once_and_is_its_owners_only(port: int, tmp_path: Path, out: Path) -> None:
     told = []
-    with serving() as port:
-        for _ in range(2):
-            assert main(["openclaw"], settings(tmp_path, mlx_port=port)) == 7
-            told += [line for line in lines(out) if line.startswith("OPENCLAW_GATEWAY_TOKEN=")]
+    for _ in range(2):
+        assert main(["openclaw"], settings(tmp_path, mlx_port=port)) == 7
+        told += [line for line in lines(out) if line.startswith("OPENCLAW_GATEWAY_TOKEN=")]
     kept = tmp_path / "cache" / "launch" / "openclaw" / "gateway-token"
     assert told == [f"OPENCLAW_GATEWAY_TOKEN={kept.read_text()}"] * 2 and len(kept.read_text()) == 48
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600

@@ -93,11 +93,8 @@ def test_styles_send_history_back_as_clients_do() -> None:
     assert Style("echo").assistant(GOOD)["reasoning_content"] == "hm"
     doubled = Style("doubled").assistant(GOOD)
     assert doubled["content"].startswith("<think>\nhm\n</think>") and doubled["reasoning_content"] == "hm"
-    arguments = [
-        Style("echo", how).assistant(GOOD)["tool_calls"][0]["function"]["arguments"]
-        for how in ("as_is", "compact", "object")
-    ]
-    assert arguments == ['{"path":"."}', '{"path":".' + '"}', {"path": "."}]
+    sent = [Style("echo", how).assistant(GOOD)["tool_calls"] for how in ("as_is", "compact", "object")]
+    assert [call["function"]["arguments"] for (call,) in sent] == ['{"path":"."}', '{"path":".' + '"}', {"path": "."}]
 
 
 def test_tool_results_follow_the_calls(server: Server) -> None:
@@ -189,11 +186,7 @@ def test_requests_of_other_apis_are_not_replayed(tmp_path: Path) -> None:
 
 
 def test_a_recorded_reply_is_written_as_the_model_writes_it() -> None:
-    reply = {
-        "reasoning": "r",
-        "text": "t",
-        "calls": [{"name": "a", "arguments": "{}"}, {"name": "b", "arguments": "{}"}],
-    }
+    reply = {"reasoning": "r", "text": "t", "calls": [{"name": name, "arguments": "{}"} for name in "ab"]}
     assert raw_reply(reply) == (
         "<think>\nr\n</think>\n\nt"
         '\n<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>'

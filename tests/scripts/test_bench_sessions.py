@@ -134,22 +134,13 @@ def test_the_next_turns_after_a_restart_come_from_disk(path: Path) -> None:
 
 
 def test_files_of_kv_cache_tester_are_read(tmp_path: Path) -> None:
-    sub = {
-        "t": 25.0,
-        "type": "subagent",
-        "requests": [{"t": 0.0, "type": "s", "in": 300, "hash_ids": [1, 2, 3, 4, 90]}],
-    }
-    data = {
-        "id": "a",
-        "block_size": 64,
-        "tool_tokens": 100,
-        "system_tokens": 28,
-        "requests": [
-            {"t": 0.0, "type": "s", "in": 600, "hash_ids": list(range(1, 11)), "stop": "tool_use"},
-            {"t": 20.0, "type": "n", "in": 900, "hash_ids": [*range(1, 10), *range(11, 17)], "stop": "end_turn"},
-            sub,
-        ],
-    }
+    inner = {"t": 0.0, "type": "s", "in": 300, "hash_ids": [1, 2, 3, 4, 90]}
+    data = {"id": "a", "block_size": 64, "tool_tokens": 100, "system_tokens": 28}
+    data["requests"] = [
+        {"t": 0.0, "type": "s", "in": 600, "hash_ids": list(range(1, 11)), "stop": "tool_use"},
+        {"t": 20.0, "type": "n", "in": 900, "hash_ids": [*range(1, 10), *range(11, 17)], "stop": "end_turn"},
+        {"t": 25.0, "type": "subagent", "requests": [inner]},
+    ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(data, indent=1))
     (theirs,) = bench.read_sessions([path])

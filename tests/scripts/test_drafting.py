@@ -28,12 +28,8 @@ def encode(text: str) -> list[int]:
 @pytest.fixture
 def session(tmp_path: Path) -> Path:
     code = "\n".join(f'    value_{i} = read("field {i}", {i * i})' for i in range(12))
-    call = {
-        "type": "toolCall",
-        "id": "1",
-        "name": "edit",
-        "arguments": {"path": "a.py", "oldText": code, "newText": "pass"},
-    }
+    call = {"type": "toolCall", "id": "1", "name": "edit"}
+    call["arguments"] = {"path": "a.py", "oldText": code, "newText": "pass"}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Empty it."}]},
         {"role": "assistant", "content": [{**call, "id": "0", "name": "read", "arguments": {"path": "a.py"}}]},

@@ -44,10 +44,7 @@ def test_probe_session_sees_that_nothing_is_reused(server: Server, capsys: pytes
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
 @pytest.mark.thorough
 def test_probe_session_passes_on_a_sound_server_and_diff_turns_tells_what_is_unproved(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    kind: Literal["plain", "hybrid"],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: Kind
 ) -> None:
     reply = tmp_path / "reply.txt"
     monkeypatch.setenv("ORACLE_REPLIES", str(reply))
@@ -65,15 +62,8 @@ def test_probe_session_passes_on_a_sound_server_and_diff_turns_tells_what_is_unp
 
 
 ENTRY = {"id": "r2", "prompt": 100, "reused": 20, "computed": 80, "new": 5}
-MISS = {
-    "reason": "diverged",
-    "token": 20,
-    "message": 0,
-    "field": "content",
-    "rule": "clock",
-    "expected": "a",
-    "found": "b",
-}
+MISS = {"reason": "diverged", "token": 20, "message": 0, "field": "content", "rule": "clock"}
+MISS |= {"expected": "a", "found": "b"}
 
 
 def write_log(folder: Path) -> Path:

@@ -23,6 +23,8 @@ from start_llm.service.units import LABEL, ServiceUnit, unit_for
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "ho me"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(units.sys, "platform", "linux")
+    monkeypatch.setattr(units.sys.stdin, "isatty", lambda: False, raising=False)
     return load_settings(None, start_llm_cache_dir=tmp_path / "cache")
 
 
@@ -86,7 +88,6 @@ def options(what: str, *, yes: bool = False) -> argparse.Namespace:
 def test_settings_of_the_shell_are_told_and_written_if_asked(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(units.sys.stdin, "isatty", lambda: False, raising=False)
     monkeypatch.setenv("HTTP_THREADS", "7")
     monkeypatch.setenv("MLX_PORT", "9")
     asked = options("install")
@@ -94,7 +95,7 @@ def test_settings_of_the_shell_are_told_and_written_if_asked(
     assert units.main(settings, asked) == 0
     said = capsys.readouterr().out
     assert "HTTP_THREADS" in said.rpartition("Not written")[2] and "HTTP_THREADS=7" not in said
-    assert "MLX_PORT=8099" in said or "<string>8099</string>" in said
+    assert "MLX_PORT=8099" in said
     asked.from_env = True
     assert units.main(settings, asked) == 0
     said = capsys.readouterr().out
@@ -110,16 +111,12 @@ def test_keys_are_written_and_not_shown(
     asked.from_env = True
     assert units.main(settings, asked) == 0
     said = capsys.readouterr().out
-    path = make(units.sys.platform, settings).path
+    path = make("linux", settings).path
     assert "sk-of-this-shell" in path.read_text() and path.stat().st_mode & 0o077 == 0
     assert "API_KEY" in said and "sk-of-this-shell" not in said
 
 
-def test_it_is_shown_and_not_written_unless_agreed(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(units.sys, "platform", "linux")
-    monkeypatch.setattr(units.sys.stdin, "isatty", lambda: False, raising=False)
+def test_it_is_shown_and_not_written_unless_agreed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     path = make("linux", settings).path
     assert units.main(settings, options("install")) == 0
     said = capsys.readouterr().out
@@ -135,7 +132,6 @@ def test_it_is_written_and_removed(
         ran.append(command)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(units.subprocess, "run", run)
     path = make("linux", settings).path
@@ -157,7 +153,6 @@ def test_it_is_written_and_removed(
 def test_a_link_into_other_files_stays_a_link(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.shutil, "which", lambda name: None)
     path = make("linux", settings).path
     kept = tmp_path / "dotfiles.service"
@@ -171,7 +166,6 @@ def test_a_link_into_other_files_stays_a_link(
 def test_a_system_without_the_command_is_told_what_to_type(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.shutil, "which", lambda name: None)
     assert units.main(settings, options("install", yes=True)) == 1
     assert "systemctl --user daemon-reload" in capsys.readouterr().err
