@@ -101,22 +101,10 @@ def test_what_agents_are_told_is_there() -> None:
 
 #: Variables of other programs that pages name.
 OTHERS = {
-    "ANTHROPIC_API_KEY",
-    "CLAUDE_CODE_ATTRIBUTION_HEADER",
-    "HF_ENDPOINT",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_TOKEN",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "OPENAI_API_KEY",
-    "OPENAI_BASE_URL",
-    "SSL_CERT_FILE",
-    "START_LLM_HOME",
-    "OLLAMA_CONTEXT_LENGTH",
-    "ORACLE_LOG",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS",
-}
+    "ANTHROPIC_API_KEY", "CLAUDE_CODE_ATTRIBUTION_HEADER", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN",
+    "HTTPS_PROXY", "HTTP_PROXY", "OLLAMA_CONTEXT_LENGTH", "OPENAI_API_KEY", "OPENAI_BASE_URL", "ORACLE_LOG",
+    "SSL_CERT_FILE", "START_LLM_HOME", "TRANSFORMERS_NO_ADVISORY_WARNINGS",
+}  # fmt: skip
 
 
 def unknown(text: str) -> set[str]:

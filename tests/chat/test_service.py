@@ -10,18 +10,7 @@ import pytest
 
 from start_llm.chat.stream import ChatStream
 from start_llm.chat.work import RequestWork
-from start_llm.core.events import (
-    ChoiceDone,
-    Done,
-    EngineDone,
-    Event,
-    Failed,
-    Progress,
-    Sampled,
-    TextDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
+from start_llm.core import events as ev
 from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
@@ -85,18 +74,18 @@ def begun(parallel: bool = True, poll: float = 60.0, stop: tuple[str, ...] = ())
 
 def stream_of(
     text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0, stop: tuple[str, ...] = ()
-) -> tuple[list[Event], Any, Any]:
+) -> tuple[list[ev.Event], Any, Any]:
     """All events of an answer, the engine, and the choice."""
     stream, engine, choice = begun(parallel, poll, stop)
     for letter in text:
-        stream._queue.put((choice, "r#0", Sampled(ord(letter))))
-    done = EngineDone(end, tuple(map(ord, text)), CacheReport())  # type: ignore[arg-type]
+        stream._queue.put((choice, "r#0", ev.Sampled(ord(letter))))
+    done = ev.EngineDone(end, tuple(map(ord, text)), CacheReport())  # type: ignore[arg-type]
     stream._queue.put((choice, "r#0", done))
     return list(stream), engine, choice
 
 
-def calls(events: list[Event]) -> list[str]:
-    return [event.name for event in events if isinstance(event, ToolCallFinished)]
+def calls(events: list[ev.Event]) -> list[str]:
+    return [event.name for event in events if isinstance(event, ev.ToolCallFinished)]
 
 
 def test_several_calls_come_where_they_are_allowed() -> None:
@@ -108,11 +97,11 @@ def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
     text = "Now. " + CALL % "get" + "\n" + CALL % "put" + "more"
     events, engine, choice = stream_of(text, parallel=False, end="cancelled")
     assert calls(events) == ["get"]
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
+    assert "".join(event.text for event in events if isinstance(event, ev.TextDelta)) == "Now."
     assert engine.cancelled == ["r#0"] and choice.tokens == ()
     assert [call.name for call in choice.message().tool_calls] == ["get"], "remembered is what the client was told"
-    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
-    assert isinstance(events[-1], Done)
+    assert [event.finish_reason for event in events if isinstance(event, ev.ChoiceDone)] == ["tool_calls"]
+    assert isinstance(events[-1], ev.Done)
 
 
 def test_without_parallel_calls_one_call_is_an_answer_like_any_other() -> None:
@@ -140,46 +129,48 @@ def test_two_equal_calls_are_two_calls_unless_only_one_is_allowed() -> None:
 def test_tokens_of_what_the_client_was_not_told_are_not_kept() -> None:
     events, engine, choice = stream_of("Now." + CALL % "get" + "\nIt says hello.", parallel=True)
     assert calls(events) == ["get"] and choice.tokens == () and engine.cancelled == []
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
-    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
+    assert "".join(event.text for event in events if isinstance(event, ev.TextDelta)) == "Now."
+    assert [event.finish_reason for event in events if isinstance(event, ev.ChoiceDone)] == ["tool_calls"]
 
 
 def test_an_answer_ends_where_the_model_plays_the_user() -> None:
     text = "Hello.<|im_end|>\n<|im_start|>user\nAnd you?"
     events, engine, choice = stream_of(text, parallel=True, end="cancelled")
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Hello."
+    assert "".join(event.text for event in events if isinstance(event, ev.TextDelta)) == "Hello."
     assert set(engine.cancelled) == {"r#0"} and choice.tokens == ()
-    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ChoiceDone)] == [("stop", None)]
+    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ev.ChoiceDone)] == [("stop", None)]
 
 
 def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:
     events, _, _ = stream_of("<tool_ca", parallel=True, poll=0.0)
-    assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca") - 1  # the first token is one itself
+    assert (
+        sum(isinstance(event, ev.Progress) for event in events) >= len("<tool_ca") - 1
+    )  # the first token is one itself
     events, _, _ = stream_of("<tool_ca", parallel=True)
-    assert not any(isinstance(event, Progress) for event in events)
+    assert not any(isinstance(event, ev.Progress) for event in events)
 
 
 def test_an_answer_that_the_watchdog_cuts_says_so() -> None:
     events, _, choice = stream_of("Some words", parallel=True, end="deadline")
-    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["length"]
+    assert [event.finish_reason for event in events if isinstance(event, ev.ChoiceDone)] == ["length"]
     assert choice.ending is Ending.WATCHDOG
     done = events[-1]
-    assert isinstance(done, Done) and done.report.cut == "watchdog" and done.report.as_dict()["cut"] == "watchdog"
+    assert isinstance(done, ev.Done) and done.report.cut == "watchdog" and done.report.as_dict()["cut"] == "watchdog"
 
 
 @pytest.mark.parametrize("text", ["", "<think>\nLet me see", "<tool_call>\n"])
 def test_an_answer_that_is_cut_before_there_is_anything_is_an_error(text: str) -> None:
     events, _, _ = stream_of(text, parallel=True, end="deadline")
     failed = events[-1]
-    assert isinstance(failed, Failed) and failed.error.status == 504 and failed.error.code == "watchdog"
-    assert not any(isinstance(event, ChoiceDone | Done) for event in events)
+    assert isinstance(failed, ev.Failed) and failed.error.status == 504 and failed.error.code == "watchdog"
+    assert not any(isinstance(event, ev.ChoiceDone | ev.Done) for event in events)
 
 
 def test_a_call_that_is_cut_has_been_seen() -> None:
     begun = CALL[: CALL.index("{") + len('{"name": "get", "arguments": {"x": "a')].replace("%s", "get")
     events, _, _ = stream_of(begun, parallel=True, end="deadline")
-    assert any(isinstance(event, ToolCallStarted) for event in events)
-    assert isinstance(events[-1], Done) and events[-1].report.cut == "watchdog"
+    assert any(isinstance(event, ev.ToolCallStarted) for event in events)
+    assert isinstance(events[-1], ev.Done) and events[-1].report.cut == "watchdog"
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -187,7 +178,9 @@ def test_drafts_of_a_work_that_was_given_up_count_even_if_the_client_leaves(leav
     stream, _, choice = begun()
     stream._answering, choice.work_id = True, "r#0+"
     for work in ("r#0", "r#0+"):
-        stream._queue.put((choice, work, EngineDone("cancelled", (), CacheReport(forwards=3, drafted=5, accepted=2))))
+        stream._queue.put(
+            (choice, work, ev.EngineDone("cancelled", (), CacheReport(forwards=3, drafted=5, accepted=2)))
+        )
     if not leaves:
         list(stream)
     report = stream.last_report(5.0)
@@ -196,14 +189,14 @@ def test_drafts_of_a_work_that_was_given_up_count_even_if_the_client_leaves(leav
 
 def test_max_tokens_may_cut_an_answer_to_nothing() -> None:
     events, _, _ = stream_of("<think>\nLet me see", parallel=True, end="length")
-    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["length"]
-    assert isinstance(events[-1], Done) and "cut" not in events[-1].report.as_dict()
+    assert [event.finish_reason for event in events if isinstance(event, ev.ChoiceDone)] == ["length"]
+    assert isinstance(events[-1], ev.Done) and "cut" not in events[-1].report.as_dict()
 
 
 def test_a_stop_string_that_shows_at_the_end_of_the_text_keeps_no_tokens() -> None:
     events, _, choice = stream_of("One. STOP", parallel=True, stop=("STOP",))
     assert choice.ending is Ending.STOP_STRING and choice.tokens == ()
-    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ChoiceDone)] == [("stop", "STOP")]
+    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ev.ChoiceDone)] == [("stop", "STOP")]
 
 
 def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:

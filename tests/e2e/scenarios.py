@@ -80,9 +80,21 @@ def hidden(raw: str) -> str:
 
 
 def tools(
-    read: Callable[[Path], str], edit: Callable[[Path], str], run: Callable[[str], str], write: Callable[[Path], str]
+    read: Callable[[Path], str],
+    edit: Callable[[Path], str],
+    run: Callable[[str], str],
+    write: Callable[[Path], str],
+    delegate: Callable[[str], str] | None = None,
 ) -> dict[str, Any]:
-    """The four parts of a scenario from an agent's four basic calls."""
+    """The four parts of a scenario from an agent's basic calls; with `delegate` a sub-agent is asked in the third."""
+
+    def more(repo: Path) -> list[str]:
+        look = read(repo / "src" / "util.py")
+        if delegate is None:
+            return [look, "It defines `clamp`."]
+        asked = hidden(delegate(nested(look, "It defines `clamp`.")))
+        return ["I ask a helper.\n" + asked, "The helper says: `clamp`."]
+
     return {
         "work": lambda repo: [
             think("The function is in src/calc.py.") + "I read it first.\n" + read(repo / "src" / "calc.py"),
@@ -95,19 +107,9 @@ def tools(
             "And the state of the tree.\n" + run(STATUS),
             "NOTES.md is written.",
         ],
-        "more": lambda repo: [read(repo / "src" / "util.py"), "It defines `clamp`."],
+        "more": more,
         "look": lambda repo: ["A look.\n" + read(repo / "src" / "calc.py"), "It adds."],
     }
-
-
-def with_agent(parts: dict[str, Any], read: Callable[[Path], str], delegate: Callable[[str], str]) -> dict[str, Any]:
-    """`parts` with a resumed turn that hands the question to a sub-agent."""
-
-    def more(repo: Path) -> list[str]:
-        inner = nested(read(repo / "src" / "util.py"), "It defines `clamp`.")
-        return ["I ask a helper.\n" + hidden(delegate(inner)), "The helper says: `clamp`."]
-
-    return parts | {"more": more}
 
 
 OLD, NEW = "a - b", "a + b"
@@ -125,10 +127,6 @@ PI = Scenario(
 )
 
 
-def _claude_read(path: Path) -> str:
-    return call("Read", file_path=str(path))
-
-
 _CLAUDE = ["--permission-mode", "bypassPermissions", "-p"]
 CLAUDE = Scenario(
     name="claude",
@@ -136,14 +134,11 @@ CLAUDE = Scenario(
     again=lambda prompt, data: (["--continue", *_CLAUDE, prompt], ""),
     sub_agent=True,
     fresh_reuse=0.8,
-    **with_agent(
-        tools(
-            _claude_read,
-            lambda path: call("Edit", file_path=str(path), old_string=OLD, new_string=NEW),
-            lambda command: call("Bash", command=command, description="Try it"),
-            lambda path: call("Write", file_path=str(path), content=NOTES),
-        ),
-        _claude_read,
+    **tools(
+        lambda path: call("Read", file_path=str(path)),
+        lambda path: call("Edit", file_path=str(path), old_string=OLD, new_string=NEW),
+        lambda command: call("Bash", command=command, description="Try it"),
+        lambda path: call("Write", file_path=str(path), content=NOTES),
         lambda prompt: call(
             "Agent", description="Look", prompt=prompt, subagent_type="general-purpose", run_in_background=False
         ),
@@ -151,23 +146,16 @@ CLAUDE = Scenario(
 )
 
 
-def _opencode_read(path: Path) -> str:
-    return call("read", filePath=str(path))
-
-
 OPENCODE = Scenario(
     name="opencode",
     first=lambda prompt, data: (["run"], prompt),
     again=lambda prompt, data: (["run", "--continue"], prompt),
     sub_agent=True,
-    **with_agent(
-        tools(
-            _opencode_read,
-            lambda path: call("edit", filePath=str(path), oldString=OLD, newString=NEW),
-            lambda command: call("bash", command=command, description="Try it"),
-            lambda path: call("write", filePath=str(path), content=NOTES),
-        ),
-        _opencode_read,
+    **tools(
+        lambda path: call("read", filePath=str(path)),
+        lambda path: call("edit", filePath=str(path), oldString=OLD, newString=NEW),
+        lambda command: call("bash", command=command, description="Try it"),
+        lambda path: call("write", filePath=str(path), content=NOTES),
         lambda prompt: call("task", description="Look", prompt=prompt, subagent_type="general"),
     ),
 )
@@ -181,16 +169,12 @@ KILO = replace(
 )
 
 
-def _cn_read(path: Path) -> str:
-    return call("Read", filepath=str(path))
-
-
 CN = Scenario(
     name="cn",
     first=lambda prompt, data: (["--auto", "-p", prompt], ""),
     again=lambda prompt, data: (["--auto", "--resume", "-p", prompt], ""),
     **tools(
-        _cn_read,
+        lambda path: call("Read", filepath=str(path)),
         lambda path: call("Edit", file_path=str(path), old_string=OLD, new_string=NEW),
         lambda command: call("Bash", command=command),
         lambda path: call("Write", filepath=str(path), content=NOTES),
@@ -202,22 +186,24 @@ def _codex_run(command: str) -> str:
     return call("exec_command", cmd=command)
 
 
-def _codex_read(path: Path) -> str:
-    return _codex_run(f"cat {path}")
-
-
-def _codex_delegated(parts: dict[str, Any]) -> dict[str, Any]:
+def _codex_tools(spawn: str) -> dict[str, Any]:
     """The sub-agent's tools are searched first. It works beside its parent, which waits for it by the id that it was
     told.
     """
-    delegated = with_agent(parts, _codex_read, lambda prompt: call("multi_agent_v1__spawn_agent", message=prompt))
+    parts = tools(
+        lambda path: _codex_run(f"cat {path}"),
+        lambda path: call("apply_patch", input=_PATCH.format(path=path.relative_to(path.parents[1]))),
+        _codex_run,
+        lambda path: _codex_run(f"printf '%s' '{NOTES}' > {path}"),
+        lambda prompt: call(spawn, message=prompt),
+    )
 
     def more(repo: Path) -> list[str]:
-        spawn, answer = delegated["more"](repo)
+        asked, answer = parts["more"](repo)
         wait = call("multi_agent_v1__wait_agent", targets=["{after: agent_id}"], timeout_ms=60_000)
-        return [call("tool_search", query="spawn_agent wait_agent"), spawn, wait, answer]
+        return [call("tool_search", query="spawn_agent wait_agent"), asked, wait, answer]
 
-    return delegated | {"more": more}
+    return parts | {"more": more}
 
 
 _PATCH = f"*** Begin Patch\n*** Update File: {{path}}\n@@\n-    return {OLD}\n+    return {NEW}\n*** End Patch\n"
@@ -229,19 +215,8 @@ CODEX = Scenario(
     sub_agent=True,
     unsaid="Model metadata",
     fresh_reuse=0.95,
-    **_codex_delegated(
-        tools(
-            _codex_read,
-            lambda path: call("apply_patch", input=_PATCH.format(path=path.relative_to(path.parents[1]))),
-            _codex_run,
-            lambda path: _codex_run(f"printf '%s' '{NOTES}' > {path}"),
-        ),
-    ),
+    **_codex_tools("multi_agent_v1__spawn_agent"),
 )
-
-
-def _qwen_read(path: Path) -> str:
-    return call("read_file", file_path=str(path))
 
 
 QWEN = Scenario(
@@ -249,14 +224,11 @@ QWEN = Scenario(
     first=lambda prompt, data: (["--yolo"], prompt),
     again=lambda prompt, data: (["--yolo", "--continue"], prompt),
     sub_agent=True,
-    **with_agent(
-        tools(
-            _qwen_read,
-            lambda path: call("edit", file_path=str(path), old_string=OLD, new_string=NEW),
-            lambda command: call("run_shell_command", command=command, is_background=False),
-            lambda path: call("write_file", file_path=str(path), content=NOTES),
-        ),
-        _qwen_read,
+    **tools(
+        lambda path: call("read_file", file_path=str(path)),
+        lambda path: call("edit", file_path=str(path), old_string=OLD, new_string=NEW),
+        lambda command: call("run_shell_command", command=command, is_background=False),
+        lambda path: call("write_file", file_path=str(path), content=NOTES),
         lambda prompt: call(
             "agent", description="Look", prompt=prompt, subagent_type="general-purpose", run_in_background=False
         ),
@@ -319,24 +291,17 @@ def _cline_again(prompt: str, data: Path) -> tuple[list[str], str]:
     return ["--tui", "--id", sessions[-1].name], prompt
 
 
-def _cline_read(path: Path) -> str:
-    return call("read_files", paths=[str(path)])
-
-
 CLINE = Scenario(
     name="cline",
     first=lambda prompt, data: ([prompt], ""),
     again=_cline_again,
     typed=True,
     sub_agent=True,
-    **with_agent(
-        tools(
-            _cline_read,
-            lambda path: call("editor", path=str(path), old_text=OLD, new_text=NEW),
-            lambda command: call("run_commands", commands=[command]),
-            lambda path: call("editor", path=str(path), new_text=NOTES),
-        ),
-        _cline_read,
+    **tools(
+        lambda path: call("read_files", paths=[str(path)]),
+        lambda path: call("editor", path=str(path), old_text=OLD, new_text=NEW),
+        lambda command: call("run_commands", commands=[command]),
+        lambda path: call("editor", path=str(path), new_text=NOTES),
         lambda prompt: call("spawn_agent", systemPrompt="You look things up.", task=prompt),
     ),
 )

@@ -6,46 +6,35 @@ import json
 from typing import NamedTuple
 from urllib.parse import quote
 
-from tests.fuzz.bodies import (
-    LAST,
-    administration,
-    chat,
-    completions,
-    embeddings,
-    fetched,
-    messages,
-    ollama_chat,
-    ollama_generate,
-    ollama_show,
-    responses,
-    speech,
-    transcription,
-)
+from tests.fuzz import bodies
+from tests.fuzz.bodies import LAST
 from tests.fuzz.tape import TEXTS, Make, Tape, anything, mapping
 
 BODIES: dict[str, Make] = {
-    "/v1/chat/completions": chat,
-    "/api/v0/chat/completions": chat,
-    "/v1/messages": messages,
-    "/v1/responses": responses,
-    "/v1/completions": completions,
-    "/v1/messages/count_tokens": messages,
-    "/v1/responses/input_tokens": responses,
-    "/v1/cache/explain": lambda tape: tape.pick([chat, completions, messages, responses])(tape),
-    "/api/chat": ollama_chat,
-    "/api/generate": ollama_generate,
-    "/api/embed": embeddings,
-    "/api/show": ollama_show,
-    "/api/create": ollama_show,
-    "/api/copy": ollama_show,
-    "/api/push": ollama_show,
-    "/v1/embeddings": embeddings,
-    "/v1/audio/speech": speech,
-    "/v1/audio/transcriptions": transcription,
-    "/v1/models/load": administration,
-    "/v1/models/unload": administration,
-    "/v1/models/pin": administration,
-    "/page/models/pull": fetched,
+    "/v1/chat/completions": bodies.chat,
+    "/api/v0/chat/completions": bodies.chat,
+    "/v1/messages": bodies.messages,
+    "/v1/responses": bodies.responses,
+    "/v1/completions": bodies.completions,
+    "/v1/messages/count_tokens": bodies.messages,
+    "/v1/responses/input_tokens": bodies.responses,
+    "/v1/cache/explain": lambda tape: tape.pick([bodies.chat, bodies.completions, bodies.messages, bodies.responses])(
+        tape
+    ),
+    "/api/chat": bodies.ollama_chat,
+    "/api/generate": bodies.ollama_generate,
+    "/api/embed": bodies.embeddings,
+    "/api/show": bodies.ollama_show,
+    "/api/create": bodies.ollama_show,
+    "/api/copy": bodies.ollama_show,
+    "/api/push": bodies.ollama_show,
+    "/v1/embeddings": bodies.embeddings,
+    "/v1/audio/speech": bodies.speech,
+    "/v1/audio/transcriptions": bodies.transcription,
+    "/v1/models/load": bodies.administration,
+    "/v1/models/unload": bodies.administration,
+    "/v1/models/pin": bodies.administration,
+    "/page/models/pull": bodies.fetched,
     "/page/models/stop": mapping(["a"], anything),
     "/page/models/change": mapping(["a", "changes"], anything),  # names no model: nothing is written or removed
     "/page/models/remove": mapping(["a"], anything),

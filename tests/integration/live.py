@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
@@ -90,6 +91,13 @@ class Live:
         assert response.status_code == 200, data
         message = data["choices"][0]["message"]
         return {"message": message, "body": data, "report": data["usage"]["start_llm"], "headers": response.headers}
+
+    @contextmanager
+    def submitted(self) -> Iterator[list[Submit]]:
+        """What the model thread is given to do meanwhile."""
+        seen, submit = list[Submit](), self.app.engine.submit
+        with patch.object(self.app.engine, "submit", lambda work: (seen.append(work), submit(work))):
+            yield seen
 
     def prompt_of(self, answer: dict[str, Any]) -> tuple[int, ...]:
         return self.prompts[answer["body"]["id"]]

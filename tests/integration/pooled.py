@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
-from tests.integration.live import Live
+from tests.integration.live import WAIT, Live
 
 BUDGET_FOR_TWO = PREFILL_BYTES + 2 * LEAST_CACHE_BYTES + 64 * 2**20
 ORACLES = ("oracle-plain", "oracle-hybrid", "oracle-windowed")
@@ -36,6 +36,11 @@ def states(server: Live) -> dict[str, str]:
     """By model."""
     models = server.get("/v1/models").json()["data"]
     return {model["id"]: model["details"]["state"] for model in models}
+
+
+def ask(server: Live, name: str = "default", content: str = TURN, **more: Any) -> httpx.Response:
+    body = {"model": name, "messages": [{"role": "user", "content": content}], **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=2 * WAIT)
 
 
 def admin(server: Live, what: str, **body: Any) -> httpx.Response:

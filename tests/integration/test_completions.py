@@ -11,7 +11,6 @@ import pytest
 
 from start_llm.chat import stream
 from start_llm.core.events import Sampled
-from start_llm.core.work import Submit
 from start_llm.models.background import on_thread
 from start_llm.parsing.choice import ChoiceParser
 from tests.integration.live import ENDLESS, WAIT, Live, live
@@ -110,16 +109,10 @@ def test_the_report_is_of_all_prompts(servers: Callable[..., Live]) -> None:
     assert streamed is None or streamed.startswith(f"prompt={told['prompt']};"), "of all, if all are planned in time"
 
 
-def test_seeds_are_counted_within_a_prompt(servers: Callable[..., Live], monkeypatch: pytest.MonkeyPatch) -> None:
-    server, seeds = servers("plain"), dict[str, int | None]()
-    submit = server.app.engine.submit
-
-    def seen(work: Submit) -> None:
-        seeds[work.id.rpartition("#")[2]] = work.sampling.seed
-        submit(work)
-
-    monkeypatch.setattr(server.app.engine, "submit", seen)
-    server.openai.completions.create(model="default", prompt=["a", "b"], n=2, seed=7, max_tokens=1)
+def test_seeds_are_counted_within_a_prompt(servers: Callable[..., Live]) -> None:
+    with servers("plain").submitted() as works:
+        servers("plain").openai.completions.create(model="default", prompt=["a", "b"], n=2, seed=7, max_tokens=1)
+    seeds = {work.id.rpartition("#")[2]: work.sampling.seed for work in works}
     assert seeds == {"0": 7, "1": 8, "2": 7, "3": 8}
 
 

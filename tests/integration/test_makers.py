@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from unittest.mock import patch
 
-from start_llm.core.request import Sampling
 from start_llm.models.generation_config import FILE
 from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder
@@ -26,12 +24,9 @@ def furnish(folder: Path) -> Path:
 
 def drawn(server: Live, **body: object) -> tuple[float, float, int, float, float]:
     """With what the model thread is asked to draw the answer to a request."""
-    seen: list[Sampling] = []
-    engine = server.app.engine
-    submit = engine.submit
-    with patch.object(engine, "submit", lambda work: (seen.append(work.sampling), submit(work))):
+    with server.submitted() as seen:
         server.chat([{"role": "user", "content": "Hello."}], max_tokens=2, **body)
-    one = seen[0]
+    one = seen[0].sampling
     return one.temperature, one.top_p, one.top_k, one.min_p, one.repetition_penalty
 
 

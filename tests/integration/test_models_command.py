@@ -11,14 +11,12 @@ from unittest.mock import patch
 import pytest
 
 from start_llm.__main__ import main
-from start_llm.core.request import Sampling
 from start_llm.host.ports import free_port
 from start_llm.models import loader
-from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import Live, live
+from tests.integration.pooled import BUDGET_FOR_TWO
 from tests.oracle import build_oracle
 
-BUDGET_FOR_TWO = PREFILL_BYTES + 2 * LEAST_CACHE_BYTES + 64 * 2**20
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -127,13 +125,10 @@ def test_a_model_at_work_is_not_unloaded(command: Command, server: Live) -> None
 
 
 def test_a_models_own_file_says_what_requests_that_do_not_are_drawn_with(server: Live) -> None:
-    drawn: list[Sampling] = []
-    engine = server.app.engine
-    submit = engine.submit
-    with patch.object(engine, "submit", lambda work: (drawn.append(work.sampling), submit(work))):
+    with server.submitted() as drawn:
         for model, more in (("oracle-hybrid", {}), ("oracle-hybrid", {"temperature": 0.2}), ("oracle-plain", {})):
             server.chat([{"role": "user", "content": "Hello."}], model=model, **more)
-    assert [(each.temperature, each.top_k) for each in drawn] == [(0.7, 5), (0.2, 5), (0.0, 40)]
+    assert [(each.sampling.temperature, each.sampling.top_k) for each in drawn] == [(0.7, 5), (0.2, 5), (0.0, 40)]
 
 
 def test_a_name_that_is_none(command: Command, server: Live, cache: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.core.work import Submit
 from tests.integration.live import Live, live
 from tests.waiting import until
 
@@ -82,18 +81,12 @@ def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
     asked: list[int] = []
     long = [{"role": "user", "content": "[[long 1000]]"}]
     for settings in ({}, {"default_max_tokens": 7}):
-        with live(oracle_path("plain"), tmp_path, max_kv_size=256, **settings) as server:
-            engine, submit = server.app.engine, server.app.engine.submit
-
-            def seen(work: Submit, submit: Any = submit) -> None:
-                asked.append(work.max_tokens)
-                submit(work)
-
-            engine.submit = seen  # type: ignore[method-assign]
+        with live(oracle_path("plain"), tmp_path, max_kv_size=256, **settings) as server, server.submitted() as works:
             answer = server.chat(long)
             assert answer["body"]["choices"][0]["finish_reason"] == "length"
             server.chat(long, max_tokens=5)
             left = 256 - len(server.prompt_of(answer))
+        asked += [work.max_tokens for work in works]
     assert asked == [left, 5, 7, 5]
 
 

@@ -22,7 +22,7 @@ from start_llm.host.pressure import Pressure
 from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
 from tests.integration.live import ENDLESS, TOOLS, WAIT, Live, live
-from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states
+from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, ask, link_oracles, states
 from tests.oracle import build_oracle
 from tests.unique import unique
 from tests.waiting import until
@@ -44,14 +44,11 @@ def plain(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_model_in_the_folder_is_loaded_when_it_is_asked_for(plain: Live) -> None:
-    answer = plain.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
-    assert answer["body"]["model"] == "oracle-hybrid"
+    assert ask(plain, "oracle-hybrid").json()["model"] == "oracle-hybrid"
     assert states(plain)["oracle-hybrid"] == "ready" and states(plain)["oracle-plain"] == "ready"
-    assert plain.chat([{"role": "user", "content": TURN}])["body"]["model"] == "oracle-plain"
-    count = plain.post(
-        "/v1/messages/count_tokens",
-        json={"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]},
-    )
+    assert ask(plain).json()["model"] == "oracle-plain"
+    body = {"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]}
+    count = plain.post("/v1/messages/count_tokens", json=body)
     assert count.status_code == 200 and states(plain)["oracle-windowed"] == "ready"
     assert "models_loaded 3" in plain.get("/metrics").text
 
@@ -65,17 +62,14 @@ def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain
         "gpt-7": "oracle-plain",
         "": "oracle-plain",
     }.items():
-        answer = plain.chat([{"role": "user", "content": TURN}], model=asked)
-        assert answer["body"]["model"] == meant, asked
+        assert ask(plain, asked).json()["model"] == meant, asked
 
 
 def test_a_name_that_comes_through_the_proxy_is_the_one_that_was_sent(plain: Live) -> None:
     names = {"small-fast": "oracle-windowed", "claude-opus-4-1": "oracle-plain", "": "oracle-plain"}
     for asked, meant in names.items():
-        answer = plain.chat([{"role": "user", "content": TURN}], model=f"{PROXIED}{asked}")
-        assert answer["body"]["model"] == meant, asked
-    body = {"model": f"{PROXIED}nobody", "messages": [{"role": "user", "content": TURN}]}
-    refused = plain.post("/v1/chat/completions", json=body)
+        assert ask(plain, f"{PROXIED}{asked}").json()["model"] == meant, asked
+    refused = ask(plain, f"{PROXIED}nobody")
     assert refused.status_code == 404 and refused.json()["error"]["message"].startswith("model='nobody': this server")
 
 
@@ -103,10 +97,7 @@ def test_an_alias_is_looked_up_as_the_model_that_it_means(plain: Live) -> None:
 )
 def test_no_name_loads_what_is_not_listed(plain: Live, folders: dict[str, Path], name: str) -> None:
     before = states(plain)
-    response = plain.post(
-        "/v1/chat/completions",
-        json={"model": name, "messages": [{"role": "user", "content": TURN}]},
-    )
+    response = ask(plain, name)
     assert response.status_code == 404 and "'oracle-plain'" in response.json()["error"]["message"]
     assert len(response.text) < 1000
     assert states(plain) == before
@@ -121,15 +112,12 @@ def test_a_path_that_is_a_model_but_not_listed_is_not_loaded(plain: Live, tmp_pa
 def test_a_model_that_cannot_be_loaded_says_why_and_is_left_alone_for_a_while(plain: Live) -> None:
     first = admin(plain, "load", model="broken")
     assert first.status_code == 500 and "broken could not be loaded" in first.json()["error"]["message"]
-    again = plain.post(
-        "/v1/chat/completions",
-        json={"model": "broken", "messages": [{"role": "user", "content": TURN}], "stream": True},
-    )
+    again = ask(plain, "broken", stream=True)
     assert again.status_code == 500 and "is tried again in" in again.json()["error"]["message"]
     for answer in (first, again):
         assert answer.headers["x-start-llm-refusal"] == "model_not_loadable", "another model could answer it"
     assert states(plain)["broken"] == "failed"
-    assert plain.chat([{"role": "user", "content": TURN}])["body"]["model"] == "oracle-plain"
+    assert ask(plain).json()["model"] == "oracle-plain"
 
 
 def test_loading_unloading_and_pinning_by_request(plain: Live) -> None:
@@ -195,20 +183,17 @@ def test_what_does_not_fit_pushes_out_what_was_not_used_for_longest_but_never_a_
     ) as server:
         until(lambda: states(server)["oracle-hybrid"] == "ready")
         assert states(server)["oracle-plain"] == "ready"
-        server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
+        assert ask(server, "oracle-windowed").status_code == 200
         assert states(server) == {"oracle-plain": "stored", "oracle-hybrid": "ready", "oracle-windowed": "ready"}
         assert server.get("/health").json()["status"] == "ok"
         server.chat([{"role": "user", "content": TURN}])
         assert states(server) == {"oracle-plain": "ready", "oracle-hybrid": "ready", "oracle-windowed": "stored"}
         admin(server, "pin", model="default")
-        full = server.post(
-            "/v1/chat/completions",
-            json={"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]},
-        )
+        full = ask(server, "oracle-windowed")
         assert full.status_code == 507, full.text
         assert re.search(r"oracle-plain \([\d.]+ .?B, pinned\)", full.json()["error"]["message"])
         admin(server, "pin", model="default", pinned=False)
-        assert server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
+        assert ask(server, "oracle-windowed").status_code == 200
 
 
 class Gate:
@@ -359,7 +344,7 @@ def test_a_fault_of_the_loader_is_told_to_who_waits(serve: Any, monkeypatch: pyt
 
 def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> None:
     with serve(model_ttl_seconds=0.5, pinned_models="oracle-plain") as server:
-        server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+        assert ask(server, "oracle-hybrid").status_code == 200
         until(lambda: states(server)["oracle-hybrid"] == "stored")
         assert states(server)["oracle-plain"] == "ready"
 
@@ -373,8 +358,8 @@ def test_a_models_own_file_says_when_it_goes_and_whether_it_may(
         pinned = {model["id"]: model["details"]["pinned"] for model in server.get("/v1/models").json()["data"]}
         assert pinned["oracle-hybrid"] and not pinned["oracle-windowed"]
         (tmp_path / "oracle-windowed.toml").write_text("ttl = 0.5\n")  # read when it is loaded, not before
-        server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
-        server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+        assert ask(server, "oracle-windowed").status_code == 200
+        assert ask(server, "oracle-hybrid").status_code == 200
         until(lambda: states(server)["oracle-windowed"] == "stored")
         assert states(server)["oracle-plain"] == states(server)["oracle-hybrid"] == "ready"
 
@@ -382,7 +367,7 @@ def test_a_models_own_file_says_when_it_goes_and_whether_it_may(
 def test_unused_models_go_while_memory_is_critically_short(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.modelpool.pool.UNUSED_SECONDS", 0.1)
     with serve() as server:
-        server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+        assert ask(server, "oracle-hybrid").status_code == 200
 
         def told(level: Pressure) -> bool:
             server.app.pool.press(level)

@@ -10,17 +10,11 @@ import httpx
 import pytest
 
 from start_llm.engine import assembly as building
-from tests.integration.live import WAIT, Live
-from tests.integration.pooled import states
+from tests.integration.live import WAIT
+from tests.integration.pooled import ask, states
 from tests.waiting import until
 
 THREADS = 4
-ASKED = [{"role": "user", "content": "[[truth]]"}]
-
-
-def ask(server: Live, model: str) -> httpx.Response:
-    url = f"{server.url}/v1/chat/completions"
-    return httpx.post(url, json={"model": model, "messages": ASKED})
 
 
 def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(

@@ -7,14 +7,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from huggingface_hub import constants
 
 from start_llm.engine import assembly
 from start_llm.models.device import PREFILL_BYTES
-from tests.integration.live import Live, live
-from tests.integration.pooled import TURN, admin, link_oracles, states
+from tests.integration.live import live
+from tests.integration.pooled import admin, ask, link_oracles, states
 
 pytestmark = pytest.mark.thorough
 
@@ -34,11 +33,6 @@ def put(folder: Path, commit: str, files: Path) -> None:
     shutil.copytree(files, folder / "snapshots" / commit)
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / "main").write_text(commit, "utf-8")
-
-
-def ask(server: Live, name: str = "default") -> httpx.Response:
-    body = {"model": name, "messages": [{"role": "user", "content": TURN}], "max_tokens": 4}
-    return server.post("/v1/chat/completions", json=body)
 
 
 def begin(hub: Path, folders: dict[str, Path], cache: Path, **settings: Any) -> Any:

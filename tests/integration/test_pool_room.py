@@ -17,7 +17,7 @@ from start_llm.engine.assembly import ModelBuilder
 from start_llm.modelpool import resolve as names
 from start_llm.modelpool.loader import Loader
 from tests.integration.live import ENDLESS, WAIT, Live
-from tests.integration.pooled import TURN, admin, states
+from tests.integration.pooled import TURN, admin, ask, states
 from tests.oracle import build_oracle, expected_truth
 from tests.waiting import until
 
@@ -40,19 +40,14 @@ class Asking:
     """A request on a thread of its own."""
 
     def __init__(self, server: Live, name: str) -> None:
-        self.response: httpx.Response | None = None
-        self._url = f"{server.url}/v1/chat/completions"
-        self._body = {"model": name, "messages": ASKED}
-        self._thread = threading.Thread(target=self._run)
+        self._answers: list[httpx.Response] = []
+        self._thread = threading.Thread(target=lambda: self._answers.append(ask(server, name, "[[truth]]")))
         self._thread.start()
-
-    def _run(self) -> None:
-        self.response = httpx.post(self._url, json=self._body, timeout=2 * WAIT)
 
     def answer(self) -> httpx.Response:
         self._thread.join(2 * WAIT)
-        assert self.response is not None
-        return self.response
+        (answer,) = self._answers
+        return answer
 
 
 def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) -> None:
@@ -64,10 +59,8 @@ def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) 
             second = Asking(server, "oracle-windowed")
             until(lambda: len(server.app.pool._registry.room.entries) == 2)
             assert states(server)["oracle-plain"] == "ready"
-            assert [entry.name for entry in server.app.pool._registry.room.entries] == [
-                "oracle-hybrid",
-                "oracle-windowed",
-            ]
+            names = [entry.name for entry in server.app.pool._registry.room.entries]
+            assert names == ["oracle-hybrid", "oracle-windowed"]
         for asking in (first, second):
             response = asking.answer()
             assert response.status_code == 200, response.text
@@ -79,7 +72,7 @@ def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) 
 
 def test_who_waited_long_enough_is_told_the_numbers(serve: Any) -> None:
     with serve(max_loaded_models=1, pool_wait_seconds=0.2) as server, at_work(server):
-        full = Asking(server, "oracle-hybrid").answer()
+        full = ask(server, "oracle-hybrid")
         assert full.status_code == 507
         assert re.search(r"oracle-plain \([\d.]+ .?B, at work\)", full.json()["error"]["message"])
         until(lambda: states(server)["oracle-hybrid"] == "stored")
@@ -89,8 +82,8 @@ def test_who_waited_long_enough_is_told_the_numbers(serve: Any) -> None:
 def test_nobody_waits_for_room_that_a_pinned_model_takes(serve: Any) -> None:
     with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, pinned_models="oracle-plain") as server:
         with at_work(server):
-            assert Asking(server, "oracle-hybrid").answer().status_code == 507
-        assert Asking(server, "oracle-hybrid").answer().status_code == 507
+            assert ask(server, "oracle-hybrid").status_code == 507
+        assert ask(server, "oracle-hybrid").status_code == 507
 
 
 def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
@@ -102,7 +95,7 @@ def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
                 assert len(server.app.pool._registry.room.entries) == 1
             until(lambda: server.app.pool._registry.room.entries == [])
             assert states(server)["oracle-hybrid"] == "stored"
-        assert Asking(server, "oracle-windowed").answer().status_code == 200
+        assert ask(server, "oracle-windowed").status_code == 200
 
 
 def test_nobody_goes_for_a_model_that_cannot_be_read(serve: Any, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -129,7 +122,7 @@ def test_a_model_that_is_deleted_is_served_until_it_goes(
         assert server.chat([{"role": "user", "content": TURN}], model="passing")["body"]["model"] == "passing"
         _unload(server, "passing")
         assert "passing" not in states(server)
-        assert Asking(server, "passing").answer().status_code == 404
+        assert ask(server, "passing").status_code == 404
 
 
 def test_a_model_that_is_deleted_while_it_is_asked_for_is_refused_in_a_sentence(
@@ -141,7 +134,7 @@ def test_a_model_that_is_deleted_while_it_is_asked_for_is_refused_in_a_sentence(
     with serve(max_loaded_models=1) as server:
         assert states(server)["passing"] == "stored"
         shutil.rmtree(passing)
-        refused = Asking(server, "passing").answer()
+        refused = ask(server, "passing")
         assert refused.status_code == 404 and "there is no such folder" in refused.text
         assert states(server)["oracle-plain"] == "ready"
 
@@ -161,13 +154,13 @@ def test_a_load_that_hangs_is_told_and_stops_nobody_else(serve: Any, monkeypatch
         waiting = Asking(server, "oracle-hybrid")
         assert reached.wait(WAIT)
         server.app.pool._loader.progress.limit = 0.2
-        for response in (waiting.answer(), Asking(server, "oracle-windowed").answer()):
+        for response in (waiting.answer(), ask(server, "oracle-windowed")):
             assert response.status_code == 503
             assert "oracle-hybrid is being loaded or unloaded, and nothing of it has moved" in response.text
-        assert Asking(server, "oracle-plain").answer().status_code == 200
+        assert ask(server, "oracle-plain").status_code == 200
         server.app.pool._loader.progress.limit = 10 * WAIT
         leave.set()
-        assert Asking(server, "oracle-windowed").answer().status_code == 200
+        assert ask(server, "oracle-windowed").status_code == 200
 
 
 def test_other_weights_in_the_same_folder_never_find_the_old_ones_kv(
@@ -222,7 +215,7 @@ def test_a_link_that_is_changed_while_its_load_waits_puts_no_other_model_under_i
         link.symlink_to(folders[1])
         leave.set()
         assert waiting.answer().status_code == 200
-        until(lambda: Asking(server, "link").answer().status_code == 200 and len(_loaded(server)) == 3)
+        until(lambda: ask(server, "link").status_code == 200 and len(_loaded(server)) == 3)
         assert all(Path(key) == folder.resolve() for key, folder in _loaded(server).items() if key)
 
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from start_llm.engine.thread import EngineThread
+from tests.integration.asking import CALL
 from tests.integration.live import TOOLS, WAIT, Live, echoed, live
 from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
@@ -19,7 +20,6 @@ from tests.unique import unique
 
 THOUGHT = " ".join(f"first I weigh point {i} of the matter" for i in range(20))
 ANSWER = " ".join(f"The answer has part {i} in it." for i in range(25))
-CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
 
 
 @contextmanager

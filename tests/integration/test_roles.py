@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.integration.asking import CALL, user
 from tests.integration.live import TOOLS, Live
 from tests.model_thread import on_model_thread
 from tests.oracle.oracle import script
 from tests.unique import unique
 
 Json = dict[str, Any]
-CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
 RULES = " ".join(f"Rule {n} of the house." for n in range(60))
 POINTS = " ".join(f"Say what is known of point {n}." for n in range(60))
 SUMMARISER = "You write summaries. Begin with the word RAPPORT."
 NO_CALLS = "No tool can be called now: answer with text."
 SLOW = [pytest.mark.thorough, pytest.mark.slow]
 LENGTHS = [16_000, pytest.param(64_000, marks=pytest.mark.thorough), pytest.param(175_000, marks=SLOW)]  # of 196,608
-KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.thorough)]
 
 
 @dataclass
@@ -65,8 +64,9 @@ class Talk:
         return str(on_model_thread(self.server.app, lambda _, wrapper: wrapper.decode(tokens)))
 
 
-def user(text: str) -> Json:
-    return {"role": "user", "content": text}
+@pytest.fixture(params=["plain", pytest.param("hybrid", marks=pytest.mark.thorough)])
+def server(request: pytest.FixtureRequest, servers: Callable[..., Live]) -> Live:
+    return servers(request.param)
 
 
 def asked(talk: Talk, form: str) -> tuple[list[Json], list[Json]]:
@@ -88,12 +88,9 @@ FORMS = ("no tools", "another system text", "another system text, no tools", "so
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(1200)
-def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(
-    servers: Callable[..., Live], kind: str, length: int
-) -> None:
-    talk = Talk.held(servers(kind), length)
+def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(server: Live, length: int) -> None:
+    talk, is_hybrid = Talk.held(server, length), str(server.app.settings.model_path).endswith("hybrid")
     for form in ("as the conversation", *FORMS):
         messages, tools = asked(talk, form)
         answer = talk.ask(messages, tools)
@@ -104,7 +101,7 @@ def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(
             report.get("miss"),
             answer["told"],
         )
-        assert report["new"] < 1200 and (kind == "hybrid" or "miss" not in report), (form, report)
+        assert report["new"] < 1200 and (is_hybrid or "miss" not in report), (form, report)
         # All of it was known beforehand.
         assert {name: answer["told"][name] for name in ("prompt", "new")} == {
             name: report[name] for name in ("prompt", "new")
@@ -128,9 +125,8 @@ def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(
     assert behind["computed"] <= 1.05 * behind["report"]["new"] + 32, (behind["computed"], behind["report"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plan_build_plan_two_helpers_and_a_retry(servers: Callable[..., Live], kind: str) -> None:
-    talk = Talk.held(servers(kind), 4000)
+def test_plan_build_plan_two_helpers_and_a_retry(server: Live) -> None:
+    talk = Talk.held(server, 4000)
     head = talk.messages[0]
     for number in range(4):
         role = head if number % 2 else {"role": "system", "content": "You plan. You change nothing."}
@@ -178,9 +174,8 @@ def test_more_than_five_roles_are_told_and_shown_as_sent(servers: Callable[..., 
     assert talk.shown(answer).count("You have role 6.") == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sentence_that_is_withdrawn_is_seen_by_no_model(servers: Callable[..., Live], kind: str) -> None:
-    talk = Talk.held(servers(kind), 4000)
+def test_a_sentence_that_is_withdrawn_is_seen_by_no_model(server: Live) -> None:
+    talk = Talk.held(server, 4000)
     head, wiki = talk.messages[0]["content"], "The wiki of the team is at wiki.acme.test."
     talk.messages[0] = {"role": "system", "content": f"{head}\n{wiki}"}
     assert wiki in talk.shown(talk.turn(user("Is there a wiki?")))  # told by a note
@@ -191,9 +186,8 @@ def test_a_sentence_that_is_withdrawn_is_seen_by_no_model(servers: Callable[...,
     assert answer["computed"] < whole // 10  # what stands before that note is as it was
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_grammar_of_calls_has_no_tool_that_a_note_took_back(servers: Callable[..., Live], kind: str) -> None:
-    talk = Talk.held(servers(kind), 2000)
+def test_a_grammar_of_calls_has_no_tool_that_a_note_took_back(server: Live) -> None:
+    talk = Talk.held(server, 2000)
     left = [tool for tool in TOOLS if tool["function"]["name"] != "read"]
     ask = user(f"Go on. {script(CALL)}")
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in left]

@@ -13,19 +13,6 @@ from tests.oracle.oracle import MISMATCH, Oracle, expected_truth, script
 from tests.oracle.templates import TEMPLATES
 
 __all__ = [
-    "CONTEXT",
-    "LAYERS",
-    "MISMATCH",
-    "TEMPLATES",
-    "Kind",
-    "LoggedPass",
-    "Oracle",
-    "build_oracle",
-    "expected_truth",
-    "make_tokenizer",
-    "mark",
-    "passes",
-    "prompt_work",
-    "script",
-    "work_done",
-]
+    "CONTEXT", "LAYERS", "MISMATCH", "TEMPLATES", "Kind", "LoggedPass", "Oracle", "build_oracle", "expected_truth",
+    "make_tokenizer", "mark", "passes", "prompt_work", "script", "work_done",
+]  # fmt: skip
