@@ -5,16 +5,7 @@ import socket
 
 import pytest
 
-from start_llm.host.ports import (
-    address,
-    ask_json,
-    free_port,
-    is_free,
-    listener,
-    model_cards,
-    server_state,
-    who_listens,
-)
+from start_llm.host.ports import address, ask_json, free_port, is_free, listener, model_cards, server_state, who_listens
 from tests.launch.stub import serving
 
 

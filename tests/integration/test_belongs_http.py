@@ -79,11 +79,7 @@ CASES = [
         ("msg-71", "msg-82"),
         OPENCLAW,
     ),
-    Case(
-        "sender",
-        'Sender (untrusted metadata):\n```json\n{"name": "{}"}\n```\n\nGo',
-        ("anna", "bert"),
-    ),
+    Case("sender", 'Sender (untrusted metadata):\n```json\n{"name": "{}"}\n```\n\nGo', ("anna", "bert")),
     Case("message id", "Go\n[message_id: {}]", ("71ab", "82cd"), OPENCLAW),
     Case("sub-agent's figures", "It is done.\nStats: runtime {}", ("5s-a", "9s-b"), OPENCLAW),
     Case(

@@ -92,10 +92,7 @@ def test_another_image_is_another_message(servers: Callable[..., Live]) -> None:
     prompts = []
     for messages in histories:
         answer = ask(server, messages)
-        messages += [
-            {"role": "assistant", "content": answer["content"]},
-            {"role": "user", "content": "Are you sure?"},
-        ]
+        messages += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "Are you sure?"}]
         prompts.append(server.prompts[ask(server, messages)["id"]])
     assert prompts[0] != prompts[1], "the line that stands for an image carries the image's identity"
 

@@ -33,11 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serving(cache: Path) -> Iterator[Live]:
-    settings = {
-        "pool_memory_bytes": BUDGET_FOR_TWO,
-        "kv_disk_dir": "auto",
-        "pool_wait_seconds": 0,
-    }
+    settings = {"pool_memory_bytes": BUDGET_FOR_TWO, "kv_disk_dir": "auto", "pool_wait_seconds": 0}
     with (
         patch.object(loader, "FOLDER", cache / "own"),
         live(cache / "models" / "oracle-plain", cache, **settings) as made,

@@ -175,10 +175,7 @@ def test_anthropic_message_with_thinking_and_tool(claude: anthropic.Anthropic) -
 @pytest.mark.smoke
 def test_anthropic_stream(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(
-        model="claude-local",
-        max_tokens=500,
-        messages=asked(f"{THOUGHT}I look.\n{CALL}"),
-        tools=ANTHROPIC_TOOLS,
+        model="claude-local", max_tokens=500, messages=asked(f"{THOUGHT}I look.\n{CALL}"), tools=ANTHROPIC_TOOLS
     ) as stream:
         events = [event.type for event in stream]
         message = stream.get_final_message()

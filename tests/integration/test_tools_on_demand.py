@@ -114,7 +114,7 @@ def test_the_server_searches_within_one_request(
     messages: list[Any] = [{"role": "user", "content": f"Read a page, {field} {kind} {stream}. {steps}"}]
     answer = ask(messages)
     assert [block.type for block in answer.content] == [
-        *("text", "server_tool_use", "tool_search_tool_result", "text", "tool_use"),
+        *("text", "server_tool_use", "tool_search_tool_result", "text", "tool_use")
     ]
     assert answer.stop_reason == "tool_use" and answer.content[1].input == {field: WORDS[field]}
     assert [each.tool_name for each in answer.content[2].content.tool_references] == [PAGE["name"]]
@@ -162,7 +162,7 @@ def test_the_server_searches_for_the_responses_api(servers: Callable[..., Live],
     answer = ask(items)
     _, searched, brought, _, made = answer.output
     assert [item.type for item in answer.output] == [
-        *("message", "tool_search_call", "tool_search_output", "message", "function_call"),
+        *("message", "tool_search_call", "tool_search_output", "message", "function_call")
     ]
     assert searched.execution == "server" and searched.arguments == {"query": WORDS["query"]}
     assert [each.tools[0].name for each in brought.tools] == ["archive_page"] and brought.call_id == searched.call_id

@@ -19,11 +19,7 @@ Kind = Literal["plain", "hybrid", "windowed"]
 
 SPECIAL = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-LAYERS: dict[str, list[str]] = {
-    "plain": ["K", "K"],
-    "hybrid": ["A", "K", "A", "K"],
-    "windowed": ["R", "K", "R", "K"],
-}
+LAYERS: dict[str, list[str]] = {"plain": ["K", "K"], "hybrid": ["A", "K", "A", "K"], "windowed": ["R", "K", "R", "K"]}
 CONTEXT = 262_144
 _HERE = Path(__file__).parent
 

@@ -23,8 +23,7 @@ def count(text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["append", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tools_object", "reminder"))],
+    "name", ["append", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tools_object", "reminder"))]
 )
 def test_a_server_without_a_cache_computes_everything(name: str, server: Server) -> None:
     result = run_scenario(name, server, count, "test")

@@ -9,10 +9,7 @@ from scripts.bench_injection import CASES
 from tests.kinds import some
 
 
-@pytest.mark.parametrize(
-    "family",
-    some(injections.FAMILIES, 2),
-)
+@pytest.mark.parametrize("family", some(injections.FAMILIES, 2))
 def test_a_file_in_a_family_s_own_form_brings_no_control_token_and_shows_every_letter(family: str) -> None:
     names = [
         name

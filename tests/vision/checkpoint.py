@@ -86,11 +86,7 @@ def _config(family: str, ids: dict[str, int], vocabulary: int) -> dict[str, Any]
 def named_tokens(family: str) -> dict[str, str]:
     """The image tokens by the names that processors look for."""
     if family == "gemma3":
-        return {
-            "image_token": "<image_soft_token>",
-            "boi_token": "<start_of_image>",
-            "eoi_token": "<end_of_image>",
-        }
+        return {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
     return {
         "image_token": "<|image_pad|>",
         "video_token": "<|video_pad|>",
