@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests.audio.tiny import write_settings
+
 KINDS = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
 NAMES = {
     "layer_norm": "ln_post",
@@ -41,11 +43,7 @@ def convert(source: Path, folder: Path) -> Path:
     (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     vocab = json.loads((source / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     (folder / "vocab.json").write_text(json.dumps(vocab))
-    end = "<|endoftext|>"
-    names = {"bos_token": end, "eos_token": end, "unk_token": end, "pad_token": end}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **names}))
-    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**extractor, "feature_size": mels}))
+    write_settings(folder, mels)
     save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
     return folder
 

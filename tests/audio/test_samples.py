@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import numpy as np
 import pytest
 
 from start_llm.audio.samples import RATE, look_at, samples_of
 from start_llm.core.errors import BadRequest
-from tests.audio.tiny import tone, wav
+from tests.audio.tiny import encoded, tone, wav
 
 pytestmark = pytest.mark.live
-
-
-def encoded(kind: str, rate: int, subtype: str | None = None) -> bytes:
-    soundfile: Any = pytest.importorskip("soundfile")
-    file = io.BytesIO()
-    soundfile.write(file, tone(1.5, rate=rate), rate, format=kind, subtype=subtype)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -20,19 +21,10 @@ from tokenizers.models import BPE
 RATE = 16000
 WORDS = 50257
 WIDTH, HEADS, LAYERS, TEXT, HEARD = 16, 2, 1, 32, 1500
-CONFIG: dict[str, Any] = {
-    "model_type": "whisper",
-    "n_mels": 80,
-    "n_audio_ctx": HEARD,
-    "n_audio_state": WIDTH,
-    "n_audio_head": HEADS,
-    "n_audio_layer": LAYERS,
-    "n_vocab": 51865,
-    "n_text_ctx": TEXT,
-    "n_text_state": WIDTH,
-    "n_text_head": HEADS,
-    "n_text_layer": LAYERS,
-}
+CONFIG: dict[str, Any] = {"model_type": "whisper", "n_mels": 80, "n_vocab": 51865}
+CONFIG |= {"n_audio_ctx": HEARD, "n_text_ctx": TEXT}
+for part in ("audio", "text"):
+    CONFIG |= {f"n_{part}_state": WIDTH, f"n_{part}_head": HEADS, f"n_{part}_layer": LAYERS}
 
 
 def build_whisper(folder: Path, *, tokenizer: bool = True) -> Path:
@@ -63,6 +55,14 @@ def wav(samples: np.ndarray, rate: int = RATE, channels: int = 1) -> bytes:
     return file.getvalue()
 
 
+def encoded(kind: str, rate: int, subtype: str | None = None, seconds: float = 1.5) -> bytes:
+    """A file of another format."""
+    soundfile: Any = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, tone(seconds, rate=rate), rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
 def _write_tokenizer(folder: Path) -> None:
     from mlx_audio.stt.models.whisper.tokenizer import LANGUAGES
 
@@ -78,11 +78,15 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    end = "<|endoftext|>"
-    names = {"bos_token": end, "eos_token": end, "unk_token": end, "pad_token": end}
+    write_settings(folder, 80)
+
+
+def write_settings(folder: Path, mels: int) -> None:
+    """Of the tokenizer and of what hears."""
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **names}))
     extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**extractor, "feature_size": 80}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**extractor, "feature_size": mels}))
 
 
 def _weights() -> dict[str, Any]:

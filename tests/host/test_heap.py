@@ -8,6 +8,17 @@ import sys
 
 import pytest
 
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps"),
+]
+
+
+def said(program: str, *words: str) -> str:
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 HEAPS = """
 import ctypes, re, sys, threading
 from start_llm.host.heap import bound_heaps
@@ -28,16 +39,8 @@ c.fflush(None)
 """
 
 
-@pytest.mark.live
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
 def test_threads_share_two_heaps() -> None:
-    assert _heaps("bound") == 2
-    assert _heaps("as it is") > 2
-
-
-def _heaps(how: str) -> int:
-    shown = subprocess.run([sys.executable, "-c", HEAPS, how], capture_output=True, text=True, timeout=120, check=True)
-    return shown.stdout.count("<heap ")
+    assert said(HEAPS, "bound").count("<heap ") == 2 < said(HEAPS, "as it is").count("<heap ")
 
 
 LARGE = """
@@ -56,14 +59,8 @@ print(c.mallinfo2().hblkhd >> 20)
 """
 
 
-@pytest.mark.live
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
 def test_what_is_large_is_in_no_heap() -> None:
-    told = {
-        how: int(subprocess.run([sys.executable, "-c", LARGE, how], capture_output=True, text=True, check=True).stdout)
-        for how in ("bound", "as it is")
-    }
-    assert told["bound"] >= 4 > told["as it is"]
+    assert int(said(LARGE, "bound")) >= 4 > int(said(LARGE, "as it is"))
 
 
 HOLES = """
@@ -83,8 +80,5 @@ print(before - psutil.Process().memory_info().rss)
 """
 
 
-@pytest.mark.live
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
 def test_what_lies_free_below_something_kept_goes_back() -> None:
-    shown = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    assert int(shown.stdout) > 30_000_000
+    assert int(said(HOLES)) > 30_000_000

@@ -128,6 +128,10 @@ def test_one_wrong_prompt_is_named_and_none_is_answered(oracle_path: Callable[..
         with pytest.raises(openai.BadRequestError) as caught:
             create(model="default", prompt=[good, good], logit_bias={"1000000": 1})
         assert caught.value.body["param"] == "logit_bias" and caught.value.body["message"].startswith("logit_bias ")
+        for wrong in ([10**6], [[1, 10**6]]):
+            with pytest.raises(openai.BadRequestError, match="1000000") as caught:
+                create(model="default", prompt=wrong)
+            assert caught.value.body["param"] == "prompt"
         assert server.work() == before
         with pytest.raises(openai.RateLimitError):
             create(model="default", prompt=[good] * 5)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -49,6 +49,30 @@ def script(block: str, changes: Mapping[str, str]) -> list[str]:
     for there, here in changes.items():
         block = block.replace(there, here)
     return ["bash", "-e", "-o", "pipefail", "-c", block]
+
+
+@contextmanager
+def running(
+    mac: Machine, command: list[str], end: int = signal.SIGTERM, **environment: str
+) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """A command on that machine until the end. Gives what waits for it to do something, while it runs."""
+    with (mac.folder / "said").open("w") as said:
+        process = subprocess.Popen(command, env=mac.environment | environment, stdout=said, stderr=said, cwd=mac.folder)
+
+    def reach(condition: Callable[[], bool]) -> None:
+        def there() -> bool:
+            with suppress(httpx.HTTPError):
+                return condition()
+            return False
+
+        until(lambda: there() or process.poll() is not None)
+        assert process.poll() is None, (mac.folder / "said").read_text()
+
+    try:
+        yield reach
+    finally:
+        process.send_signal(end)
+        process.wait(WAIT)
 
 
 @pytest.fixture
@@ -105,7 +129,6 @@ def test_ranks(tmp_path: Path) -> None:
     (mac.folder / "home" / "hosts.json").write_text(json.dumps(hosts))  # where a clone lies
     changes = {"mlx-community/Qwen3-32B-4bit": str(model), "--hosts mac-1,mac-2": "--hosts 127.0.0.1,127.0.0.1"}
     with_names, with_file = blocks("Ranks: one model over several machines")
-    environment = mac.environment | {"PROXY": "off", "PROXY_PORT": "0"}
 
     def is_answered() -> bool:
         body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -114,21 +137,11 @@ def test_ranks(tmp_path: Path) -> None:
         return False
 
     try:
-        with (mac.folder / "said").open("w") as said:
-            process = subprocess.Popen(
-                script(with_names, changes), env=environment, stdout=said, stderr=said, cwd=mac.folder
-            )
-        until(lambda: is_answered() or process.poll() is not None)
-        assert process.poll() is None, (mac.folder / "said").read_text()
-        process.send_signal(signal.SIGINT)
-        process.wait(WAIT)
+        with running(mac, script(with_names, changes), signal.SIGINT, PROXY="off", PROXY_PORT="0") as reach:
+            reach(is_answered)
+        command, environment = script(with_file, changes), mac.environment | {"PROXY": "off", "PROXY_PORT": "0"}
         found = subprocess.run(
-            script(with_file, changes),
-            env=environment,
-            cwd=mac.folder,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
+            command, env=environment, cwd=mac.folder, capture_output=True, text=True, timeout=START_SECONDS
         )
         assert found.returncode == 0, found.stdout + found.stderr
         until(is_answered)
@@ -146,22 +159,14 @@ def test_behind_smg(macs: tuple[Machine, Machine]) -> None:
         found = mac.run("start", "--no-proxy")
         assert found.returncode == 0, found.stdout + found.stderr
         changes[f"http://mac-{number}:8080"] = f"http://127.0.0.1:{mac.port}"
-    with (macs[0].folder / "said").open("w") as said:
-        process = subprocess.Popen(script(block, changes), stdout=said, stderr=said, cwd=macs[0].folder)
-    try:
-        body = {"model": "oracle", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    body = {"model": "oracle", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
-        def is_answered() -> bool:
-            with suppress(httpx.HTTPError):
-                answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=WAIT)
-                return answer.status_code == 200 and "x-start-llm-cache" in answer.headers
-            assert process.poll() is None, (macs[0].folder / "said").read_text()
-            return False
+    def is_answered() -> bool:
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=WAIT)
+        return answer.status_code == 200 and "x-start-llm-cache" in answer.headers
 
-        until(is_answered)
-    finally:
-        process.terminate()
-        process.wait(WAIT)
+    with running(macs[0], script(block, changes)) as reach:
+        reach(is_answered)
 
 
 def test_events(macs: tuple[Machine, Machine]) -> None:
@@ -170,17 +175,6 @@ def test_events(macs: tuple[Machine, Machine]) -> None:
     lines = [line for line in block.splitlines() if not line.startswith("pip install ")]
     assert len(lines) == block.count("\n") - 1
     command = script("\n".join(lines), {":5557": f":{free_port()}"})
-    with (mac.folder / "said").open("w") as said:
-        process = subprocess.Popen(command, env=mac.environment | {"PROXY": "off"}, stdout=said, stderr=said)
-    try:
-
-        def is_published() -> bool:
-            with suppress(httpx.HTTPError):
-                return "start_llm_kv_events_stored_total" in httpx.get(f"http://127.0.0.1:{mac.port}/metrics").text
-            assert process.poll() is None, (mac.folder / "said").read_text()
-            return False
-
-        until(is_published)
-    finally:
-        mac.end()
-        process.wait(WAIT)
+    url = f"http://127.0.0.1:{mac.port}/metrics"
+    with running(mac, command, PROXY="off") as reach:
+        reach(lambda: "start_llm_kv_events_stored_total" in httpx.get(url).text)

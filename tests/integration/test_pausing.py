@@ -103,7 +103,9 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
             return server.post("/v1/chat/completions", json=body)
 
         refused = answer(2000)
-        assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["code"] == "context_length_exceeded"
+        assert str(server.app.service.models.cards()[0].context) in error["message"].replace(",", "")
         assert answer(400).status_code == 200
         room[0] = 2_000
         refused = answer(400)
