@@ -181,7 +181,7 @@ def test_nor_after_a_restart(oracle_path: Callable[..., Path], tmp_path: Path, k
 @pytest.mark.thorough
 def test_two_conversations_of_equal_words_do_not_mix(server: Live, dialect: str, answer: str) -> None:
     """They differ in one line of the system text, which changes in both."""
-    server, salt = server, unique()
+    salt = unique()
     histories: list[list[Json]] = [[], []]
     names: list[list[str]] = [[], []]
     for turn in range(4):

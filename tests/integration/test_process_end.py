@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,11 +35,6 @@ def ask_anthropic(url: str) -> str:
         "messages": [{"role": "user", "content": "[[long 20]]"}],
     }
     return httpx.post(f"{url}/v1/messages", json=body).text
-
-
-def ended(child: subprocess.Popen[str], within: float) -> int:
-    """Its exit code, which comes within so many seconds."""
-    return child.wait(within)
 
 
 def said(folder: Path) -> str:
@@ -99,7 +93,7 @@ def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Pat
         refused = ask(url)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
 
-        assert ended(child, 2 * watchdog + 30) == 75
+        assert child.wait(2 * watchdog + 30) == 75
     assert "exit code 75" in said(tmp_path)
 
 
@@ -120,7 +114,7 @@ def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
         fault.write_text("hang")
         assert ask(url).status_code == 504
         child.send_signal(signal.SIGTERM)
-        assert ended(child, 60) == 0
+        assert child.wait(60) == 0
     said(tmp_path)
 
 
@@ -135,7 +129,7 @@ def test_a_model_thread_that_dies_ends_the_process(
         fault.write_text("exit")
         answer = ask(url)
         assert answer.status_code == 500 and "died" in answer.json()["error"]["message"]
-        assert ended(child, 60) == 70
+        assert child.wait(60) == 70
     assert "exit code 70" in said(tmp_path)
 
 
@@ -159,7 +153,7 @@ def test_a_signal_while_loading_ends_the_process(
         until(lambda: _state(url) == "loading")
         until(lambda: (tmp_path / "hold.reached").exists())
         child.send_signal(number)
-        assert ended(child, 60) == 0  # what it loads never comes to an end
+        assert child.wait(60) == 0  # what it loads never comes to an end
     said(tmp_path)
 
 
@@ -172,7 +166,7 @@ def test_a_signal_ends_a_server_that_is_at_work(oracle_path: Callable[..., Path]
         asking.start()
         until(lambda: httpx.get(f"{url}/health").json()["running"] == 1)
         child.send_signal(signal.SIGINT)
-        assert ended(child, 30) == 0
+        assert child.wait(30) == 0
         asking.join(60)
         assert answers[0].status_code == 503
     said(tmp_path)
