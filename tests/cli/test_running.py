@@ -85,6 +85,14 @@ def test_a_bad_setting_stops_the_start(module: FakeModule, capsys: pytest.Captur
     assert module.calls == []
 
 
+def test_where_several_servers_run_only_what_asks_one_has_to_be_told_which(module, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("start_llm.service.place.running_ports", lambda _: [8, 9])
+    module.main_status = module.main
+    assert main(["status"]) == 3 and len(module.calls) == 1
+    assert main(["chat"]) == 2 and len(module.calls) == 1
+    assert "ports 8, 9: name one" in capsys.readouterr().err
+
+
 @pytest.mark.live
 def test_the_command_line_alone_imports_nothing_heavy() -> None:
     heavy = {"mlx", "transformers", "litellm", "openai"}

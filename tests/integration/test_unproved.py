@@ -38,6 +38,8 @@ def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
         with httpx.stream("GET", f"{server.url}/page/feed") as feed:
             line = next(line for line in feed.iter_lines() if line.startswith("data: "))
         page = json.loads(line.removeprefix("data: "))["ended"]
+    counts = (f"{name}={first['report'][name]}" for name in ("prompt", "reused", "computed", "new"))
+    assert first["headers"]["x-start-llm-cache"] == "; ".join(counts)
     reports = [explained.json(), second["report"], requests[0], one, page[-1]]
     for log in (tmp_path / "logs").rglob("session-*.jsonl"):
         reports += [
