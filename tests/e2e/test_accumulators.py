@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,9 +88,7 @@ async function one(n) {
 
 
 @pytest.mark.parametrize("dialect", PROGRAMS)
-def test_what_a_library_puts_together_is_what_was_said(
-    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_library_puts_together_is_what_was_said(dialect: str, tmp_path, monkeypatch) -> None:
     folder = clients_folder() / PACKAGES[dialect]
     if not folder.is_dir():
         pytest.skip(f"tests/e2e/install.py {PACKAGES[dialect]} installs it")
