@@ -15,7 +15,7 @@ from start_llm.core.modelmap import PROXIED
 from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.real_proxy import running
-from tests.proxy.stub import ARGUMENTS, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
+from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
 pytestmark = pytest.mark.timeout(400)
@@ -287,6 +287,14 @@ def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, 
     assert chosen.status_code == 200
 
 
+def test_the_model_is_said_to_be_what_it_is(proxy: LiteLLMProxy) -> None:
+    answer = httpx.get(f"{proxy.url}/v1/model/info", headers={"Authorization": f"Bearer {proxy.master_key}"})
+    info = next(entry["model_info"] for entry in answer.json()["data"] if entry["model_name"] == "served")
+    assert info["supports_vision"] is False and info["supports_reasoning"] is True
+    assert info["supports_function_calling"] is True and info["max_input_tokens"] == CARD.context
+    assert "server-key" not in answer.text
+
+
 def test_what_models_can_do_is_told_of_those_that_there_are_now(proxy: LiteLLMProxy, back: StubServer) -> None:
     able = {"tools": False, "reasoning": False, "vision": True, "images": "shown"}
     pulled = {"id": "pulled-later", "object": "model", "context_length": 4000, "capabilities": able, "details": {}}
@@ -294,12 +302,11 @@ def test_what_models_can_do_is_told_of_those_that_there_are_now(proxy: LiteLLMPr
     before, back.models[:] = list(back.models), [pulled, heard]
     headers = {"Authorization": f"Bearer {proxy.master_key}"}
     try:
-        info = httpx.get(f"{proxy.url}/v1/model/info", headers=headers)
+        answer = httpx.get(f"{proxy.url}/v1/model/info", headers=headers).json()["data"]
         alone = httpx.get(f"{proxy.url}/model/info?litellm_model_id=a-whisper", headers=headers).json()["data"]
     finally:
         back.models[:] = before
-    told = {entry["model_name"]: entry["model_info"] for entry in info.json()["data"]}
-    assert "server-key" not in info.text
+    told = {entry["model_name"]: entry["model_info"] for entry in answer}
     assert "served" not in told, "it has gone"
     assert told["default"]["max_input_tokens"] == 4000, "the first one is what every other name means"
     assert told["pulled-later"]["supports_vision"] and not told["pulled-later"]["supports_function_calling"]
