@@ -123,7 +123,9 @@ def test_a_model_that_does_not_fit_refuses_the_start(make: Callable[..., Any], m
         app.start()
 
 
-def test_what_a_library_says_of_named_files_ends_the_start_in_a_sentence(make: Callable[..., Any], monkeypatch) -> None:
+def test_what_a_library_says_of_named_files_ends_the_start_in_a_sentence(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     app, _ = make()
 
     def broken(progress: Any) -> int:
@@ -173,7 +175,9 @@ class ReadyProxy:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_proxys_key_is_shown_on_a_terminal_only(model: Path, tmp_path, monkeypatch, terminal: bool) -> None:
+def test_the_proxys_key_is_shown_on_a_terminal_only(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     """Elsewhere it would stay in a log."""
     shown = io.StringIO()
     monkeypatch.setattr("start_llm.app.LiteLLMProxy", ReadyProxy)

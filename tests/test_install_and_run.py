@@ -143,7 +143,9 @@ def put(path: Path, text: str = "") -> None:
 
 
 @pytest.mark.parametrize("shim", [False, True], ids=["a python", "behind a shim that put it in front"])
-def test_the_python_of_printed_commands_is_found_in_every_folder(tmp_path, monkeypatch, shim: bool) -> None:
+def test_the_python_of_printed_commands_is_found_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shim: bool
+) -> None:
     real, shims = tmp_path / "versions/bin", tmp_path / "shims"
     put(real / "python3.12", "")
     put(shims / "python3.12", "")
@@ -192,7 +194,9 @@ def test_a_link_to_another_python_is_found(tmp_path: Path) -> None:
     assert bootstrap.contamination(tmp_path) == [f"{tmp_path}/bin/python: of Python 3.13"]
 
 
-def test_a_contaminated_venv_is_refused_with_a_way_out(folder: Path, steps: list[str], capsys) -> None:
+def test_a_contaminated_venv_is_refused_with_a_way_out(
+    folder: Path, steps: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     put(folder / "bin" / "pip3.14")
     assert bootstrap.main(["serve"]) == 1
     said = capsys.readouterr().err
@@ -213,7 +217,9 @@ def test_an_install_is_done_once(folder: Path, steps: list[str]) -> None:
     assert (bootstrap.site_packages(folder) / "start_llm.pth").read_text() == f"{folder.parent}\n"
 
 
-def test_without_uv_it_goes_into_the_venv_first(folder: Path, steps: list[str], monkeypatch) -> None:
+def test_without_uv_it_goes_into_the_venv_first(
+    folder: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     bootstrap.install(folder, dev=False)
     assert steps == ["venv pip=True", f"pip {bootstrap.UV}", "uv 1"]
@@ -232,7 +238,9 @@ def test_tests_add_their_packages_and_keep_them(folder: Path, steps: list[str]) 
     assert steps == ["venv pip=False", "uv 1", "uv 2", "uv 2"]
 
 
-def test_a_kill_in_the_middle_leaves_nothing_that_counts(folder: Path, steps: list[str], monkeypatch) -> None:
+def test_a_kill_in_the_middle_leaves_nothing_that_counts(
+    folder: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(command: list[str]) -> None:
         raise KeyboardInterrupt
 
@@ -349,7 +357,9 @@ class Beside:
 
 
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "pytest", ""])
-def test_every_check_runs_and_one_failure_is_enough(failing: str, folder: Path, monkeypatch, capsys) -> None:
+def test_every_check_runs_and_one_failure_is_enough(
+    failing: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands = Commands(monkeypatch, failing)
     monkeypatch.setattr(bootstrap, "compiled", lambda: True)
     assert bootstrap.run_checks(folder, ["--slow", "-x"]) == int(failing != "")
@@ -420,7 +430,9 @@ def test_shim_gives_products_to_openblas_and_loads_it_late(python_folder: Path) 
 
 @pytest.mark.live
 @needs_cc
-def test_a_broken_library_is_not_preloaded(python_folder: Path, monkeypatch, capfd) -> None:
+def test_a_broken_library_is_not_preloaded(
+    python_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     put(bootstrap.site_packages(python_folder) / "scipy_openblas32/lib/libscipy_openblas.so", "not a library")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     assert bootstrap.fast_products(python_folder) is None

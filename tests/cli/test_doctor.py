@@ -37,7 +37,9 @@ def subjects(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.subject: finding for finding in findings}
 
 
-def test_every_part_gets_a_line_and_all_is_well(settings: Settings, monkeypatch, capsys) -> None:
+def test_every_part_gets_a_line_and_all_is_well(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "probe_mlx", lambda: Probe(Accelerator("cpu"), 150.0))
     assert doctor.main(settings) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -49,7 +51,9 @@ def test_every_part_gets_a_line_and_all_is_well(settings: Settings, monkeypatch,
 
 
 @pytest.mark.live
-def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(settings: Settings, monkeypatch, capsys) -> None:
+def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "PROBE", "raise ImportError('libmlx.so: no such file')")
     assert doctor.main(settings) == 1
     said = capsys.readouterr().out
@@ -58,7 +62,9 @@ def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(settings: Settings, m
     assert said.endswith("Not well: back end.\n")
 
 
-def test_what_a_host_says_is_shown_without_what_a_terminal_obeys(settings: Settings, monkeypatch, capsys) -> None:
+def test_what_a_host_says_is_shown_without_what_a_terminal_obeys(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "probe_mlx", lambda: Probe(None))
     monkeypatch.setattr(doctor, "examine", lambda *_: [Finding("mac-2", "bad", "does not answer: \x1b[2J\x9b1m[b]x")])
     assert doctor.main(settings) == 1

@@ -34,7 +34,9 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, refused: str = "", **given: 
     return fetched.main_pull(load_settings(None, **given), argparse.Namespace(name=name, revision="main")), asked
 
 
-def test_the_head_is_fetched_with_the_model(monkeypatch, capsys) -> None:
+def test_the_head_is_fetched_with_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = run("qwen3.6-27b", monkeypatch)
     assert found == (0, ["mlx-community/Qwen3.6-27B-4bit@main", f"{HEAD}@None"])
     assert capsys.readouterr().out.splitlines()[1].endswith("It drafts for qwen3.6-27b (DRAFT_MODEL=auto).")

@@ -81,7 +81,9 @@ def test_what_only_looks_imports_no_library_that_takes_its_time() -> None:
     assert run.stdout == "[]\n"
 
 
-def test_without_a_command_it_says_what_runs_or_how_to_begin(tmp_path, monkeypatch, capsys) -> None:
+def test_without_a_command_it_says_what_runs_or_how_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     assert main([]) == 0

@@ -60,7 +60,9 @@ def test_answers_of_a_slow_machine_are_short(monkeypatch: pytest.MonkeyPatch, ra
     assert bench.answer_of(endpoint) == tokens
 
 
-def test_bench_has_every_row_and_says_what_it_left_out(settings: Settings, tmp_path, monkeypatch) -> None:
+def test_bench_has_every_row_and_says_what_it_left_out(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench, "LENGTHS", (512, 1024, 1 << 20))
     monkeypatch.setattr(bench, "HEAD", 300)
     monkeypatch.setattr(bench, "TURNS", 3)

@@ -139,7 +139,9 @@ def test_a_model_that_is_not_here(models: Command, tmp_path: Path) -> None:
         assert models(*words, code=1).err.endswith("Did you mean oracle-hybrid?\n")
 
 
-def test_values_are_set_and_a_name_that_is_missing_is_said(models: Command, tmp_path, monkeypatch) -> None:
+def test_values_are_set_and_a_name_that_is_missing_is_said(
+    models: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = str(build_caller(tmp_path, "GLM-4.7", "hermes"))
     for words in ([], ["context=32k"]):
         said = models("set", *words, code=2).err

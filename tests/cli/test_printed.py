@@ -94,7 +94,9 @@ def test_what_a_message_says_to_type_can_be_typed() -> None:
         check(words)
 
 
-def test_a_hint_names_the_port_where_a_plain_command_would_not_look(tmp_path, monkeypatch) -> None:
+def test_a_hint_names_the_port_where_a_plain_command_would_not_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     usual = Settings.model_fields["mlx_port"].default

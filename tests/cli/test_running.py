@@ -48,7 +48,9 @@ def test_serve_is_the_default(module: FakeModule, arguments: list[str]) -> None:
     assert settings.mlx_port == 0
 
 
-def test_flags_win_over_environment_and_env_file(module: FakeModule, tmp_path, monkeypatch) -> None:
+def test_flags_win_over_environment_and_env_file(
+    module: FakeModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "project" / ".env").write_text("PROXY_PORT=4001\nMLX_PORT=1\nMAX_QUEUE=7\n")
     monkeypatch.setenv("MLX_PORT", "8081")
     flags = "--port 8082 --no-proxy --log-json --log-level INFO --host localhost --model owner/name"
@@ -101,7 +103,9 @@ def test_the_command_line_alone_imports_nothing_heavy() -> None:
     assert run.stdout == "[]\n"
 
 
-def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, capsys, monkeypatch) -> None:
+def test_a_folder_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
@@ -116,7 +120,9 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, capsys, monkeypa
     assert main(["stop", "--port", "1"]) == 0
 
 
-def test_an_error_of_the_disk_is_one_sentence(module: FakeModule, monkeypatch, capsys) -> None:
+def test_an_error_of_the_disk_is_one_sentence(
+    module: FakeModule, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(settings: Any, options: Any) -> int:
         raise OSError(28, "No space left on device", "/x")
 

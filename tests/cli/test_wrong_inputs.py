@@ -172,7 +172,9 @@ def test_a_port_that_somebody_else_has_is_told_with_the_process(bare: None, caps
 
 
 @pytest.mark.parametrize(("stored", "says"), [(b"MLX_PORT 8099\n", "line 1 (MLX_PORT)"), (b"\xff\xfe\n", "UTF-8")])
-def test_a_broken_file_of_settings_gets_one_sentence(stored: bytes, says: str, bare: None, tmp_path, capsys) -> None:
+def test_a_broken_file_of_settings_gets_one_sentence(
+    stored: bytes, says: str, bare: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (home := tmp_path / "home").mkdir()
     (home / ".env").write_bytes(stored)
     code = main(["serve"])

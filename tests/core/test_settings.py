@@ -90,7 +90,9 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ("DEFAULT_TOP_P", "1.5", "it must be at most 1"),
     ],
 )
-def test_bad_value_names_variable_value_and_what_is_allowed(name: str, value: str, allowed: str, monkeypatch) -> None:
+def test_bad_value_names_variable_value_and_what_is_allowed(
+    name: str, value: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as error:
         load_settings(None)

@@ -91,7 +91,9 @@ def painted(page: Browser) -> bool:
     )
 
 
-def test_a_request_is_seen_reading_and_then_answering(page: Browser, server: Live, monkeypatch) -> None:
+def test_a_request_is_seen_reading_and_then_answering(
+    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0005")
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.02")
     messages = [{"role": "user", "content": "word by word " * 900 + "[[long 200]]"}]

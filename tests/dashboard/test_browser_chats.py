@@ -121,7 +121,9 @@ def test_reading_is_told_before_the_first_word(page: Browser, server: Live, monk
     page.ended()
 
 
-def test_a_failure_has_retry_and_stop_keeps_what_was_said(page: Browser, server: Live, monkeypatch) -> None:
+def test_a_failure_has_retry_and_stop_keeps_what_was_said(
+    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page.view("try")
     page.run(
         "window.kept = window.fetch;"
@@ -161,7 +163,9 @@ return new Promise((done) => {
 """Whether an answer's first words are kept. (A test that imports a module of the page runs it anew in Firefox.)"""
 
 
-def test_who_reloads_in_the_middle_of_an_answer_keeps_what_had_come(page: Browser, server: Live, monkeypatch) -> None:
+def test_who_reloads_in_the_middle_of_an_answer_keeps_what_had_come(
+    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page.view("try")
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
     page.send("More [[long 5000]]")

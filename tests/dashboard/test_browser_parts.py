@@ -69,7 +69,9 @@ def test_charts_tell_the_last_hour_and_day_in_words_and_as_a_table(page: Browser
     page.until_text("#pressure", "Memory", "weights", "running requests", "stored conversations")
 
 
-def test_a_running_request_is_cancelled_by_its_button(page: Browser, server: Live, monkeypatch) -> None:
+def test_a_running_request_is_cancelled_by_its_button(
+    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(ask(server, "Go on [[long 9000]]", "endless")))

@@ -113,7 +113,9 @@ def test_the_session_that_was_found_names_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*/*")] == [f"session-{session_name('found')}.jsonl"]
 
 
-def test_a_log_that_cannot_be_written_costs_nothing_and_is_said_once(tmp_path, caplog) -> None:
+def test_a_log_that_cannot_be_written_costs_nothing_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     log = RequestLog(tmp_path / "file")
     for _ in range(3):

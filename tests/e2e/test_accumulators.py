@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,7 +89,9 @@ async function one(n) {
 
 
 @pytest.mark.parametrize("dialect", PROGRAMS)
-def test_what_a_library_puts_together_is_what_was_said(dialect: str, tmp_path, monkeypatch) -> None:
+def test_what_a_library_puts_together_is_what_was_said(
+    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = clients_folder() / PACKAGES[dialect]
     if not folder.is_dir():
         pytest.skip(f"tests/e2e/install.py {PACKAGES[dialect]} installs it")

@@ -89,7 +89,9 @@ def test_llm_calls_a_function_and_goes_on(target: Live, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), FRAMEWORKS)
-def test_a_conversation_computes_what_is_new(name: str, kind: str, target: Live, tmp_path, table: list[str]) -> None:
+def test_a_conversation_computes_what_is_new(
+    name: str, kind: str, target: Live, tmp_path: Path, table: list[str]
+) -> None:
     program = tmp_path / "turns.py"
     program.write_text(FRAMEWORKS[name, kind])
     questions, answers = [], []

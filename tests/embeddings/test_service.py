@@ -173,7 +173,9 @@ def ignoring_the_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
     return padded
 
 
-def test_without_the_library_the_answer_is_the_command(service: Service, encoder_path: Path, monkeypatch) -> None:
+def test_without_the_library_the_answer_is_the_command(
+    service: Service, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
     for encoders in (service(), service(encoder_path)):
         assert encoders.cards() == ()
@@ -225,7 +227,9 @@ def spoil(path: Path, what: str) -> None:
         ("config", "there is no config.json"),
     ],
 )
-def test_what_is_wrong_with_a_checkpoint_is_said(service: Service, tmp_path, monkeypatch, what: str, said: str) -> None:
+def test_what_is_wrong_with_a_checkpoint_is_said(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str
+) -> None:
     monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: True)
     path = build_encoder(tmp_path / "broken")
     spoil(path, what)

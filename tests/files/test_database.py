@@ -104,7 +104,9 @@ def test_damage_at_open(tmp_path: Path, damage: Callable[[Path], None], caplog: 
     assert "newest" in words(base)
 
 
-def test_a_file_is_read_through_when_it_is_opened_but_not_when_it_is_made(tmp_path, monkeypatch) -> None:
+def test_a_file_is_read_through_when_it_is_opened_but_not_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
 
     class Heard(sqlite3.Connection):

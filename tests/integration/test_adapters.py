@@ -274,7 +274,9 @@ def test_adapters_of_one_model_are_one_model_for_the_limit(serve: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(serve: Any, monkeypatch) -> None:
+def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("start_llm.engine.assembly.read_ahead", lambda *_: pytest.fail("the weights are read again"))
     with serve(pool_memory_bytes=PREFILL_BYTES + LEAST_CACHE_BYTES + 64 * 2**20) as server:
         talk = [user(WORDS)]

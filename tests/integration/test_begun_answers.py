@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.integration.live import Live
 from tests.kinds import some
 from tests.oracle import script
 
@@ -60,7 +62,9 @@ def said(dialect: str, text: str, stream: bool) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("stream", some([True, False]), ids=["streamed", "whole"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
-def test_the_answer_goes_on_and_so_does_the_next_turn(servers, kind: str, dialect: str, stream: bool) -> None:
+def test_the_answer_goes_on_and_so_does_the_next_turn(
+    servers: Callable[..., Live], kind: str, dialect: str, stream: bool
+) -> None:
     server, path = servers(kind), DIALECTS[dialect][0]
     asked = [{"role": "user", "content": f"{ASKED} {dialect} {stream} {script(BEGUN + REST)}"}]
     begun = [*asked, {"role": "assistant", "content": BEGUN}]
@@ -81,7 +85,9 @@ def test_the_answer_goes_on_and_so_does_the_next_turn(servers, kind: str, dialec
         ({"messages": [*ALONE[:1], ALONE[1] | {"reasoning_content": "Well."}]}, "reasoning of its own"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_by_its_place(servers, more: dict[str, Any], why: str) -> None:
+def test_what_cannot_be_continued_is_refused_by_its_place(
+    servers: Callable[..., Live], more: dict[str, Any], why: str
+) -> None:
     answer = servers("plain").post("/v1/chat/completions", json={"model": "default", "messages": ALONE} | more)
     error = answer.json()["error"]
     assert answer.status_code == 400 and why in error["message"] and error["param"].startswith("messages[")

@@ -211,7 +211,9 @@ def check_size(heard: Heard, messages: list[Json], tools: list[Json] | None = No
 @pytest.mark.parametrize("kind", KINDS)
 @ASKED
 @pytest.mark.thorough
-def test_one_shots_with_a_clock_do_not_grow(oracle_path, tmp_path, kind: str, times: int) -> None:
+def test_one_shots_with_a_clock_do_not_grow(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, times: int
+) -> None:
     def one_shot(server: Live, n: int) -> None:
         messages = [system(f"Make titles.\nCurrent time: 08:{n // 60:02}:{n % 60:02}"), user("Fix the test")]
         heard = Asker(server).ask(messages)

@@ -7,6 +7,8 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -36,7 +38,9 @@ def say(content: str, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.live
-def test_pinned_workers_held_bodies_and_unread_answers_do_not_keep_it(oracle_path, tmp_path) -> None:
+def test_pinned_workers_held_bodies_and_unread_answers_do_not_keep_it(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     model = shutil.copytree(oracle_path("plain"), tmp_path / "model")
     template = model / "chat_template.jinja"
     template.write_text(PIN + template.read_text())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ DAY = 86_400.0
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
-def test_jumps_neither_end_a_request_nor_evict_its_kv(oracle_path, tmp_path, monkeypatch, kind: str) -> None:
+def test_jumps_neither_end_a_request_nor_evict_its_kv(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     real = time.time
     jumps = itertools.cycle((3 * DAY, -9 * DAY, DAY, 0.0))
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))

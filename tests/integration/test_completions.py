@@ -36,7 +36,9 @@ def asked(server: Live, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stop", [None, "of", " é. "])
-def test_an_answer_is_raw_and_the_same_streamed(servers, tmp_path, monkeypatch, stop: str | None) -> None:
+def test_an_answer_is_raw_and_the_same_streamed(
+    servers: Callable[..., Live], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str | None
+) -> None:
     server, reply = servers("plain"), tmp_path / "reply.txt"
     reply.write_text(REPLY)
     monkeypatch.setenv("ORACLE_REPLIES", str(reply))
@@ -138,7 +140,9 @@ def test_one_wrong_prompt_is_named_and_none_is_answered(oracle_path: Callable[..
         assert report["computed"] <= report["new"] + 16, "what was refused is no earlier request"
 
 
-def test_a_client_that_leaves_ends_all_prompts(oracle_path, tmp_path, monkeypatch) -> None:
+def test_a_client_that_leaves_ends_all_prompts(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.01")
     with live(oracle_path("plain"), tmp_path, max_concurrency=3) as server:
         prompts = [prompt(f"{i} [[long 100000]]") for i in range(5)]
@@ -153,7 +157,9 @@ def test_a_client_that_leaves_ends_all_prompts(oracle_path, tmp_path, monkeypatc
         assert server.openai.completions.create(model="default", prompt=["a"] * 3, max_tokens=1).choices[2].index == 2
 
 
-def test_threads_that_cannot_be_started_leave_nothing_at_work(servers, monkeypatch) -> None:
+def test_threads_that_cannot_be_started_leave_nothing_at_work(
+    servers: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, started = servers("plain"), list[str]()
 
     def few(function: Callable[[], None], name: str) -> Any:

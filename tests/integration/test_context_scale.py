@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from start_llm.models import loader
 from tests.integration.live import Live
@@ -13,7 +16,9 @@ SHORT = 4096
 ASKED = {"max_tokens": 8, "messages": [{"role": "user", "content": "word " * 300}]}
 
 
-def test_counts_follow_the_room_of_the_model_that_answers(serve: Callable[..., Any], tmp_path, monkeypatch) -> None:
+def test_counts_follow_the_room_of_the_model_that_answers(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = tmp_path / "files"
     files.mkdir()
     monkeypatch.setattr(loader, "FOLDER", files)

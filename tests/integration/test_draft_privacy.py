@@ -83,7 +83,9 @@ def complete(server: Live, prompt: str) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-def test_what_a_client_has_sent_is_proposed_to_it(servers, seen: Seen, says: Callable[[str], object]) -> None:
+def test_what_a_client_has_sent_is_proposed_to_it(
+    servers: Callable[..., Live], seen: Seen, says: Callable[[str], object]
+) -> None:
     """So the other tests here could see a word of another client."""
     who = {"session_id": "door-0", "key": "first", "user": "anna"}
     says(OPENING + SECRET)
@@ -129,7 +131,9 @@ def test_a_conversation_that_two_clients_share_ends_where_they_part(
     assert hides_it(seen, says, lambda: ask(servers("hybrid"), other, begun))
 
 
-def test_raw_prompts_are_conversations_of_nobody(servers, seen: Seen, says: Callable[[str], object]) -> None:
+def test_raw_prompts_are_conversations_of_nobody(
+    servers: Callable[..., Live], seen: Seen, says: Callable[[str], object]
+) -> None:
     prompt = "<|im_start|>user\nHow does the door open?<|im_end|>\n<|im_start|>assistant\n"
     says(OPENING + SECRET)
     assert complete(servers("plain"), prompt) == OPENING + SECRET

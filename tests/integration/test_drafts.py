@@ -28,7 +28,9 @@ ANSWER = f"I change this part:\n{LINES}\nand nothing else."
 
 
 @pytest.mark.parametrize("kind", some(["hybrid", "plain", "windowed"]))
-def test_what_is_copied_takes_few_passes_and_the_kv_is_that_of_what_was_said(servers, kind: str) -> None:
+def test_what_is_copied_takes_few_passes_and_the_kv_is_that_of_what_was_said(
+    servers: Callable[..., Live], kind: str
+) -> None:
     server = servers(kind)
     first = {"role": "user", "content": FILE + script(ANSWER, "{truth}")}
     answer = server.chat([first], session_id="drafts")
@@ -55,7 +57,9 @@ def test_answers_at_the_same_time_are_drafted_together(servers: Callable[..., Li
     assert second["report"]["reused"] > second["report"]["prompt"] - 100
 
 
-def test_one_request_or_the_server_can_do_without(servers, oracle_path, tmp_path) -> None:
+def test_one_request_or_the_server_can_do_without(
+    servers: Callable[..., Live], oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     with live(oracle_path("plain"), tmp_path, drafts="off") as without:
         for server, more in ((servers("plain"), {"drafts": False}), (without, {})):
             answer = server.chat([{"role": "user", "content": FILE + script(ANSWER)}], **more)
@@ -121,7 +125,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.smol
 @pytest.mark.parametrize("kv_bits", [None, 8])
-def test_the_embedded_model_says_the_same_words(smol_path: Path, tmp_path, kv_bits: int | None, monkeypatch) -> None:
+def test_the_embedded_model_says_the_same_words(
+    smol_path: Path, tmp_path: Path, kv_bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime, "QUANTISED_FROM", 60)
     asked = [{"role": "user", "content": f"Repeat this code twice, and nothing else.\n\n{REPEATING}"}]
     with live(smol_path, tmp_path, kv_bits=kv_bits) as server:

@@ -25,7 +25,9 @@ MESSAGES = [{"role": "user", "content": "word " * 5000 + "[[truth]]"}]
 
 
 @pytest.mark.parametrize("end", ["gone", "failed"])
-def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(oracle_path, tmp_path, monkeypatch, end: str) -> None:
+def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     computed, cancelled, end_of_fault = threading.Event(), threading.Event(), threading.Event()
     compute, cancel = Prompts.compute, EngineThread.cancel
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.integration.live import WAIT, Live, live
 from tests.unique import unique
 from tests.waiting import until
 
 
-def test_explain_does_not_wait_for_the_model(oracle_path, tmp_path, monkeypatch) -> None:
+def test_explain_does_not_wait_for_the_model(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fault = tmp_path / "fault"
     monkeypatch.setenv("ORACLE_FAULT", str(fault))
     with live(oracle_path("plain"), tmp_path, max_concurrency=1) as server:

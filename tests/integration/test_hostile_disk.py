@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def has_namespaces() -> bool:
 @pytest.mark.live
 @pytest.mark.timeout(400)
 @pytest.mark.thorough
-def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(oracle_path, tmp_path) -> None:
+def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     if not has_namespaces():
         pytest.skip("nothing can be mounted here")
     program = str(Path(__file__).with_name("hostile_disk.py"))
@@ -42,7 +45,9 @@ def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(oracle_path, tmp_
     assert "all right" in done.stdout
 
 
-def test_two_servers_on_one_folder(oracle_path, tmp_path, monkeypatch) -> None:
+def test_two_servers_on_one_folder(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both answer and share stored responses. The second keeps KV in memory, until it takes the first one's over."""
     monkeypatch.setattr("start_llm.kvcache.disk.tier.DiskTier.retry_seconds", 0.1)
     first = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")

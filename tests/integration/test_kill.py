@@ -43,7 +43,9 @@ def turn(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.parametrize("tokens", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.thorough
-def test_a_conversation_goes_on_after_a_kill(oracle_path, tmp_path, kind: str, tokens: int) -> None:
+def test_a_conversation_goes_on_after_a_kill(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int
+) -> None:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You are careful."}]
     with process(oracle_path(kind), tmp_path) as (url, child):
         for i in range(TURNS):

@@ -186,7 +186,9 @@ def late(server: Live, form: str, rounds: int, *, stream: bool, same: bool) -> s
         pytest.param(False, True, id="whole-one connection", marks=pytest.mark.slow),
     ],
 )
-def test_all_is_visible_behind_the_last_byte(server: Live, stream: bool, same: bool, request) -> None:
+def test_all_is_visible_behind_the_last_byte(
+    server: Live, stream: bool, same: bool, request: pytest.FixtureRequest
+) -> None:
     rounds = 200 if request.config.getoption("--slow") else len(VISIBLE)
     forms = FORMS if RUN.whole else ("messages", "responses")
     missed = {form: late(server, form, rounds, stream=stream, same=same) for form in forms}

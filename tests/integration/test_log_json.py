@@ -42,7 +42,9 @@ def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_pat
         ({"MLX_PORT": "taken"}, "is in use"),
     ],
 )
-def test_what_stops_the_start(oracle_path, tmp_path, settings: dict[str, str], word: str) -> None:
+def test_what_stops_the_start(
+    oracle_path: Callable[..., Path], tmp_path: Path, settings: dict[str, str], word: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = {name: value.replace("taken", str(taken.getsockname()[1])) for name, value in settings.items()}
         with process(oracle_path("plain"), tmp_path, ready=False, **given) as (_, child):

@@ -41,7 +41,9 @@ def test_health_answers_during_a_prefill(slow: Live, monkeypatch: pytest.MonkeyP
     assert answers[0]["running"] == 1
 
 
-def test_a_client_that_goes_away_frees_the_model_and_its_prefill_is_kept(slow: Live, monkeypatch) -> None:
+def test_a_client_that_goes_away_frees_the_model_and_its_prefill_is_kept(
+    slow: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with send_raw(slow, MESSAGES):
         until(lambda: slow.work() >= 2000)
         monkeypatch.setenv(PER_TOKEN, SLOWER)

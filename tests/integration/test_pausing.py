@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,7 +42,9 @@ def stream(server: Live, number: int, out: dict[int, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.thorough
-def test_four_answers_where_two_fit(oracle_path, tmp_path, monkeypatch, kind: str) -> None:
+def test_four_answers_where_two_fit(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr("start_llm.engine.schedule.preemption.TYPICAL_ANSWER", 64)
     monkeypatch.setattr("start_llm.engine.schedule.preemption.GROWTH", 32)
     alone: dict[int, Any] = {}
@@ -71,7 +75,9 @@ def test_four_answers_where_two_fit(oracle_path, tmp_path, monkeypatch, kind: st
     assert max(pings for *_, pings in together.values()) > 2
 
 
-def test_without_a_limit_an_answer_may_be_as_long_as_the_context(oracle_path, tmp_path) -> None:
+def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     asked: list[int] = []
     long = [{"role": "user", "content": "[[long 1000]]"}]
     for settings in ({}, {"default_max_tokens": 7}):
@@ -84,7 +90,9 @@ def test_without_a_limit_an_answer_may_be_as_long_as_the_context(oracle_path, tm
     assert asked == [left, 5, 7, 5]
 
 
-def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(oracle_path, tmp_path, monkeypatch) -> None:
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What memory has room for at the start is the model's context; 507 is for what is short of it later."""
     room = [50_000]
     monkeypatch.setattr("start_llm.engine.schedule.memory.kv_bytes", lambda usable, weights: room[0])

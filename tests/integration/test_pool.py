@@ -293,7 +293,9 @@ def test_a_model_that_was_there_while_the_main_one_went_leaves_its_memory_too(pl
     assert hybrid() is None
 
 
-def test_weights_that_something_holds_a_moment_longer_are_waited_for(plain: Live, caplog) -> None:
+def test_weights_that_something_holds_a_moment_longer_are_waited_for(
+    plain: Live, caplog: pytest.LogCaptureFixture
+) -> None:
     assert admin(plain, "load", model="oracle-hybrid").status_code == 200
     hybrid = weights_of(plain, "oracle-hybrid")
     holder = [hybrid()]
@@ -304,7 +306,9 @@ def test_weights_that_something_holds_a_moment_longer_are_waited_for(plain: Live
     later.join(WAIT)
 
 
-def test_weights_that_something_holds_for_ever_are_told_of(plain: Live, caplog, monkeypatch) -> None:
+def test_weights_that_something_holds_for_ever_are_told_of(
+    plain: Live, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(poolloader, "LINGER_SECONDS", 0.05)
     assert admin(plain, "load", model="oracle-hybrid").status_code == 200
     holder = weights_of(plain, "oracle-hybrid")()
@@ -317,7 +321,9 @@ def test_weights_that_something_holds_for_ever_are_told_of(plain: Live, caplog, 
     "where", ["start_llm.prompt.pipeline.Pipeline.close", "start_llm.prompt.recorder.Recorder.close"]
 )
 @pytest.mark.thorough
-def test_a_fault_while_a_model_is_unloaded_does_not_bar_it(serve: Any, monkeypatch, where: str) -> None:
+def test_a_fault_while_a_model_is_unloaded_does_not_bar_it(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     with serve() as server:
         assert admin(server, "load", model="oracle-hybrid").status_code == 200
         with monkeypatch.context() as patch:
@@ -343,7 +349,9 @@ def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> 
         assert states(server)["oracle-plain"] == "ready"
 
 
-def test_a_models_own_file_says_when_it_goes_and_whether_it_may(serve: Any, tmp_path, monkeypatch) -> None:
+def test_a_models_own_file_says_when_it_goes_and_whether_it_may(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("start_llm.modelpool.resolve.FOLDER", tmp_path)
     (tmp_path / "oracle-hybrid.toml").write_text("pinned = true\n")
     with serve() as server:

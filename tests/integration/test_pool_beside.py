@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from start_llm.engine import assembly as building
 from tests.integration.live import WAIT
@@ -16,7 +17,9 @@ from tests.waiting import until
 THREADS = 4
 
 
-def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(serve: Callable[..., Any], monkeypatch) -> None:
+def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     goes_on, read = threading.Event(), building.read_ahead
 
     def held_up(*given: Any) -> None:

@@ -90,7 +90,9 @@ def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
         assert set(readers) == {"loader"}
 
 
-def test_it_comes_back_into_the_memory_that_it_was_started_with(hub: Path, folders: dict[str, Path], tmp_path) -> None:
+def test_it_comes_back_into_the_memory_that_it_was_started_with(
+    hub: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
     """There is room for its weights and a step, and for little KV: the start warns of that, and goes on."""
     with begin(hub, folders, tmp_path, pool_memory_bytes=PREFILL_BYTES + 2**20) as server:
         for name in ("default", "oracle-hybrid", "default"):

@@ -109,7 +109,9 @@ def test_nobody_goes_for_a_model_that_cannot_be_read(serve: Any, folders: dict[s
         assert states(server)["oracle-plain"] == "ready"
 
 
-def test_a_model_that_is_deleted_is_served_until_it_goes(serve: Any, tmp_path, monkeypatch) -> None:
+def test_a_model_that_is_deleted_is_served_until_it_goes(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(names, "LISTING_SECONDS", 0.0)
     monkeypatch.setattr(names, "LEAST_SECONDS", 0.0)
     passing = build_oracle(tmp_path / "models" / "passing")
@@ -161,7 +163,9 @@ def test_a_load_that_hangs_is_told_and_stops_nobody_else(serve: Any, monkeypatch
         assert ask(server, "oracle-windowed").status_code == 200
 
 
-def test_other_weights_in_the_same_folder_never_find_the_old_ones_kv(serve: Any, tmp_path, monkeypatch) -> None:
+def test_other_weights_in_the_same_folder_never_find_the_old_ones_kv(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In place of a model that lies on the disk, and of one that a link leads to. However short ago the disk was looked
     at: what a link led to then is not loaded under the name of what it leads to now."""
     monkeypatch.setattr(names, "SEEN_SECONDS", 3600.0)

@@ -194,7 +194,9 @@ def test_random_requests_over_three_models_in_a_budget_for_two(serve: Callable[.
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_500_random_requests_over_two_oracles_and_smollm2(serve: Callable[..., Any], smol_path: Path, tmp_path) -> None:
+def test_500_random_requests_over_two_oracles_and_smollm2(
+    serve: Callable[..., Any], smol_path: Path, tmp_path: Path
+) -> None:
     """Twenty minutes on two busy cores, with OpenBLAS preloaded; STORM_REQUESTS for fewer."""
     weights = link_smol(tmp_path, smol_path)
     names = ("oracle-plain", "oracle-hybrid", SMOL)

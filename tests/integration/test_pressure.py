@@ -69,7 +69,9 @@ def test_stored_kv_leaves_memory_and_comes_back_from_disk(
         assert bytes_of() >= before
 
 
-def test_a_long_new_prompt_is_refused_and_a_conversation_goes_on(machine: Machine, oracle_path, tmp_path) -> None:
+def test_a_long_new_prompt_is_refused_and_a_conversation_goes_on(
+    machine: Machine, oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     messages: list[dict[str, Any]] = []
     with live(oracle_path("plain"), tmp_path, kv_disk_dir="auto") as server:
         server.turn(messages, words("code", LONG_PROMPT + 1000), tools=TOOLS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.live import live
@@ -18,7 +20,9 @@ WRITES = next(caller for caller in CALLERS if caller.family == "mistral")
 
 
 @pytest.mark.parametrize("probe", ["on", "off"])
-def test_calls_of_a_model_that_writes_otherwise_than_its_template_says(probe: str, tmp_path, monkeypatch) -> None:
+def test_calls_of_a_model_that_writes_otherwise_than_its_template_says(
+    probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build_caller(tmp_path, "Qwen3-8B", "hermes")
     reply = tmp_path / "reply"
     reply.write_text(WRITES.reply())
@@ -37,7 +41,9 @@ def test_calls_of_a_model_that_writes_otherwise_than_its_template_says(probe: st
 
 
 @pytest.mark.parametrize(("said", "calls"), [("I cannot know that.", False), (WRITES.reply(), True)])
-def test_a_model_that_makes_no_call_is_not_said_to_call_tools(tmp_path, monkeypatch, said: str, calls: bool) -> None:
+def test_a_model_that_makes_no_call_is_not_said_to_call_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, calls: bool
+) -> None:
     reply = tmp_path / "reply"
     reply.write_text(said)
     monkeypatch.setenv("ORACLE_REPLIES", str(reply))

@@ -44,7 +44,9 @@ def said(folder: Path) -> str:
     return text
 
 
-def test_a_process_that_was_stopped_for_a_while_cuts_no_answer(oracle_path, tmp_path) -> None:
+def test_a_process_that_was_stopped_for_a_while_cuts_no_answer(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     """Neither one that streams, nor one whose request was half sent."""
     body = {"model": "default", "messages": [{"role": "user", "content": "[[long 60]]"}], "stream": True}
     settings = {"ORACLE_SLEEP_PER_STEP": "0.05", "DRAFTS": "off"}
@@ -96,7 +98,9 @@ def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Pat
 
 
 @pytest.mark.thorough
-def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(oracle_path, tmp_path) -> None:
+def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     fault = tmp_path / "fault"
     settings = {"ORACLE_FAULT": str(fault), "GENERATION_WATCHDOG_SECONDS": "6"}
     with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
@@ -115,7 +119,9 @@ def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(oracl
 
 
 @pytest.mark.parametrize("proxy", ["off", pytest.param("on", marks=pytest.mark.slow)])
-def test_a_model_thread_that_dies_ends_the_process(oracle_path, tmp_path, proxy: str) -> None:
+def test_a_model_thread_that_dies_ends_the_process(
+    oracle_path: Callable[..., Path], tmp_path: Path, proxy: str
+) -> None:
     fault = tmp_path / "fault"
     settings = {"ORACLE_FAULT": str(fault), "PROXY": proxy, "PROXY_PORT": "0", "LITELLM_MASTER_KEY": "sk-test"}
     with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
@@ -138,7 +144,9 @@ def hangup() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.thorough
 @pytest.mark.usefixtures("hangup")
-def test_a_signal_while_loading_ends_the_process(oracle_path, tmp_path, number: signal.Signals) -> None:
+def test_a_signal_while_loading_ends_the_process(
+    oracle_path: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     with process(oracle_path("plain"), tmp_path, ready=False, ORACLE_HOLD_LOADING=str(hold)) as (url, child):

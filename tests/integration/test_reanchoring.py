@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ def talk(running: Live, tool: bool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
-def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(oracle_path, tmp_path, kind: str) -> None:
+def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
     with server(oracle_path(kind, "qwen3"), tmp_path, "on") as (running, guesses):
         for tool in (False, True):
             computed, new = talk(running, tool)
@@ -96,7 +98,9 @@ def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(orac
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
-def test_without_reanchoring_the_answer_is_computed_once_more(oracle_path, tmp_path, kind: str) -> None:
+def test_without_reanchoring_the_answer_is_computed_once_more(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
     with server(oracle_path(kind, "qwen3"), tmp_path, "off") as (running, guesses):
         answer = on_model_thread(running.app, lambda _, wrapper: len(wrapper.encode(ANSWER, add_special_tokens=False)))
         computed, new = talk(running, False)
@@ -105,7 +109,9 @@ def test_without_reanchoring_the_answer_is_computed_once_more(oracle_path, tmp_p
 
 
 @pytest.mark.thorough
-def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(oracle_path, tmp_path) -> None:
+def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     with server(oracle_path("plain", "qwen3"), tmp_path, "on") as (running, guesses):
         raw = [f"<think>\n{THOUGHT}\n</think>\n\nStep {step}." for step in range(9)]
         messages: list[dict[str, Any]] = [{"role": "user", "content": f"{script(*raw)} {unique()}"}]
@@ -123,7 +129,9 @@ def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(o
 
 
 @pytest.mark.thorough
-def test_answers_and_guesses_of_two_owners_with_one_session_name_stay_two_conversations(oracle_path, tmp_path) -> None:
+def test_answers_and_guesses_of_two_owners_with_one_session_name_stay_two_conversations(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     with server(oracle_path("plain", "qwen3"), tmp_path, "on") as (running, guesses):
         for user in ("ann", "bob"):
             raw = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"

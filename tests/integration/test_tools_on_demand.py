@@ -91,7 +91,9 @@ def call_of(name: str, **given: Any) -> str:
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 @pytest.mark.parametrize(("field", "stream"), in_turn(SEARCHES))
-def test_the_server_searches_within_one_request(servers, kind: str, field: str, stream: bool) -> None:
+def test_the_server_searches_within_one_request(
+    servers: Callable[..., Live], kind: str, field: str, stream: bool
+) -> None:
     server = servers(kind)
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     tools: Any = [SEARCHES[field], *MANY, PAGE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def agreed(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
-def test_claude_code(oracle_path, tmp_path, monkeypatch, kind: str) -> None:
+def test_claude_code(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     replies = tmp_path / "reply"
     monkeypatch.setenv("ORACLE_REPLIES", str(replies))
     with live(oracle_path(kind), tmp_path, served_model_name="local-model") as server:

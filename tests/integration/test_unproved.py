@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +20,9 @@ def asked(customer: str, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": f"You help.\nCustomer: {customer}\nBe brief."}, *turns]
 
 
-def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(oracle_path, tmp_path) -> None:
+def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
     turns: list[dict[str, Any]] = [{"role": "user", "content": "Tell me all. [[long 200]]"}]
     with live(oracle_path("plain"), tmp_path) as server:
         first = server.chat(asked("Alicia", turns))

@@ -109,7 +109,9 @@ def test_json_is_all_of_it(run: Any, capsys: pytest.CaptureFixture[str]) -> None
 SPOKEN = "a\x1b]52;c;aGk=\x07b\x9b2Jc\t\u200dd\n"
 
 
-def test_no_escape_sequence_reaches_the_terminal(run: Any, capsys, monkeypatch) -> None:
+def test_no_escape_sequence_reaches_the_terminal(
+    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """OSC 52 writes into the clipboard."""
     delta = {"reasoning_content": SPOKEN, "content": SPOKEN}
     said = [{"choices": [{"delta": delta, "finish_reason": "stop"}]}]
@@ -145,7 +147,9 @@ def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: p
 
 
 @pytest.mark.parametrize("chunk", [["no object"], {"choices": [{"delta": "Hel"}]}, "not JSON"])
-def test_a_stream_that_is_no_chat_completion_is_told_in_a_sentence(run: Any, capsys, chunk: Any) -> None:
+def test_a_stream_that_is_no_chat_completion_is_told_in_a_sentence(
+    run: Any, capsys: pytest.CaptureFixture[str], chunk: Any
+) -> None:
     with answering([chunk]) as (port, _):
         assert run(port, "hi") == 1
     assert f"chat: http://127.0.0.1:{port} streams what is no chat completion" in capsys.readouterr().err
@@ -176,7 +180,9 @@ def types(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("builtins.input", typing)
 
 
-def test_a_conversation_sends_what_was_said(run: Any, monkeypatch, capsys) -> None:
+def test_a_conversation_sends_what_was_said(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     types(monkeypatch, "one", "", "two")
     with answering(CHUNKS) as (port, asked):
         assert run(port, stdin=Terminal()) == 0
@@ -184,7 +190,9 @@ def test_a_conversation_sends_what_was_said(run: Any, monkeypatch, capsys) -> No
     assert capsys.readouterr().out.count("Hello") == 2
 
 
-def test_commands_of_a_conversation(run: Any, monkeypatch, capsys, tmp_path) -> None:
+def test_commands_of_a_conversation(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "a.png").write_bytes(b"png")
     typed = f"/help|/system Be brief.|/image {tmp_path}/a.png|see|/image /none.png|/image a.txt|/image it's.png"
     typed += f"|/nothing|/model nobody|/model second|again|/save {tmp_path}/talk.json|/clear|anew|/exit|never"
@@ -252,7 +260,9 @@ def test_a_narrow_terminal_breaks_no_answer(capsys: pytest.CaptureFixture[str], 
     printer.end()
 
 
-def test_reasoning_has_a_line_of_its_own_however_the_answer_ends(run: Any, monkeypatch, capsys) -> None:
+def test_reasoning_has_a_line_of_its_own_however_the_answer_ends(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pieces = (("reasoning_content", "hm"), ("content", "One"), ("reasoning_content", ":x:"))
     said = [{"choices": [{"delta": {name: text}}]} for name, text in pieces]
     types(monkeypatch, "hi")

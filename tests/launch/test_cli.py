@@ -63,7 +63,9 @@ def lines(out: Path) -> list[str]:
 
 
 @pytest.mark.live
-def test_a_client_runs_against_the_running_server(port: int, tmp_path, out: Path, monkeypatch) -> None:
+def test_a_client_runs_against_the_running_server(
+    port: int, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["pi", "--", "-p", "two words", "--print"], settings(tmp_path, mlx_port=port)) == 7
     said = lines(out)
@@ -138,7 +140,9 @@ def test_through_the_proxy(tmp_path: Path, out: Path) -> None:
 
 
 @pytest.mark.live
-def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path, out: Path, capsys) -> None:
+def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pi"], settings(tmp_path, mlx_port=0, model_path=str(tmp_path / "nothing"))) == 1
     said = capsys.readouterr().err
     assert said.startswith("starting the server on port ") and str(tmp_path / "logs") in said.splitlines()[0]
@@ -146,7 +150,9 @@ def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path, ou
 
 
 @pytest.mark.live
-def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(tmp_path, out: Path, capsys) -> None:
+def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving() as port:
         assert main(["pi", "--model", "a/b"], settings(tmp_path, mlx_port=port)) == 1
         said = capsys.readouterr().err
@@ -158,13 +164,17 @@ def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(tm
     assert "ARG=other-name" in lines(out), "one that the server has beside its main one is asked for by name"
 
 
-def test_something_else_on_the_port_is_an_error(tmp_path, out: Path, capsys, monkeypatch) -> None:
+def test_something_else_on_the_port_is_an_error(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "ask_json", lambda *_, **__: (404, None))
     assert main(["pi"], settings(tmp_path, mlx_port=8080)) == 1
     assert "MLX_PORT=8080" in capsys.readouterr().err and not out.exists()
 
 
-def test_a_missing_client_says_how_to_install_it(tmp_path, monkeypatch, capsys) -> None:
+def test_a_missing_client_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["openclaw"], settings(tmp_path, mlx_port=1)) == 127
     said = capsys.readouterr().out
@@ -182,7 +192,9 @@ def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.live
-def test_a_model_without_room_for_the_first_prompt_is_told(tmp_path, out: Path, capsys) -> None:
+def test_a_model_without_room_for_the_first_prompt_is_told(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert all(client.first_prompt for client in CLIENTS.values())
     with serving(context=8_192) as port:
         assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
@@ -201,7 +213,9 @@ def test_printing_needs_the_proxys_key(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.live
-def test_the_printed_text_keeps_loopback_from_the_users_proxy(tmp_path, capsys) -> None:
+def test_the_printed_text_keeps_loopback_from_the_users_proxy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pi", "--print"], settings(tmp_path, mlx_port=1)) == 0
     said = capsys.readouterr().out
     assert "--model SmolLM2-135M-Instruct" in said and '"contextWindow": 8192' in said, "the embedded model"
@@ -213,7 +227,9 @@ def test_the_printed_text_keeps_loopback_from_the_users_proxy(tmp_path, capsys) 
 
 
 @pytest.mark.live
-def test_a_file_that_the_client_goes_on_with_is_written_once(tmp_path, out: Path, capsys) -> None:
+def test_a_file_that_the_client_goes_on_with_is_written_once(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = tmp_path / "cache" / "launch" / "claude" / ".claude.json"
     with serving() as port:
         assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
@@ -251,7 +267,9 @@ def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.live
 @pytest.mark.parametrize("name", CLIENTS)
-def test_the_printed_text_writes_nothing_that_others_can_read(name: str, tmp_path, capsys) -> None:
+def test_the_printed_text_writes_nothing_that_others_can_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([name, "--print"], settings(tmp_path, mlx_port=1, api_key="sk-secret")) == 0
     *lines, command = capsys.readouterr().out.splitlines()
     assert command.startswith(name)
@@ -293,7 +311,9 @@ def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeyp
     }
 
 
-def test_the_first_prompts_cost_is_said_where_the_machine_is_known(tmp_path, capsys) -> None:
+def test_the_first_prompts_cost_is_said_where_the_machine_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = Audit(tmp_path / AUDIT_FILE, 30)
     for model, computed, first in (("m", 1000, 4.0), ("m", 100, 9.0), ("other", 1000, 1.0)):
         request = ChatRequest("chatcmpl-0123456789ab", "chat", model, client="pi")

@@ -100,7 +100,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.live
 @pytest.mark.parametrize("name", CLIENTS)
-def test_the_users_own_comes_along_as_copies_and_goes_again(name: str, home: Path, tmp_path, capsys) -> None:
+def test_the_users_own_comes_along_as_copies_and_goes_again(
+    name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = make_home(home, HOMES[name])
     private = tmp_path / "cache" / "launch" / name
     with serving(context=200_000) as port:
@@ -133,7 +135,9 @@ def test_the_users_own_comes_along_as_copies_and_goes_again(name: str, home: Pat
     assert files_of(home) == before
 
 
-def test_what_a_running_agent_has_does_not_go_under_it(home: Path, tmp_path, monkeypatch, capsys) -> None:
+def test_what_a_running_agent_has_does_not_go_under_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_home(home, HOMES["pi"])
     folders: dict[str, Path] = {}
 

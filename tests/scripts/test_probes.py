@@ -21,7 +21,9 @@ def test_pi_like_probe_runs_through(server: Server, capsys: pytest.CaptureFixtur
     assert pi_like_probe.main(asked) == 1
 
 
-def test_pi_like_probe_passes_on_a_sound_server_with_a_picture_too(tmp_path, monkeypatch, capsys) -> None:
+def test_pi_like_probe_passes_on_a_sound_server_with_a_picture_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("ORACLE_REPLIES", str(reply := tmp_path / "reply.txt"))
     reply.write_text("I looked at it.")
     with live(build_oracle(tmp_path / "model", "plain"), tmp_path / "cache") as server:

@@ -44,7 +44,9 @@ def test_what_is_added_to_a_log_is_passed_on_with_its_indentation(tmp_path: Path
     assert said == ["Traceback:", '  File "a.py", line 1', "    x", "20%", "  ends with CR LF", "half"]
 
 
-def test_a_log_is_shown_without_what_a_terminal_obeys(tmp_path, monkeypatch, capsys) -> None:
+def test_a_log_is_shown_without_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """LiteLLM quotes names that clients send, and transformers what stands in a model's files."""
     settings = load_settings(None, start_llm_cache_dir=tmp_path, log_root=tmp_path, mlx_port=1)
     log = tmp_path / "proxy.log"
@@ -62,7 +64,9 @@ def test_a_log_is_shown_without_what_a_terminal_obeys(tmp_path, monkeypatch, cap
     assert capsys.readouterr().out == "no model ]52;c;QQ==1mx\nnor c this\n"
 
 
-def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(tmp_path, monkeypatch, capsys) -> None:
+def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     health = {"state": "busy", "detail": "loading \x1b[2J\x9b1mx"}
     monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, health))
     monkeypatch.setattr(commands, "model_cards", lambda *_: [{"id": "a\x1b]0;b\x07", "context_length": 8}])
@@ -72,7 +76,9 @@ def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(tmp_path,
     assert ["model", "a]0;b  (context 8 tokens)"] in lines and ["now", "loading [2J1mx"] in lines
 
 
-def test_ps_shows_each_model_that_is_loaded(tmp_path, monkeypatch, capsys) -> None:
+def test_ps_shows_each_model_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cards = [
         {"id": name, "details": {"state": state, "weight_bytes": size, "kv_bytes": 83 * 10**6}}
         for name, state, size in (("main", "ready", 540), ("off", "stored", 1), ("bad", "failed", 1))
@@ -88,7 +94,9 @@ def test_ps_shows_each_model_that_is_loaded(tmp_path, monkeypatch, capsys) -> No
     assert second == ["second", "loading", "7.1", "GB", "0", "B"]
 
 
-def test_status_tells_of_the_machine_and_what_to_do(tmp_path, monkeypatch, capsys) -> None:
+def test_status_tells_of_the_machine_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     settings = load_settings(None, start_llm_cache_dir=tmp_path / "not yet", mlx_port=1)
     monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, {"state": "ready"}))

@@ -123,7 +123,9 @@ def test_a_server_that_is_used_or_kept_stays(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder", "other user"])
-def test_a_state_that_is_not_a_file_of_ones_own_says_nothing(what: str, tmp_path, monkeypatch) -> None:
+def test_a_state_that_is_not_a_file_of_ones_own_says_nothing(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It names the process that `stop` ends."""
     place = Place(settings(tmp_path))
     place.write(ServerState(os.getpid(), created(os.getpid())))

@@ -85,7 +85,9 @@ def options(what: str, *, yes: bool = False) -> argparse.Namespace:
     return argparse.Namespace(what=what, yes=yes, overrides={}, from_env=False)
 
 
-def test_settings_of_the_shell_are_told_and_written_if_asked(settings: Settings, monkeypatch, capsys) -> None:
+def test_settings_of_the_shell_are_told_and_written_if_asked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HTTP_THREADS", "7")
     monkeypatch.setenv("MLX_PORT", "9")
     asked = options("install")
@@ -100,7 +102,9 @@ def test_settings_of_the_shell_are_told_and_written_if_asked(settings: Settings,
     assert "7" in said.partition("HTTP_THREADS")[2][:40] and "Not written" not in said and "8099" in said
 
 
-def test_keys_are_written_and_not_shown(settings: Settings, monkeypatch, capsys, tmp_path) -> None:
+def test_keys_are_written_and_not_shown(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("API_KEY", "sk-of-this-shell")
     monkeypatch.setattr(units, "_tell", lambda commands, done: 0)
     asked = options("install", yes=True)
@@ -119,7 +123,9 @@ def test_it_is_shown_and_not_written_unless_agreed(settings: Settings, capsys: p
     assert "[Service]" in said and str(path) in said and "--yes" in said and not path.exists()
 
 
-def test_it_is_written_and_removed(settings: Settings, monkeypatch, capsys) -> None:
+def test_it_is_written_and_removed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran: list[tuple[str, ...]] = []
 
     def run(command: tuple[str, ...], check: bool) -> subprocess.CompletedProcess[bytes]:
@@ -144,7 +150,9 @@ def test_it_is_written_and_removed(settings: Settings, monkeypatch, capsys) -> N
     assert "no service is installed" in capsys.readouterr().out
 
 
-def test_a_link_into_other_files_stays_a_link(settings: Settings, monkeypatch, tmp_path) -> None:
+def test_a_link_into_other_files_stays_a_link(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(units.shutil, "which", lambda name: None)
     path = make("linux", settings).path
     kept = tmp_path / "dotfiles.service"
@@ -155,7 +163,9 @@ def test_a_link_into_other_files_stays_a_link(settings: Settings, monkeypatch, t
     assert path.is_symlink() and "[Service]" in kept.read_text()
 
 
-def test_a_system_without_the_command_is_told_what_to_type(settings: Settings, monkeypatch, capsys) -> None:
+def test_a_system_without_the_command_is_told_what_to_type(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(units.shutil, "which", lambda name: None)
     assert units.main(settings, options("install", yes=True)) == 1
     assert "systemctl --user daemon-reload" in capsys.readouterr().err

@@ -84,7 +84,9 @@ def test_a_turn_costs_what_is_new_in_it(family: str, seeing: Seeing) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen3_5", marks=SLOW)])
 @pytest.mark.thorough
-def test_ten_turns_with_three_images_and_a_restart(family: str, vision_path: Callable[[str], Path], tmp_path) -> None:
+def test_ten_turns_with_three_images_and_a_restart(
+    family: str, vision_path: Callable[[str], Path], tmp_path: Path
+) -> None:
     talk, encoded_in_all = Talk(), 0
     for turns in (range(1, 6), range(6, 11)):
         with live(vision_path(family), tmp_path, kv_disk_dir="on") as server:
