@@ -131,11 +131,11 @@ def _call_id(item: dict[str, Any], path: str) -> str:
     return call_id
 
 
-def _arguments(item: dict[str, Any], names: tuple[str, ...]) -> str:
+def _arguments(item: dict[str, Any], names: list[str]) -> str:
     """An object with what was asked, as JSON text."""
     given = {name: item[name] for name in names if item.get(name) is not None}
     only: Any = next(iter(given.values()), {}) if len(names) == 1 else None
-    if isinstance(only, str) and names == ("arguments",):
+    if isinstance(only, str) and names == ["arguments"]:
         return only
     return json.dumps(only if isinstance(only, dict) else given, ensure_ascii=False)
 
