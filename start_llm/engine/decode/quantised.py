@@ -31,14 +31,14 @@ class Quantisation:
     start: int
 
     def apply(self, cache: Cache, start: int | None = None) -> bool:
-        """Quantises, in place, every layer that can be, if the row is long enough. False: nothing was changed.
+        """Behind each pass: quantises every layer that can be, in place, if the row is long enough. False: none was.
 
-        Windowed and recurrent layers stay as they are: they do not grow. To be called after each pass.
+        Windowed and recurrent layers stay as they are: they do not grow. A layer of positions is one wide, and stays.
         """
-        changed = False
+        changed, start = False, self.start if start is None else start
         for index, layer in enumerate(cache):
             plain = type(layer) is KVCache or type(layer).__name__ == _INDEXED
-            if plain and layer.offset >= (self.start if start is None else start):
+            if plain and layer.offset >= start and layer.keys.shape[-1] > 1:
                 cache[index] = layer.to_quantized(group_size=self.group_size, bits=self.bits)
                 mx.eval(cache[index].keys, cache[index].values)  # layer by layer: what was plain is freed at once
                 changed = True

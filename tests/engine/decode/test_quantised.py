@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -14,6 +13,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.rewind import Rewinder
+from start_llm.engine.vision import LanguageAlone
 from tests.engine.decode.test_batch import NEVER, argmax, begin, run
 from tests.kvcache import sparse
 from tests.kvcache.tiny import model, random_tokens
@@ -159,22 +159,9 @@ def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: i
         Quantisation(8, group_size, 0).check(model(name))
 
 
-class Counted:
-    """A language model of mlx-vlm whose positions are counted here: no layer of its cache has them."""
-
-    def __init__(self, language: Any) -> None:
-        self.language, self.make_cache = language, language.make_cache
-
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        held, count = max(layer.offset for layer in cache if hasattr(layer, "offset")), tokens.shape[1]
-        positions = mx.broadcast_to(mx.arange(held, held + count), (3, 1, count))
-        logits: mx.array = self.language(tokens, cache=cache, position_ids=positions).logits
-        return logits
-
-
 def test_rows_of_an_index_are_quantised_and_drafts_are_taken_back() -> None:
     """Qwen3.8-Flash-Next's, with its sparse attention on: near the plain row, and the same with and without a draft."""
-    made, how = Counted(sparse.model("qwen4_exp").language_model), Quantisation(8, GROUP_SIZE, 30)
+    made, how = LanguageAlone(sparse.model("qwen4_exp").language_model), Quantisation(8, GROUP_SIZE, 30)
     assert not how.check(made), "there is no batch of them"
     text, found = sparse.text(80), []
     for start, wrong in ((30, 0), (30, 3), (1000, 0)):
