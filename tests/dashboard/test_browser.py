@@ -281,7 +281,7 @@ def test_a_fetch_is_paused_goes_on_and_is_cancelled(
     enter(page.one("#pull-name"), "owner/model")
     page.until_text("#pull-told", "40%")
     go_on.set()
-    page.until_text("#pull-told", "done", "2.00 GB")
+    page.until_text("#pull-told", "done", "2.0 GB")
     assert page.run("return [...document.querySelectorAll('#pull-acts button')].every((button) => button.hidden)")
 
 
