@@ -71,7 +71,7 @@ class Quantisation:
         if not self.holds(cache):
             kinds = ", ".join(sorted({type(layer).__name__ for layer in cache}))
             raise NotSupported(f"KV_BITS={self.bits}: this model's {kinds} layers cannot be quantised.")
-        return together
+        return together and all(type(layer) is not KVCache for layer in cache)  # positions stay: no batch is right then
 
 
 def _merge_rows(layers: Sequence[QuantizedKVCache]) -> _Batch:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.engine.decode.model_runner import ModelRunner
@@ -17,6 +17,7 @@ from start_llm.engine.vision import LanguageAlone
 from tests.engine.decode.test_batch import NEVER, argmax, begin, run
 from tests.kvcache import sparse
 from tests.kvcache.tiny import model, random_tokens
+from tests.models import vlm_types
 
 GROUP_SIZE = 32
 PROMPTS = [random_tokens(n, seed=n) for n in (60, 17, 95, 41)]
@@ -161,7 +162,7 @@ def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: i
 
 def test_rows_of_an_index_are_quantised_and_drafts_are_taken_back() -> None:
     """Qwen3.8-Flash-Next's, with its sparse attention on: near the plain row, and the same with and without a draft."""
-    made, how = LanguageAlone(sparse.model("qwen4_exp").language_model), Quantisation(8, GROUP_SIZE, 30)
+    made, how = sparse.model("qwen4_exp"), Quantisation(8, GROUP_SIZE, 30)
     assert not how.check(made), "there is no batch of them"
     text, found = sparse.text(80), []
     for start, wrong in ((30, 0), (30, 3), (1000, 0)):
@@ -180,3 +181,16 @@ def test_rows_of_an_index_are_quantised_and_drafts_are_taken_back() -> None:
         found.append(mx.stack(answer))
     assert mx.array_equal(found[0], found[1])
     assert 0 < mx.abs(found[0] - found[2]).sum().item() / 6 < 0.01
+
+
+def test_a_model_that_is_given_positions_has_no_batch_of_quantised_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3.5's: its layer of positions stays plain. In a batch of mlx-vlm's attention short rows said other tokens."""
+    rope = {"type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    monkeypatch.setitem(vlm_types.CONFIGS, "qwen3_5_text", {"head_dim": 64, "rope_parameters": rope})
+    made, how = LanguageAlone(vlm_types.make("qwen3_5_text").language_model), Quantisation(8, GROUP_SIZE, 30)
+    assert not how.check(made)
+    cache = made.make_cache()
+    sparse.feed(made, sparse.text(40), cache)
+    assert how.apply(cache) and how.holds(cache) and type(cache[-1]) is KVCache
+    sparse.feed(made, [7], cache)
+    assert cache[-1].offset == 41
