@@ -186,9 +186,8 @@ class ApiServer:
         for pool in self._pools.values():
             pool.stop()
         with self._lock:
-            at_work = list(self._at_work)
-        for connection in at_work:
-            _shut(connection.socket)
+            for connection in self._at_work:
+                _shut(connection.socket)
         self._front.stop()
         self._watcher.stop()
         idle = idle or work.wait_idle(0.5)

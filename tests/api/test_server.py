@@ -355,6 +355,31 @@ def test_a_stop_tells_running_requests(
     assert b"shutting down" in body
 
 
+def test_a_request_that_is_not_under_watch_yet_is_told_of_a_stop(
+    serve: Serve, service: FakeService, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, begun, go_on = serve(), threading.Event(), threading.Event()
+    stream_and_hold(service)
+    watcher, watch, close_all = server._watcher, server._watcher.watch, server._watcher.close_all
+
+    def late(*given: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return watch(*given)
+
+    def end() -> None:
+        close_all()
+        go_on.set()
+
+    monkeypatch.setattr(watcher, "watch", late)
+    monkeypatch.setattr(watcher, "close_all", end)
+    raw = connect(server).post(PATH, CHAT)
+    assert begun.wait(60)
+    server.stop(0)
+    status, _, body = raw.response()
+    assert status == 503 and b"shutting down" in body
+
+
 def test_model_ids_may_have_slashes(server: ApiServer, connect: Connect) -> None:
     for path in ("/v1/models/gpt-x%2Fy", "/v1/models/gpt-x/y"):
         status, _, body = connect(server).get(path).response()

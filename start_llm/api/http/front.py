@@ -238,16 +238,12 @@ class Front:
             self._connections.remove(connection)  # not read from before its turn: what it sends meanwhile stays with it
             self._returned.append(connection)
         else:
-            self._drain(connection, now)
-
-    def _drain(self, connection: Connection, now: float) -> None:
-        connection.draining = True
-        connection.deadline = now + DRAIN_SECONDS
-        self._connections.look_for(connection, selectors.EVENT_READ)
-        try:
-            connection.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            self._connections.drop(connection)
+            connection.draining, connection.deadline = True, now + DRAIN_SECONDS
+            self._connections.look_for(connection, selectors.EVENT_READ)
+            try:
+                connection.socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._connections.drop(connection)
 
     # --- the end ---
 

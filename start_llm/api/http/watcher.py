@@ -45,6 +45,7 @@ class DisconnectWatcher:
 
     def __init__(self) -> None:
         self._watches: set[Watch] = set()
+        self._over = False  # the server stops: a request that is only now under watch ends, too
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="api-watcher", daemon=True)
@@ -66,6 +67,8 @@ class DisconnectWatcher:
         with self._changed:
             self._watches.add(watch)
             self._changed.notify_all()
+        if self._over:
+            self._end(watch, Unavailable("The server is shutting down."))
         try:
             yield watch
         finally:
@@ -81,9 +84,9 @@ class DisconnectWatcher:
         return bool(watches)
 
     def close_all(self) -> None:
-        """Ends every request under watch, because the server stops."""
+        """Ends every request under watch, because the server stops, and those that come under watch later."""
         with self._changed:
-            watches = list(self._watches)
+            self._over, watches = True, list(self._watches)
         for watch in watches:
             self._end(watch, Unavailable("The server is shutting down."))
 
