@@ -110,10 +110,8 @@ def _linked(settings: Settings, folder: Path) -> str:
     if not (folder / "config.json").is_file():
         return f" {folder} is no model: there is no config.json in it."
     place = (home() / settings.cache_dir / "models").resolve()
-    link, load = (
-        shlex.join(["ln", "-s", str(folder), f"{place}/"]),
-        hint(f"models load {shlex.quote(folder.name)}", settings.mlx_port),
-    )
+    link = shlex.join(["ln", "-s", str(folder), f"{place}/"])
+    load = hint(f"models load {shlex.quote(folder.name)}", settings.mlx_port)
     return f" A link in {place} makes a folder a model of it:\n  {link}\n  {load}"
 
 

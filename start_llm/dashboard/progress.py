@@ -30,6 +30,7 @@ class ProgressLines:
         self._told = 0.0
 
     def __call__(self, step: str, part: float) -> None:
+        step = words_only(step)  # a model's folder may be named with escape codes
         with self._lock:
             begins, ends, now = step not in self._running, not 0.0 <= part < 1.0, time.monotonic()
             began = self._running.setdefault(step, now)
@@ -45,5 +46,5 @@ class ProgressLines:
 def _bar(step: str, part: float, began: float) -> Table:
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(1.0, part, width=30, pulse=part == 0.0)  # it moves where nothing is known of the part
-    row.add_row(bar, f"{part:4.0%}", Text(words_only(step)), span(time.monotonic() - began))
+    row.add_row(bar, f"{part:4.0%}", Text(step), span(time.monotonic() - began))
     return row

@@ -37,7 +37,7 @@ def test_a_terminal_has_bars_and_the_ends_as_lines() -> None:
     rows._drawn.refresh()
     assert "45% download [x]]52;c;aGk=" in stream.getvalue() and "0% loading y" in stream.getvalue()
     lines("download [x]\x1b]52;c;aGk=\x07", 1.0)
-    assert len(said) == 1 and rows._drawn is not None
+    assert len(said) == 1 and "\x1b" not in said[0] and rows._drawn is not None
     lines("loading y", -1.0)
     assert said[1] == "loading y: failed (0 s)" and rows._drawn is None
     assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
