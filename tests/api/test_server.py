@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from typing import Any
 
@@ -349,6 +350,8 @@ def test_a_stop_tells_running_requests(
     stream_and_hold(service)
     raw = connect(server).post(PATH, CHAT | {"stream": stream})
     events = service.streams.get(timeout=60)
+    if stream:
+        assert raw.socket.recv(1, socket.MSG_PEEK), "its head is out; before that a stop is 503 for it, too"
     server.stop(0)
     status, _, body = raw.response()
     assert events.closed.is_set() and status == (200 if stream else 503)
