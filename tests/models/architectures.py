@@ -158,13 +158,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "nemotron-nas": {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}] * 4},
     "lfm2_moe": {"layer_types": ["conv", _FULL, "conv", _FULL], "conv_L_cache": 3, "num_dense_layers": 1},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
-    "longcat_flash": {
-        "zero_expert_type": "identity",
-        "mla_scale_q_lora": True,
-        "mla_scale_kv_lora": True,
-        "attention_method": "MLA",
-    },
-    "longcat_flash_ngram": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "attention_method": "MLA"},
+    "longcat_flash": {"zero_expert_type": "identity", **_LONGCAT},
+    "longcat_flash_ngram": _LONGCAT,
     "mamba2": {"time_step_limit": [0.0, 10.0], "num_heads": 4, "head_dim": 16, "intermediate_size": 64},
     "mellum": {"layer_types": _MIXED, "rope_parameters": {kind: {"rope_theta": 10000.0} for kind in (_FULL, _SLIDING)}},
     "mimo_v2_flash": {

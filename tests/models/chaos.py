@@ -3,17 +3,12 @@
 Requests go on from earlier ones, fork from them at any token (inside of a group of a pool, too), run side by side, are
 cancelled and paused; drafts are wrong; stored KV is evicted; calls fail; the server ends and begins again with what
 lies on disk. Whoever is answered is answered with the tokens of upstream's own loop over the same prompt.
-
-``python -m tests.models.chaos TYPE FIRST COUNT`` plays so many orders and prints what happened in them.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import logging
 import random
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -329,21 +324,3 @@ def play(name: str, seeds: range, turns: int = 14) -> Counter[str]:
         wrong += [f"{name}, order {seed}, {told}" for told in order.wrong]
     assert not wrong, "\n".join(wrong)
     return counts
-
-
-def main() -> int:
-    name, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    logging.disable()
-    counts, wrong = Counter[str](), 0
-    for seed in range(first, first + count):
-        try:
-            counts += play(name, range(seed, seed + 1))
-        except AssertionError as error:
-            print(error, flush=True)
-            wrong += 1
-    print(name, json.dumps({"orders": count, "wrong": wrong, **dict(counts)}), flush=True)
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

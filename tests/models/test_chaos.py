@@ -40,12 +40,6 @@ def test_a_row_that_stays_with_the_kv_of_another_one_is_found(monkeypatch: pytes
         play(TOGETHER, range(2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TYPES[1:])
-def test_the_same_of_other_types(name: str) -> None:
-    check(play(name, range(2)), 2)
-
-
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(7200)

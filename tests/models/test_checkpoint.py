@@ -93,16 +93,6 @@ def test_a_real_checkpoint_is_right(smol_path: Path, tmp_path: Path) -> None:
     check_source(str(build_oracle(tmp_path / "oracle", "plain")), command="x", trust_code=True)
 
 
-def test_names_of_repositories_are_right() -> None:
-    for name in ("mlx-community/Qwen3.6-27B-4bit", "a/b", "openai/gpt-oss-20b"):
-        check_source(name, command="x")
-
-
-def test_a_name_that_is_like_a_known_one_is_told() -> None:
-    with pytest.raises(CheckpointError, match=r"Did you mean qwen3\.6-27b"):
-        check_source("qwen3.6-28b", command="x", known=["qwen3.6-27b", "qwen3.5-9b"])
-
-
 def test_sharded_weights_are_looked_at_one_by_one(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "m")
     safetensors(folder / "model-00002-of-00002.safetensors", 128)

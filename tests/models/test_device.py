@@ -12,7 +12,7 @@ import pytest
 
 from start_llm.models import device
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, Accelerator
-from start_llm.models.recommended import RECOMMENDED, Recommendation, recommended_model
+from start_llm.models.recommended import RECOMMENDED, Recommendation
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -81,25 +81,6 @@ def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     gpu = device.inspect_device(lambda: Accelerator("cuda", name="NVIDIA H200", memory=139 * GIB))
     assert (gpu.chip, gpu.usable, gpu.apple_silicon) == ("NVIDIA H200", 139 * GIB, False)
-
-
-@pytest.mark.parametrize(
-    ("gib", "repository"),
-    [
-        (4, None),
-        (8, "mlx-community/Qwen3.5-4B-4bit"),
-        (16, "mlx-community/Qwen3.5-9B-4bit"),
-        (24, "mlx-community/gpt-oss-20b-MXFP4-Q4"),
-        (32, "mlx-community/Qwen3.8-27B-4bit"),
-        (36, "mlx-community/Qwen3.6-35B-A3B-4bit"),
-        (64, "mlx-community/Qwen3-Coder-Next-4bit"),
-        (128, "mlx-community/Qwen3-Coder-Next-8bit"),
-        (512, "mlx-community/GLM-5.3-Flash-4bit"),
-    ],
-)
-def test_recommendation_by_memory(gib: int, repository: str | None) -> None:
-    found = recommended_model(gib * GIB)
-    assert (found and found.repository) == repository
 
 
 @pytest.mark.parametrize("model", RECOMMENDED, ids=lambda model: model.repository)

@@ -76,10 +76,7 @@ def test_a_checkpoint_with_a_head_drafts_for_itself_unless_it_is_off(checkpoint:
 
 
 def test_without_tensors_of_a_head_a_folder_beside_it_is_found(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}))
-    mx.save_safetensors(str(folder / "model.safetensors"), {"model.norm.weight": mx.ones(2)})
+    folder = write_head(tmp_path / "model", "qwen3_5")
     assert find("auto", folder) is None
     beside = tmp_path / "model-mtp"
     beside.mkdir()
@@ -90,13 +87,10 @@ def test_without_tensors_of_a_head_a_folder_beside_it_is_found(tmp_path: Path) -
 
 def test_weights_that_were_removed_behind_their_link_stop_no_model(tmp_path: Path) -> None:
     """So a Hugging Face cache looks from which somebody has deleted files: the model is to load all the same."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}))
-    beside = tmp_path / "model-mtp"
-    beside.mkdir()
-    (beside / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    model, beside = write_head(tmp_path / "model", "qwen3_5"), write_head(tmp_path / "model-mtp", "qwen3_5_mtp")
+    (beside / "model.safetensors").rename(tmp_path / "gone")
     (beside / "model.safetensors").symlink_to(tmp_path / "gone")
+    (tmp_path / "gone").unlink()
     found = own_drafter(model, read_config(model))
     assert found is not None and (found.folder, found.nbytes) == (beside, 0)
 

