@@ -88,7 +88,6 @@ class Asker:
     server: Live
     dialect: str = "chat"
     who: str | None = None
-    thinking: bool = True
 
     def ask(self, messages: list[Json], tools: list[Json] | None = None) -> Heard:
         body, path = (self._chat if self.dialect == "chat" else self._messages)(messages, tools or [])
@@ -102,7 +101,7 @@ class Asker:
         return Heard({"role": "assistant", "content": message.get("content") or "", **kept}, str(text), tokens)
 
     def _chat(self, messages: list[Json], tools: list[Json]) -> tuple[Json, str]:
-        body: Json = {"model": "default", "messages": messages, "enable_thinking": self.thinking}
+        body: Json = {"model": "default", "messages": messages, "enable_thinking": True}
         body |= {"tools": tools} if tools else {}
         return body | ({"user": self.who} if self.who else {}), "/v1/chat/completions"
 
@@ -116,8 +115,7 @@ class Asker:
             body["tools"] = [
                 {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in functions
             ]
-        if self.thinking:
-            body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
         return body | ({"metadata": {"user_id": self.who}} if self.who else {}), "/v1/messages"
 
 
@@ -162,27 +160,13 @@ class Rendering:
 
     def __init__(self) -> None:
         self._tokenizer = _tokenizer()
-        self._template = TEMPLATES["plain"]
 
-    def text(self, messages: list[Json], tools: list[Json] | None = None, thinking: bool = True) -> str:
-        return str(self._apply(messages, tools, thinking))
-
-    def texts(self, messages: list[Json], tools: list[Json] | None = None, thinking: bool = True) -> tuple[str, str]:
-        """With the arguments of calls as objects, and as strings."""
-        return self.text(_parsed(messages), tools, thinking), self.text(messages, tools, thinking)
+    def text(self, messages: list[Json], tools: list[Json] | None = None) -> str:
+        how: Any = {"chat_template": TEMPLATES["plain"], "add_generation_prompt": True, "enable_thinking": True}
+        return str(self._tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **how))
 
     def tokens(self, messages: list[Json], tools: list[Json] | None = None) -> int:
         return len(self._tokenizer.encode(self.text(_parsed(messages), tools), add_special_tokens=False))
-
-    def _apply(self, messages: list[Json], tools: list[Json] | None, thinking: bool) -> Any:
-        return self._tokenizer.apply_chat_template(
-            messages,
-            tools=tools or None,
-            chat_template=self._template,
-            add_generation_prompt=True,
-            tokenize=False,
-            enable_thinking=thinking,
-        )
 
 
 def _parsed(messages: list[Json]) -> list[Json]:
