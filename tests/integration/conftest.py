@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from start_llm.engine.decode.gate import MOST_WIDE, PassCosts
-from tests.integration.live import Live, live
+from tests.integration.live import Live, Start, live
 from tests.integration.pooled import link_oracles
+from tests.integration.processes import Spawn, process
 from tests.memory_folder import memory_folder
 from tests.oracle import build_oracle
 
@@ -34,6 +36,22 @@ def oracle_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return made[kind, template]
 
     return path
+
+
+@pytest.fixture
+def start(oracle_path: Callable[..., Path], tmp_path: Path) -> Start:
+    """A server on an oracle, in this process; settings as keyword arguments."""
+
+    def begin(kind: str = "plain", cache: Path = tmp_path, **settings: Any) -> Any:
+        return live(oracle_path(kind), cache, **settings)
+
+    return begin
+
+
+@pytest.fixture
+def spawn(oracle_path: Callable[..., Path], tmp_path: Path) -> Spawn:
+    """A server on the plain oracle, as a process of its own; settings as keyword arguments."""
+    return partial(process, oracle_path("plain"), tmp_path)
 
 
 @pytest.fixture(scope="session")

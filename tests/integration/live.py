@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,21 @@ class Live:
         return dict(answer["report"])
 
 
-def send_raw(server: Live, messages: list[dict[str, Any]]) -> socket.socket:
-    """A connection on which a stream was asked for, whose end its client need not see."""
-    body = json.dumps({"model": "default", "messages": messages, "stream": True}).encode()
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=WAIT)
+def send_raw(url: str, messages: list[dict[str, Any]], *, held: int = 0, **more: Any) -> socket.socket:
+    """A connection on which something was asked for, whose end its client need not see.
+
+    Its client takes little at a time. `held`: so many bytes of the body are not sent.
+    """
+    body = json.dumps({"model": "default", "messages": messages, **more}).encode()
+    connection = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=WAIT)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-    connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body[: len(body) - held])
     return connection
 
 
+Start = Callable[..., AbstractContextManager[Live]]
+"""Starts a server of a test's own: see the fixture."""
 ENDLESS = {"drafts": False, "repetition_guard": False}
 """Fields of a request: with drafts a filler of 400 words is over in 30 passes, and the guard cuts a longer one."""
 

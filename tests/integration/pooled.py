@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ def states(server: Live) -> dict[str, str]:
 def ask(server: Live, name: str = "default", content: str = TURN, **more: Any) -> httpx.Response:
     body = {"model": name, "messages": [{"role": "user", "content": content}], **more}
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=2 * WAIT)
+
+
+class Asking:
+    """A request on a thread of its own."""
+
+    def __init__(self, server: Live, name: str) -> None:
+        self._answers: list[httpx.Response] = []
+        self._thread = threading.Thread(target=lambda: self._answers.append(ask(server, name, "[[truth]]")))
+        self._thread.start()
+
+    def answer(self) -> httpx.Response:
+        self._thread.join(2 * WAIT)
+        (answer,) = self._answers
+        return answer
 
 
 def admin(server: Live, what: str, **body: Any) -> httpx.Response:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,8 @@ from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 180.0  # a start computes for 7 s, which takes long beside busy neighbours
+Spawn = Callable[..., AbstractContextManager[tuple[str, subprocess.Popen[str]]]]
+"""`process` on the plain oracle: see the fixture."""
 
 
 @contextmanager
@@ -68,3 +70,11 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=20).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def figures(url: str) -> dict[str, float]:
+    """Of `/metrics`."""
+    lines = httpx.get(f"{url}/metrics", timeout=WAIT).text.splitlines()
+    return {
+        name: float(value) for name, _, value in (line.partition(" ") for line in lines) if name.startswith("start_")
+    }

@@ -171,15 +171,6 @@ def test_a_name_that_means_no_adapter_is_told(server: Live, body: dict[str, Any]
     assert cards(server).keys() == before.keys()
 
 
-def test_the_listing_has_each_model_with_its_adapters(server: Live) -> None:
-    shown = cards(server)
-    assert {name for name in shown if "+" in name} == {"tiny-base+first", "tiny-base+second", "other-base+wide"}
-    assert next(iter(shown)) == "tiny-base"
-    assert "tiny-base+second" in {card.id for card in server.app.pool.cards()}
-    one = server.get("/v1/models/tiny-base+first").json()
-    assert one["details"]["adapter"] == "first" and one["details"]["base"] == "tiny-base"
-
-
 def test_each_faulty_adapter_is_refused_with_a_sentence_and_harms_nobody(serve: Any, zoo: Path) -> None:
     with serve() as server:
         folder = server.app.settings.cache_dir / "adapters"

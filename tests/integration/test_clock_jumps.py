@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.live import live
+from tests.integration.live import Start
 
 DAY = 86_400.0
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
-def test_jumps_neither_end_a_request_nor_evict_its_kv(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_jumps_neither_end_a_request_nor_evict_its_kv(start: Start, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     real = time.time
     jumps = itertools.cycle((3 * DAY, -9 * DAY, DAY, 0.0))
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
-    settings = {"kv_disk_dir": str(tmp_path / "kv"), "prompt_cache_ttl_seconds": 600, "generation_watchdog_seconds": 60}
-    with live(oracle_path(kind), tmp_path, **settings) as server:
+    settings = {"kv_disk_dir": "auto", "prompt_cache_ttl_seconds": 600, "generation_watchdog_seconds": 60}
+    with start(kind, **settings) as server:
         messages: list[dict[str, Any]] = []
         for text in ("word " * 300, "again ", "again "):
             report = server.turn(messages, text)

@@ -13,7 +13,7 @@ from start_llm.chat import stream
 from start_llm.core.events import Sampled
 from start_llm.models.background import on_thread
 from start_llm.parsing.choice import ChoiceParser
-from tests.integration.live import ENDLESS, WAIT, Live, live
+from tests.integration.live import ENDLESS, WAIT, Live, Start
 from tests.oracle import make_tokenizer
 from tests.unique import unique
 from tests.vendors import openai
@@ -116,9 +116,9 @@ def test_seeds_are_counted_within_a_prompt(servers: Callable[..., Live]) -> None
     assert seeds == {"0": 7, "1": 8, "2": 7, "3": 8}
 
 
-def test_one_wrong_prompt_is_named_and_none_is_answered(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
+def test_one_wrong_prompt_is_named_and_none_is_answered(start: Start) -> None:
     good, far = prompt("word " * 100), prompt("word " * 3000)
-    with live(oracle_path("plain"), tmp_path, max_kv_size=2048, max_concurrency=1, max_queue=3) as server:
+    with start(max_kv_size=2048, max_concurrency=1, max_queue=3) as server:
         create, before = server.openai.completions.create, server.work()
         for wrong in ([good, far], [[5], [10**6]], [good, good, ""]):
             with pytest.raises(openai.BadRequestError) as caught:
@@ -140,11 +140,9 @@ def test_one_wrong_prompt_is_named_and_none_is_answered(oracle_path: Callable[..
         assert report["computed"] <= report["new"] + 16, "what was refused is no earlier request"
 
 
-def test_a_client_that_leaves_ends_all_prompts(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_leaves_ends_all_prompts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.01")
-    with live(oracle_path("plain"), tmp_path, max_concurrency=3) as server:
+    with start(max_concurrency=3) as server:
         prompts = [prompt(f"{i} [[long 100000]]") for i in range(5)]
         body = {"model": "default", "prompt": prompts, "stream": True, **ENDLESS}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=WAIT) as answer:

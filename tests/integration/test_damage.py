@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from tests.files.damage import damage_somewhere
-from tests.integration.live import Live, live
+from tests.integration.live import Live, Start
 
 WORDS = "word " * 300
 
@@ -30,10 +29,10 @@ def folders(root: Path) -> list[Path]:
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
 @pytest.mark.parametrize("count", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.thorough
-def test_random_damages(oracle_path: Callable[..., Path], tmp_path: Path, kind: str, count: int) -> None:
+def test_random_damages(start: Start, tmp_path: Path, kind: str, count: int) -> None:
     options = {"kv_disk_dir": "auto"}
     whole = tmp_path / "whole"
-    with live(oracle_path(kind), whole, **options) as server:
+    with start(kind, whole, **options) as server:
         history: list[dict[str, Any]] = []
         for number in range(2):
             server.turn(history, f"part {number} {WORDS}")
@@ -44,7 +43,7 @@ def test_random_damages(oracle_path: Callable[..., Path], tmp_path: Path, kind: 
         shutil.copytree(whole, cache)
         for _ in range(3):
             damage_somewhere(chance.choice(folders(cache)), chance)
-        with live(oracle_path(kind), cache, **options) as server:
+        with start(kind, cache, **options) as server:
             after = list(history)
             server.turn(after, f"part 2 {WORDS}")
             assert respond(server, previous_response_id=stored).status_code in (200, 404)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from start_llm.engine import runtime
-from tests.integration.live import Live, live
+from tests.integration.live import Live, Start
 from tests.kinds import some
 from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
@@ -57,10 +54,8 @@ def test_answers_at_the_same_time_are_drafted_together(servers: Callable[..., Li
     assert second["report"]["reused"] > second["report"]["prompt"] - 100
 
 
-def test_one_request_or_the_server_can_do_without(
-    servers: Callable[..., Live], oracle_path: Callable[..., Path], tmp_path: Path
-) -> None:
-    with live(oracle_path("plain"), tmp_path, drafts="off") as without:
+def test_one_request_or_the_server_can_do_without(servers: Callable[..., Live], start: Start) -> None:
+    with start(drafts="off") as without:
         for server, more in ((servers("plain"), {"drafts": False}), (without, {})):
             answer = server.chat([{"role": "user", "content": FILE + script(ANSWER)}], **more)
             assert answer["message"]["content"] == ANSWER and answer["report"]["drafted"] == 0
@@ -96,51 +91,3 @@ def test_logprobs_and_a_grammar_in_a_block(servers: Callable[..., Live]) -> None
         assert with_drafts["report"]["accepted"] > 5, name
         assert with_drafts["report"]["forwards"] < without["report"]["forwards"], name
         assert with_drafts["body"]["choices"] == without["body"]["choices"], name
-
-
-REPEATING = (
-    "def area(width, height):\n    return width * height\n\ndef edge(width, height):\n    return 2 * (width + height)\n"
-)
-WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seeded": {"temperature": 0.8, "seed": 11, "top_p": 0.95},
-    "penalties": {
-        "temperature": 0.5,
-        "seed": 5,
-        "repetition_penalty": 1.05,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.1,
-        "logit_bias": {"30": 2.0},
-        "logprobs": True,
-        "top_logprobs": 1,
-    },
-    "stop": {"temperature": 0, "stop": ["height):\n    return 2"]},
-    "schema": {
-        "temperature": 0,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NAMED}},
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.smol
-@pytest.mark.parametrize("kv_bits", [None, 8])
-def test_the_embedded_model_says_the_same_words(
-    smol_path: Path, tmp_path: Path, kv_bits: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "QUANTISED_FROM", 60)
-    asked = [{"role": "user", "content": f"Repeat this code twice, and nothing else.\n\n{REPEATING}"}]
-    with live(smol_path, tmp_path, kv_bits=kv_bits) as server:
-        for name, way in WAYS.items():
-            body = {"max_tokens": 70, **way}
-            with_drafts, without = (server.chat(asked, drafts=on, **body) for on in (True, False))
-            said, expected = (answer["body"]["choices"][0] for answer in (with_drafts, without))
-            assert said["message"]["content"] == expected["message"]["content"], name
-            assert said["finish_reason"] == expected["finish_reason"], name
-            assert tokens_of(said) == tokens_of(expected), name
-            if name in ("greedy", "schema"):
-                assert with_drafts["report"]["accepted"] > 5, name
-
-
-def tokens_of(choice: dict[str, Any]) -> list[str]:
-    return [entry["token"] for entry in (choice.get("logprobs") or {"content": []})["content"]]

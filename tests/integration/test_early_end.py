@@ -6,8 +6,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +15,7 @@ from start_llm.core.errors import Internal
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.engine.schedule.prefill import Prompts
 from start_llm.engine.thread import EngineThread
-from tests.integration.live import WAIT, live, send_raw
+from tests.integration.live import WAIT, Start, send_raw
 from tests.waiting import until
 
 CHUNK = 512
@@ -25,9 +23,7 @@ MESSAGES = [{"role": "user", "content": "word " * 5000 + "[[truth]]"}]
 
 
 @pytest.mark.parametrize("end", ["gone", "failed"])
-def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_one_chunk_of_5000_tokens_is_told_as_one(start: Start, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     computed, cancelled, end_of_fault = threading.Event(), threading.Event(), threading.Event()
     compute, cancel = Prompts.compute, EngineThread.cancel
 
@@ -46,10 +42,10 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
         cancel(self, work_id)
         cancelled.set()
 
-    with live(oracle_path("plain"), tmp_path, prefill_step_size=CHUNK) as server:
+    with start(prefill_step_size=CHUNK) as server:
         monkeypatch.setattr(Prompts, "compute", one_chunk)
         monkeypatch.setattr(EngineThread, "cancel", seen)
-        with send_raw(server, MESSAGES) as connection:
+        with send_raw(server.url, MESSAGES, stream=True) as connection:
             assert computed.wait(WAIT)
             if end == "failed":
                 while connection.recv(65536):
@@ -63,8 +59,8 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
         (page,) = json.loads(line.removeprefix("data: "))["ended"]
         end_of_fault.set()
         again = server.chat(MESSAGES)["report"]
-    row, _ = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
-    (log,) = (tmp_path / "logs").rglob("session-*.jsonl")
+    row, _ = entries(server.cache / AUDIT_FILE, Wanted(), 10)
+    (log,) = (server.cache / "logs").rglob("session-*.jsonl")
     logged = json.loads(log.read_text().splitlines()[0])
     assert row.outcome == end and row.prompt > 5000
     assert [row.computed, entry["computed"], one["computed"], page["computed"], logged["computed"]] == [CHUNK] * 5
@@ -77,17 +73,17 @@ def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
 
 @pytest.mark.parametrize("rounds", [8, pytest.param(60, marks=pytest.mark.thorough)])
 def test_what_a_cancelled_request_is_told_to_have_computed_was_computed(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+    start: Start, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     """Clients leave at moments by chance, while passes are slow; some come back with the same request."""
     chance = random.Random(7)
-    with live(oracle_path("plain"), tmp_path, prefill_step_size=64) as server:
+    with start(prefill_step_size=64) as server:
         requests = f"{server.url}/v1/cache/requests"
         monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0002")
         for number in range(rounds):
             passes = server.passes()
             messages = [{"role": "user", "content": f"{number // 2} " + "word " * 500 + "[[truth]]"}]
-            with send_raw(server, messages):
+            with send_raw(server.url, messages, stream=True):
                 until(lambda count=number + 1: len(server.prompts) == count)
                 time.sleep(chance.uniform(0, 0.12))
             ended = until(
@@ -99,10 +95,10 @@ def test_what_a_cancelled_request_is_told_to_have_computed_was_computed(
 
 
 def test_the_first_token_of_an_answer_that_is_sent_as_a_whole_is_its_first_token(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer goes on until its first token cannot be taken for its end; the live line says answering."""
-    with live(oracle_path("plain"), tmp_path, drafts="off", sse_ping_seconds=0.05) as server:
+    with start(drafts="off", sse_ping_seconds=0.05) as server:
         monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.5")
         began, seen = time.monotonic(), 0.0
         states: set[str] = set()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.live import TOOLS, Live, echoed, live
+from tests.integration.live import TOOLS, Live, Start, echoed
 from tests.together import together
 from tests.waiting import until
 
@@ -24,13 +22,13 @@ def words(tag: str, tokens: int) -> str:
 )
 @pytest.mark.thorough
 def test_a_session_survives_side_requests_and_sub_agents(
-    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int, side_requests: int, sub_agents: int
+    start: Start, kind: str, tokens: int, side_requests: int, sub_agents: int
 ) -> None:
     messages: list[dict[str, Any]] = [{"role": "system", "content": words("system", 1000)}]
-    with live(oracle_path(kind), tmp_path) as server:
+    with start(kind) as server:
         server.turn(list(messages), words("code", tokens - 2000), tools=TOOLS)
         used = server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"])
-    with live(oracle_path(kind), tmp_path, cache_memory_bytes=int(3 * used)) as server:
+    with start(kind, cache_memory_bytes=int(3 * used)) as server:
         first = server.turn(messages, words("code", tokens - 2000), tools=TOOLS)
         for i in range(side_requests):
             server.chat([{"role": "user", "content": f"title {i} {words('side', 300)}"}])
@@ -41,8 +39,8 @@ def test_a_session_survives_side_requests_and_sub_agents(
         assert server.work() - before <= 1.2 * (last["prompt"] - first["prompt"] - first["generated"])
 
 
-def test_unused_kv_leaves_memory_while_nobody_asks(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
-    with live(oracle_path("plain"), tmp_path, prompt_cache_ttl_seconds=1) as server:
+def test_unused_kv_leaves_memory_while_nobody_asks(start: Start) -> None:
+    with start(prompt_cache_ttl_seconds=1) as server:
         server.chat([{"role": "user", "content": "[[truth]]"}])
         until(lambda: server.app.engine.status().figures["kv_evicted"] > 0)
         until(lambda: server.app.engine.status().figures["kv_bytes"] == 0)

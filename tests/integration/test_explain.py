@@ -10,17 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.live import WAIT, Live, live
+from tests.integration.live import WAIT, Live, Start
 from tests.unique import unique
 from tests.waiting import until
 
 
-def test_explain_does_not_wait_for_the_model(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_does_not_wait_for_the_model(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = tmp_path / "fault"
     monkeypatch.setenv("ORACLE_FAULT", str(fault))
-    with live(oracle_path("plain"), tmp_path, max_concurrency=1) as server:
+    with start(max_concurrency=1) as server:
         messages = [{"role": "user", "content": "word " * 300 + "[[long 3]]"}]
         first = server.chat(messages)
         history = [*messages, first["message"], {"role": "user", "content": "and more"}]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.live import WAIT, live
+from tests.integration.live import WAIT, Start
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,13 +45,11 @@ def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(
     assert "all right" in done.stdout
 
 
-def test_two_servers_on_one_folder(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_servers_on_one_folder(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both answer and share stored responses. The second keeps KV in memory, until it takes the first one's over."""
     monkeypatch.setattr("start_llm.kvcache.disk.tier.DiskTier.retry_seconds", 0.1)
-    first = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")
-    second = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")
+    first = start(kv_disk_dir="auto")
+    second = start(kv_disk_dir="auto")
     with ExitStack() as stack:
         one = stack.enter_context(first)
         with second as two:

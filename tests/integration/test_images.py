@@ -9,6 +9,7 @@ import pytest
 
 from tests.images.pictures import b64, png
 from tests.integration.live import Live
+from tests.kinds import some
 from tests.model_thread import on_model_thread
 from tests.oracle import expected_truth, script
 from tests.unique import unique
@@ -66,14 +67,7 @@ def converse(server: Live, image: dict[str, Any] | None) -> tuple[int, int, list
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        pytest.param("hybrid", b64(png()), marks=pytest.mark.thorough),
-        ("plain", BREAKS),
-        pytest.param("plain", b64(png()), marks=pytest.mark.slow),
-        pytest.param("hybrid", BREAKS, marks=pytest.mark.slow),
-    ],
-    ids=["whole-hybrid", "cut short-plain", "whole-plain", "cut short-hybrid"],
+    ("kind", "data"), some([("plain", BREAKS), ("hybrid", b64(png()))]), ids=["cut short", "whole"]
 )
 def test_an_image_never_ends_a_conversation(servers: Callable[..., Live], kind: str, data: str) -> None:
     server = servers(kind)
@@ -95,10 +89,3 @@ def test_another_image_is_another_message(servers: Callable[..., Live]) -> None:
         messages += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "Are you sure?"}]
         prompts.append(server.prompts[ask(server, messages)["id"]])
     assert prompts[0] != prompts[1], "the line that stands for an image carries the image's identity"
-
-
-def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:
-    server = servers("plain")
-    (card,) = server.get("/v1/models").json()["data"]
-    assert card["capabilities"]["vision"] is False and card["capabilities"]["images"] == "placeholder"
-    assert server.get("/health").json()["capabilities"] == card["capabilities"]

@@ -27,7 +27,6 @@ from start_llm.dashboard.request_log import RequestLog
 from start_llm.engine.schedule.requests import Requests
 from start_llm.prompt.recorder import Recorder
 from tests.integration.live import ENDLESS, WAIT, Live
-from tests.integration.pooled import admin
 from tests.kinds import RUN, rounds, some
 from tests.waiting import until
 
@@ -289,14 +288,6 @@ def test_an_answer_that_failed_is_told_so_behind_all_the_rest(server: Live) -> N
             answered = Answered(server, "chat", name, other)
             checks = (the_model_is_given_back, the_request_is_listed, the_request_is_counted, the_audit_has_it)
             assert [check.__name__ for check in (nothing_runs, *checks) if not check(answered)] == []
-
-
-def test_a_model_can_be_unloaded_when_its_answer_is_there(server: Live, request: pytest.FixtureRequest) -> None:
-    for number in range(20 if request.config.getoption("--slow") else 3):
-        with httpx.Client(timeout=WAIT) as client:
-            body = {"model": "oracle-hybrid", "stream": number % 2 == 0, "messages": [{"role": "user", "content": "x"}]}
-            assert client.post(f"{server.url}/v1/chat/completions", json=body).status_code == 200
-        assert admin(server, "unload", model="oracle-hybrid").status_code == 200
 
 
 def test_who_acts_on_the_end_of_an_answer_before_its_last_byte_finds_the_turn(server: Live) -> None:

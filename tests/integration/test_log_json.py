@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.processes import WAIT, process
+from tests.integration.processes import WAIT, Spawn
 
 pytestmark = [pytest.mark.thorough, pytest.mark.live]
 
@@ -22,8 +21,8 @@ def entries(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "said").read_text().splitlines()]
 
 
-def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
-    with process(oracle_path("plain"), tmp_path) as (url, child):
+def test_a_run_from_start_to_interrupt(spawn: Spawn, tmp_path: Path) -> None:
+    with spawn() as (url, child):
         body = {"messages": [{"role": "user", "content": "hi"}]}
         assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
         child.send_signal(signal.SIGINT)
@@ -42,12 +41,10 @@ def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_pat
         ({"MLX_PORT": "taken"}, "is in use"),
     ],
 )
-def test_what_stops_the_start(
-    oracle_path: Callable[..., Path], tmp_path: Path, settings: dict[str, str], word: str
-) -> None:
+def test_what_stops_the_start(spawn: Spawn, tmp_path: Path, settings: dict[str, str], word: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = {name: value.replace("taken", str(taken.getsockname()[1])) for name, value in settings.items()}
-        with process(oracle_path("plain"), tmp_path, ready=False, **given) as (_, child):
+        with spawn(ready=False, **given) as (_, child):
             assert child.wait(WAIT) == 2
     told = entries(tmp_path)
     assert told[-1]["level"] == "error" and word in told[-1]["message"]

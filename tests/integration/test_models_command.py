@@ -6,13 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from start_llm.__main__ import main
 from start_llm.host.ports import free_port
-from start_llm.models import loader
 from tests.integration.live import Live, live
 from tests.integration.pooled import BUDGET_FOR_TWO
 from tests.oracle import build_oracle
@@ -26,18 +24,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     for kind in ("plain", "hybrid", "windowed"):
         build_oracle(folder / "models" / f"oracle-{kind}", kind)
-    (folder / "own").mkdir()
-    (folder / "own" / "oracle-hybrid.toml").write_text("[sampling]\ntemperature = 0.7\ntop_k = 5\n")
     return folder
 
 
 @pytest.fixture(scope="module")
 def serving(cache: Path) -> Iterator[Live]:
     settings = {"pool_memory_bytes": BUDGET_FOR_TWO, "kv_disk_dir": "auto", "pool_wait_seconds": 0}
-    with (
-        patch.object(loader, "FOLDER", cache / "own"),
-        live(cache / "models" / "oracle-plain", cache, **settings) as made,
-    ):
+    with live(cache / "models" / "oracle-plain", cache, **settings) as made:
         yield made
 
 
@@ -98,6 +91,11 @@ def test_in_and_out_of_a_running_server(command: Command, server: Live) -> None:
     assert any("oracle-windowed" in line and "stored" in line for line in lines)
     assert lines[-1] == "MODEL_MAP    claude-haiku-* means oracle-hybrid"
 
+    lease = server.app.pool.open("oracle-plain")
+    code, _, err = command(server, "unload", "oracle-plain")
+    lease.close()
+    assert code == 1 and "oracle-plain is in use (requests at work or waiting: 1); end them first." in err
+
     assert command(server, "pin", "oracle-plain")[0] == 0
     code, _, err = command(server, "load", "oracle-windowed")
     assert code == 1 and "POOL_MEMORY_BYTES" in err and "models unload NAME` makes room." in err
@@ -109,22 +107,6 @@ def test_in_and_out_of_a_running_server(command: Command, server: Live) -> None:
     assert "It is not loaded; " in command(server, "pin", "oracle-hybrid")[1]
     for name in ("oracle-hybrid", "oracle-plain"):
         assert "is not pinned" in command(server, "pin", name, "--off")[1]
-
-
-def test_a_model_at_work_is_not_unloaded(command: Command, server: Live) -> None:
-    lease = server.app.pool.open("oracle-plain")
-    try:
-        code, _, err = command(server, "unload", "oracle-plain")
-    finally:
-        lease.close()
-    assert code == 1 and "oracle-plain is in use (requests at work or waiting: 1); end them first." in err
-
-
-def test_a_models_own_file_says_what_requests_that_do_not_are_drawn_with(server: Live) -> None:
-    with server.submitted() as drawn:
-        for model, more in (("oracle-hybrid", {}), ("oracle-hybrid", {"temperature": 0.2}), ("oracle-plain", {})):
-            server.chat([{"role": "user", "content": "Hello."}], model=model, **more)
-    assert [(each.sampling.temperature, each.sampling.top_k) for each in drawn] == [(0.7, 5), (0.2, 5), (0.0, 40)]
 
 
 def test_a_name_that_is_none(command: Command, server: Live, cache: Path) -> None:

@@ -50,11 +50,6 @@ def test_each_figure_is_one_that_a_server_has(figures: str, file: str) -> None:
     assert kinds(text) - kinds(figures) == set()
 
 
-def test_a_figure_that_is_none_is_found(figures: str) -> None:
-    assert names('rate(start_llm_tokens{job="start_llm"}[5m])') == {"start_llm_tokens"}
-    assert not re.search(r"^(?:# TYPE )?start_llm_tokens\b", figures, re.MULTILINE)
-
-
 @pytest.mark.parametrize("fault", ["", "expr: sum(("])
 def test_prometheus_reads_the_rules(tmp_path: Path, fault: str) -> None:
     promtool = shutil.which("promtool")

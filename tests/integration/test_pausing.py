@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.live import Live, live
+from tests.integration.live import Live, Start
 from tests.waiting import until
 
 CLIENTS = 4
@@ -42,13 +41,11 @@ def stream(server: Live, number: int, out: dict[int, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.thorough
-def test_four_answers_where_two_fit(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_four_answers_where_two_fit(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("start_llm.engine.schedule.preemption.TYPICAL_ANSWER", 64)
     monkeypatch.setattr("start_llm.engine.schedule.preemption.GROWTH", 32)
     alone: dict[int, Any] = {}
-    with live(oracle_path(kind), tmp_path / "alone") as server:
+    with start(kind, tmp_path / "alone") as server:
         for number in range(CLIENTS):
             stream(server, number, alone)
         row = server.app.engine.call(lambda scheduler: scheduler.store.estimate(WORDS + 160))
@@ -57,7 +54,7 @@ def test_four_answers_where_two_fit(
     fault = tmp_path / "fault"
     monkeypatch.setenv("ORACLE_FAULT", str(fault))
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.005")  # on a quick machine a pause takes as long
-    with live(oracle_path(kind), tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:
+    with start(kind, tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:
         fault.write_text("hang")  # until all have come
         clients = [threading.Thread(target=stream, args=(server, n, together)) for n in range(CLIENTS)]
         for client in clients:
@@ -75,13 +72,11 @@ def test_four_answers_where_two_fit(
     assert max(pings for *_, pings in together.values()) > 2
 
 
-def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
-    oracle_path: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_without_a_limit_an_answer_may_be_as_long_as_the_context(start: Start) -> None:
     asked: list[int] = []
     long = [{"role": "user", "content": "[[long 1000]]"}]
     for settings in ({}, {"default_max_tokens": 7}):
-        with live(oracle_path("plain"), tmp_path, max_kv_size=256, **settings) as server, server.submitted() as works:
+        with start(max_kv_size=256, **settings) as server, server.submitted() as works:
             answer = server.chat(long)
             assert answer["body"]["choices"][0]["finish_reason"] == "length"
             server.chat(long, max_tokens=5)
@@ -90,13 +85,11 @@ def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
     assert asked == [left, 5, 7, 5]
 
 
-def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
-    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What memory has room for at the start is the model's context; 507 is for what is short of it later."""
     room = [50_000]
     monkeypatch.setattr("start_llm.engine.schedule.memory.kv_bytes", lambda usable, weights: room[0])
-    with live(oracle_path("plain"), tmp_path) as server:
+    with start() as server:
 
         def answer(words: int) -> httpx.Response:
             body = {"model": "default", "messages": [{"role": "user", "content": "word " * words}], "max_tokens": 8}

@@ -22,7 +22,7 @@ from start_llm.host.pressure import Pressure
 from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
 from tests.integration.live import ENDLESS, TOOLS, WAIT, Live, live
-from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, ask, link_oracles, states
+from tests.integration.pooled import BUDGET_FOR_TWO, TURN, Asking, admin, ask, link_oracles, states
 from tests.oracle import build_oracle
 from tests.unique import unique
 from tests.waiting import until
@@ -53,7 +53,8 @@ def test_a_model_in_the_folder_is_loaded_when_it_is_asked_for(plain: Live) -> No
     assert "models_loaded 3" in plain.get("/metrics").text
 
 
-def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain: Live) -> None:
+@pytest.mark.parametrize("proxied", ["", PROXIED])
+def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain: Live, proxied: str) -> None:
     for asked, meant in {
         "small-fast": "oracle-windowed",
         "openai/small-fast": "oracle-windowed",
@@ -62,14 +63,8 @@ def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain
         "gpt-7": "oracle-plain",
         "": "oracle-plain",
     }.items():
-        assert ask(plain, asked).json()["model"] == meant, asked
-
-
-def test_a_name_that_comes_through_the_proxy_is_the_one_that_was_sent(plain: Live) -> None:
-    names = {"small-fast": "oracle-windowed", "claude-opus-4-1": "oracle-plain", "": "oracle-plain"}
-    for asked, meant in names.items():
-        assert ask(plain, f"{PROXIED}{asked}").json()["model"] == meant, asked
-    refused = ask(plain, f"{PROXIED}nobody")
+        assert ask(plain, f"{proxied}{asked}").json()["model"] == meant, asked
+    refused = ask(plain, f"{proxied}nobody")
     assert refused.status_code == 404 and refused.json()["error"]["message"].startswith("model='nobody': this server")
 
 
@@ -240,6 +235,29 @@ def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: 
         until(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
 
 
+def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(http_threads=4, model_probe="off") as server:
+        gate = Gate(monkeypatch)
+        waiting = [Asking(server, "oracle-hybrid") for _ in range(3)]
+        try:
+            registry = server.app.pool._registry
+            until(lambda: sum(len(entry.waiting) for entry in registry.entries()) == 3)
+            assert states(server)["oracle-hybrid"] == "loading"
+            assert ask(server, "default").status_code == 200
+            for model in ("oracle-hybrid", "oracle-windowed"):
+                refused = ask(server, model)
+                assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0, refused.text
+                assert "HTTP_THREADS" in refused.json()["error"]["message"]
+            assert server.get("/health").status_code == 200
+            assert ask(server, "default").status_code == 200
+        finally:
+            gate.open.set()
+        assert [each.answer().status_code for each in waiting] == [200] * 3
+        assert ask(server, "oracle-windowed").status_code == 200
+
+
 def test_a_server_that_ends_while_a_model_is_loaded_ends(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": TURN}]}
     answers: list[int] = []
@@ -340,13 +358,6 @@ def test_a_fault_of_the_loader_is_told_to_who_waits(serve: Any, monkeypatch: pyt
             answer = admin(server, "load", model="oracle-hybrid")
         assert answer.status_code == 500 and "the disk is gone" in answer.json()["error"]["message"]
         assert states(server)["oracle-hybrid"] == "failed" and states(server)["oracle-plain"] == "ready"
-
-
-def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> None:
-    with serve(model_ttl_seconds=0.5, pinned_models="oracle-plain") as server:
-        assert ask(server, "oracle-hybrid").status_code == 200
-        until(lambda: states(server)["oracle-hybrid"] == "stored")
-        assert states(server)["oracle-plain"] == "ready"
 
 
 def test_a_models_own_file_says_when_it_goes_and_whether_it_may(

@@ -11,7 +11,6 @@ import pytest
 from huggingface_hub import constants
 
 from start_llm.engine import assembly
-from start_llm.models.device import PREFILL_BYTES
 from tests.integration.live import live
 from tests.integration.pooled import admin, ask, link_oracles, states
 
@@ -88,15 +87,6 @@ def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
             file.write_text(file.read_text() + "\n")
         assert ask(server).status_code == 200
         assert set(readers) == {"loader"}
-
-
-def test_it_comes_back_into_the_memory_that_it_was_started_with(
-    hub: Path, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    """There is room for its weights and a step, and for little KV: the start warns of that, and goes on."""
-    with begin(hub, folders, tmp_path, pool_memory_bytes=PREFILL_BYTES + 2**20) as server:
-        for name in ("default", "oracle-hybrid", "default"):
-            assert ask(server, name).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["default", REPOSITORY, "oracle-main"])

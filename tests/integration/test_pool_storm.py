@@ -179,17 +179,24 @@ def threads_of_models() -> Counter[str]:
     return Counter(name for name in names if name in {"kv-disk", "drafts", "recorder", "turns", "grammar"})
 
 
+def weather(server: Live, requests: int, clients: int, names: tuple[str, ...]) -> Storm:
+    """A storm that leaves nothing behind."""
+    before, threads = only_the_main_model_anew(server, names), threads_of_models()
+    storm = rage(server, requests, clients, names)
+    check(server, storm, names)
+    assert min(storm.loads[name] for name in names[1:]) >= 1, "each was swapped in"
+    after = only_the_main_model_anew(server, names)
+    print(f"the main model alone: MLX holds {before / 2**20:.1f} MiB before, {after / 2**20:.1f} MiB after")
+    assert after <= before + SLACK_BYTES
+    assert not any(each() is not None for each in storm.weights), "of small models no byte tells"
+    until(lambda: threads_of_models() <= threads)
+    return storm
+
+
 @pytest.mark.thorough
 def test_random_requests_over_three_models_in_a_budget_for_two(serve: Callable[..., Any]) -> None:
     with serve(pool_memory_bytes=BUDGET_FOR_TWO) as server:
-        before, threads = only_the_main_model_anew(server, ORACLES), threads_of_models()
-        storm = rage(server, 24, 4, ORACLES)
-        check(server, storm, ORACLES)
-        assert min(storm.loads[name] for name in ORACLES[1:]) >= 1
-        after = only_the_main_model_anew(server, ORACLES)
-        assert after <= before + SLACK_BYTES
-        assert not any(each() is not None for each in storm.weights), "of small models no byte tells"
-        until(lambda: threads_of_models() <= threads)
+        weather(server, 24, 4, ORACLES)
 
 
 @pytest.mark.slow
@@ -201,15 +208,7 @@ def test_500_random_requests_over_two_oracles_and_smollm2(
     weights = link_smol(tmp_path, smol_path)
     names = ("oracle-plain", "oracle-hybrid", SMOL)
     with serve(pool_memory_bytes=BUDGET_FOR_TWO + weights) as server:
-        before, threads = only_the_main_model_anew(server, names), threads_of_models()
-        storm = rage(server, int(os.environ.get("STORM_REQUESTS", "500")), 8, names)
-        check(server, storm, names)
-        assert len(storm.loads) == len(names), "each was swapped out and in"
-        after = only_the_main_model_anew(server, names)
-        print(f"the main model alone: MLX holds {before / 2**20:.1f} MiB before, {after / 2**20:.1f} MiB after")
-        assert after <= before + SLACK_BYTES
-        assert not any(each() is not None for each in storm.weights), "of small models no byte tells"
-        until(lambda: threads_of_models() <= threads)
+        storm = weather(server, int(os.environ.get("STORM_REQUESTS", "500")), 8, names)
     with serve(tmp_path / "alone") as fresh:
         link_smol(tmp_path / "alone", smol_path)
         for name in names:

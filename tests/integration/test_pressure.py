@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from start_llm.engine.schedule import memory
 from start_llm.engine.thread import LONG_PROMPT
 from start_llm.host import pressure
 from start_llm.host.pressure import Pressure, Reading
-from tests.integration.live import TOOLS, live
+from tests.integration.live import TOOLS, Start
 from tests.waiting import until
 
 
@@ -50,10 +48,10 @@ def words(tag: str, tokens: int) -> str:
     ],
 )
 def test_stored_kv_leaves_memory_and_comes_back_from_disk(
-    machine: Machine, oracle_path: Callable[..., Path], tmp_path: Path, kind: str, level: Pressure
+    machine: Machine, start: Start, kind: str, level: Pressure
 ) -> None:
     messages: list[dict[str, Any]] = []
-    with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
+    with start(kind, kv_disk_dir="auto") as server:
         server.turn(messages, words("code", 5000), tools=TOOLS)
         bytes_of = lambda: server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"])  # noqa: E731
         before = bytes_of()
@@ -69,11 +67,9 @@ def test_stored_kv_leaves_memory_and_comes_back_from_disk(
         assert bytes_of() >= before
 
 
-def test_a_long_new_prompt_is_refused_and_a_conversation_goes_on(
-    machine: Machine, oracle_path: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_long_new_prompt_is_refused_and_a_conversation_goes_on(machine: Machine, start: Start) -> None:
     messages: list[dict[str, Any]] = []
-    with live(oracle_path("plain"), tmp_path, kv_disk_dir="auto") as server:
+    with start(kv_disk_dir="auto") as server:
         server.turn(messages, words("code", LONG_PROMPT + 1000), tools=TOOLS)
         machine.level = Pressure.CRITICAL
         until(lambda: "long new prompts" in server.get("/health").json()["detail"])

@@ -109,26 +109,6 @@ def test_without_reanchoring_the_answer_is_computed_once_more(
 
 
 @pytest.mark.thorough
-def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
-    oracle_path: Callable[..., Path], tmp_path: Path
-) -> None:
-    with server(oracle_path("plain", "qwen3"), tmp_path, "on") as (running, guesses):
-        raw = [f"<think>\n{THOUGHT}\n</think>\n\nStep {step}." for step in range(9)]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": f"{script(*raw)} {unique()}"}]
-        made = []
-        for step in range(8):
-            answer, _ = turn(running, messages)
-            settled(running)
-            made.append(len(guesses))
-            back = echoed(answer["message"], "strip")
-            if step < 5:
-                back["content"] = f"(edited) {back['content']}"
-            messages += [back, {"role": "user", "content": f"go on, {step}"}]
-        # The third request shows the second guess wrong, the seventh the first one right.
-        assert made == [1, 2, 2, 2, 2, 2, 3, 4]
-
-
-@pytest.mark.thorough
 def test_answers_and_guesses_of_two_owners_with_one_session_name_stay_two_conversations(
     oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:

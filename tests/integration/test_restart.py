@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.live import Live, live
+from tests.integration.live import Live, Start
 
 Messages = list[dict[str, Any]]
 
@@ -36,16 +36,16 @@ def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
 @pytest.mark.parametrize("change", [pytest.param(leave_as_it_is, marks=pytest.mark.thorough), damage_a_file_of_another])
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_the_next_turn_after_a_restart_computes_what_is_new(
-    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, change: Callable[[Path, set[Path]], None]
+    start: Start, tmp_path: Path, kind: str, change: Callable[[Path, set[Path]], None]
 ) -> None:
-    with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
+    with start(kind, kv_disk_dir="auto") as server:
         other, _ = turns(server, [], "other", "and", "so")
     (folder,) = (path for path in (tmp_path / "kv").iterdir() if path.is_dir())
     others = set(folder.glob("*.kv"))
-    with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
+    with start(kind, kv_disk_dir="auto") as server:
         messages, _ = turns(server, [], "word", "and", "then")
     change(folder, others)
-    with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
+    with start(kind, kv_disk_dir="auto") as server:
         _, report = turns(server, messages, "at last")
         assert report["computed"] <= report["new"] and server.work() == report["computed"]
         assert report["reused"] + report["computed"] == report["prompt"]

@@ -125,26 +125,6 @@ def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(server: Live, 
     assert behind["computed"] <= 1.05 * behind["report"]["new"] + 32, (behind["computed"], behind["report"])
 
 
-def test_plan_build_plan_two_helpers_and_a_retry(server: Live) -> None:
-    talk = Talk.held(server, 4000)
-    head = talk.messages[0]
-    for number in range(4):
-        role = head if number % 2 else {"role": "system", "content": "You plan. You change nothing."}
-        talk.messages[0], talk.tools = role, TOOLS if number % 2 else TOOLS[:1]
-        answer = talk.turn(user(f"Turn {number}. {POINTS}"))
-        assert answer["computed"] <= 1.05 * answer["report"]["new"] + 16, (number, answer["computed"], answer["report"])
-    talk.messages[0], talk.tools = head, TOOLS
-    for name in ("Anna", "Bert", "Anna"):  # the last one is a retry
-        messages = [{"role": "system", "content": f"You are {name}."}, *talk.messages[1:], user(f"Help. {POINTS}")]
-        answer = talk.ask(messages, TOOLS[:1])
-        assert answer["computed"] <= 1.05 * answer["report"]["new"] + 16
-        assert ("You are Anna." in talk.shown(answer)) == (name == "Anna")
-    assert answer["report"]["new"] == 0 and answer["computed"] <= 16
-    main = talk.turn(user(f"Go on. {POINTS}"))
-    assert main["computed"] <= 1.05 * main["report"]["new"] + 16
-    assert not any(f"You are {name}." in talk.shown(main) for name in ("Anna", "Bert"))
-
-
 def test_what_is_shown_as_sent_is_told(servers: Callable[..., Live]) -> None:
     talk = Talk.held(servers("plain"), 2000)
     history = talk.messages[1:]
@@ -160,30 +140,6 @@ def test_what_is_shown_as_sent_is_told(servers: Callable[..., Live]) -> None:
             assert why in report["miss"]["detail"]
         assert long["content"] in talk.shown(answer)[: len(long["content"]) + 100]
         assert answer["computed"] > 1000
-
-
-def test_more_than_five_roles_are_told_and_shown_as_sent(servers: Callable[..., Live]) -> None:
-    talk = Talk.held(servers("plain"), 4000)
-    for number in range(7):
-        talk.messages[0] = {"role": "system", "content": f"You have role {number}."}
-        answer = talk.turn(user(f"Turn {number}"))
-        if number < 5:
-            assert answer["computed"] <= 1.05 * answer["report"]["new"] + 16
-    miss = answer["told"]["miss"]
-    assert "5 times already" in miss["detail"] and answer["report"]["miss"]["detail"] == miss["detail"]
-    assert talk.shown(answer).count("You have role 6.") == 1
-
-
-def test_a_sentence_that_is_withdrawn_is_seen_by_no_model(server: Live) -> None:
-    talk = Talk.held(server, 4000)
-    head, wiki = talk.messages[0]["content"], "The wiki of the team is at wiki.acme.test."
-    talk.messages[0] = {"role": "system", "content": f"{head}\n{wiki}"}
-    assert wiki in talk.shown(talk.turn(user("Is there a wiki?")))  # told by a note
-    whole = talk.turn(user("Good."))["report"]["prompt"]
-    talk.messages[0] = {"role": "system", "content": head}
-    answer = talk.turn(user("And now?"))
-    assert wiki not in talk.shown(answer)
-    assert answer["computed"] < whole // 10  # what stands before that note is as it was
 
 
 def test_a_grammar_of_calls_has_no_tool_that_a_note_took_back(server: Live) -> None:

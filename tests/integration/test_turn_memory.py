@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
-from mlx_lm.models.llama import Model, ModelArgs
 
-from tests.integration.kill_server import figures
-from tests.integration.processes import process
-from tests.oracle import build_oracle
+from tests.integration.processes import figures, process
+from tests.models.lora import build_base
 from tests.waiting import until
 
 MOST = 1.45
-LAYERS, HEADS, WIDTH = 12, 4, 512  # 196,608 bytes of KV a token
-
-
-def make_checkpoint(folder: Path) -> Path:
-    """A llama with little to compute and much to keep, and the oracle's tokenizer."""
-    build_oracle(folder)
-    known = json.loads((folder / "config.json").read_text())
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "num_hidden_layers": LAYERS,
-        "intermediate_size": 32,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "head_dim": WIDTH,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        **{name: known[name] for name in ("vocab_size", "max_position_embeddings", "eos_token_id", "torch_dtype")},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.random.seed(0)
-    weights = dict(tree_flatten(Model(ModelArgs.from_dict(config)).parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    return folder
+SIZES = {"num_hidden_layers": 12, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 512}
+"""Little to compute and much to keep: 196,608 bytes of KV a token."""
 
 
 def memory_of(pid: int, name: str) -> int:
@@ -69,7 +41,7 @@ def used_after(url: str, before: float) -> float:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_continuing_turn_takes_its_kv_once_by_the_high_water_mark_of_the_process(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model")
+    model = build_base(tmp_path / "model", **SIZES, max_position_embeddings=32_768)
     gc.collect()
     settings = {"KV_DISK_DIR": "off", "DRAFTS": "off", "DEFAULT_MAX_TOKENS": "8", "PREFILL_STEP_SIZE": "256"}
     with process(model, tmp_path, **settings) as (url, child):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from start_llm.cli import doctor
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries, sums
-from tests.integration.live import live
+from tests.integration.live import Start
 
 REMEDY = "send session_id in all turns"
 
@@ -20,11 +18,9 @@ def asked(customer: str, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": f"You help.\nCustomer: {customer}\nBe brief."}, *turns]
 
 
-def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
-    oracle_path: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(start: Start) -> None:
     turns: list[dict[str, Any]] = [{"role": "user", "content": "Tell me all. [[long 200]]"}]
-    with live(oracle_path("plain"), tmp_path) as server:
+    with start() as server:
         first = server.chat(asked("Alicia", turns))
         turns += [
             {"role": "assistant", "content": first["message"]["content"]},
@@ -41,7 +37,7 @@ def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
     counts = (f"{name}={first['report'][name]}" for name in ("prompt", "reused", "computed", "new"))
     assert first["headers"]["x-start-llm-cache"] == "; ".join(counts)
     reports = [explained.json(), second["report"], requests[0], one, page[-1]]
-    for log in (tmp_path / "logs").rglob("session-*.jsonl"):
+    for log in (server.cache / "logs").rglob("session-*.jsonl"):
         reports += [
             told for told in map(json.loads, log.read_text().splitlines()) if told["id"] == second["body"]["id"]
         ]
@@ -52,7 +48,7 @@ def test_a_changed_name_is_shown_as_sent_and_told_as_unproved_everywhere(
         assert miss["detail"].startswith("line 2 differs")
     for header in (explained.headers["x-start-llm-cache"], second["headers"]["x-start-llm-cache"]):
         assert header.endswith(f'; miss=unproved; at=messages[0].system; remedy="{REMEDY}"')
-    audit = tmp_path / AUDIT_FILE
+    audit = server.cache / AUDIT_FILE
     assert entries(audit, Wanted(), 9)[-1].miss == f"unproved in messages[0].system: {REMEDY}"
     assert {each.name for each in sums(audit, Wanted(), "miss")} == {"", "unproved"}
     (finding,) = doctor.check_reuse(audit)

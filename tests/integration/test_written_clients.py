@@ -95,19 +95,23 @@ def one_by_one(text: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message for pair in back for message in pair]
 
 
+def plain(said: str) -> list[Any]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": said}]
+
+
 # Where each asks, its first messages, its fields, where it finds the context, and how it sends an answer back.
 Back = Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 CLIENTS: dict[str, tuple[str, Callable[[str], list[Any]], dict[str, Any], Callable[[Live], int], Back]] = {
     "Zed": (
         "/api/v0/chat/completions",
-        lambda said: [{"role": "system", "content": SYSTEM}, {"role": "user", "content": said}],
+        plain,
         {"tool_choice": "auto", "temperature": 1.0},
         zed_context,
         together,
     ),
     "VS Code": (
         "/v1/chat/completions",
-        lambda said: [{"role": "system", "content": SYSTEM}, {"role": "user", "content": said}],
+        plain,
         {**USAGE, "temperature": 0.1, "top_p": 1, "n": 1},
         vscode_context,
         together,
@@ -124,7 +128,7 @@ CLIENTS: dict[str, tuple[str, Callable[[str], list[Any]], dict[str, Any], Callab
     ),
     "Goose": (
         "/v1/chat/completions",
-        lambda said: [{"role": "system", "content": SYSTEM}, {"role": "user", "content": said}],
+        plain,
         USAGE,
         goose_context,
         one_by_one,
@@ -180,14 +184,9 @@ def test_the_title_that_crush_asks_for_beside_it_does_not_break_its_conversation
     said = f"Read the go mod {script('It is read.', 'More.')}"
     begun = {"model": "default", "stream": True, **fields, "messages": first(said)}
     title = [{"role": "system", "content": "You will generate a short title. " * 20}, {"role": "user", "content": said}]
-    list(chunks(server, "/v1/chat/completions", begun))
-    list(
-        chunks(
-            server,
-            "/v1/chat/completions",
-            {"model": "default", "stream": True, **USAGE, "max_tokens": 40, "messages": title},
-        )
-    )
+    beside = {"model": "default", "stream": True, **USAGE, "max_tokens": 40, "messages": title}
+    for body in (begun, beside):
+        list(chunks(server, "/v1/chat/completions", body))
     begun["messages"] += [{"role": "assistant", "content": "It is read."}, {"role": "user", "content": "And now?"}]
     last = list(chunks(server, "/v1/chat/completions", begun))
     report = server.get(f"/v1/cache/requests/{last[0]['id']}").json()

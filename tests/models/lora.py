@@ -21,14 +21,14 @@ LORA = {"rank": 4, "scale": 8.0, "dropout": 0.1}
 LAYERS = 2
 
 
-def build_base(folder: Path, width: int = 32) -> Path:
-    """A random llama with the oracle's tokenizer."""
+def build_base(folder: Path, width: int = 32, **changes: Any) -> Path:
+    """A random llama with the oracle's tokenizer. `changes`: of its configuration."""
     build_oracle(folder)
     for path in folder.glob("*.py"):
         path.unlink()
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     more = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": LAYERS, "eos_token_id": 3}
-    config = {"model_type": "llama", **TEXT, **more}
+    config = {"model_type": "llama", **TEXT, **more, **changes}
     (folder / "config.json").write_text(json.dumps(config))
     mx.random.seed(3)
     model = Model(ModelArgs.from_dict(config))
