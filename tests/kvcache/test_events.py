@@ -32,23 +32,6 @@ def announced(new: NewBlocks | None) -> NewBlocks:
     return new
 
 
-def test_names_do_not_depend_on_how_a_run_is_divided() -> None:
-    tokens = run(1000, 1)
-    whole = block_names(tokens)
-    assert len(whole) == 1000 // BLOCK and len(set(whole)) == len(whole)
-    for at in (1, 63, 64, 65, 500, 999):
-        assert block_names(tokens[:at]) + behind(tokens, at) == whole
-
-
-def test_equal_tokens_are_published_as_far_as_they_are_held() -> None:
-    blocks, tokens = PublishedBlocks(), run(300, 2)
-    first = announced(blocks.announce(tokens, tokens, 200))
-    assert (first.parent, len(first.names), first.tokens) == (None, 3, tokens[:192].tolist())
-    rest = announced(blocks.announce(tokens, tokens, 300))
-    assert rest.parent == first.names[-1] and rest.tokens == tokens[192:256].tolist()
-    assert blocks.announce(tokens, tokens, 300) is None
-
-
 def test_what_is_evicted_is_removed_last_block_first() -> None:
     blocks, tokens = PublishedBlocks(), run(400, 3)
     names = announced(blocks.announce(tokens, tokens, 400)).names
@@ -95,6 +78,10 @@ class Listener:
 
     def announce(self, tokens: Tokens, held: int) -> None:
         if (new := self.blocks.announce(tokens, tokens, held)) is not None:
+            names = block_names(tokens)
+            first, behind = names.index(new.names[0]), names.index(new.names[-1]) + 1
+            assert new.names == names[first:behind] and new.tokens == tokens[first * BLOCK : behind * BLOCK].tolist()
+            assert new.parent == (names[first - 1] if first else None)
             assert new.parent is None or new.parent in self.published
             assert self.published.isdisjoint(new.names)
             self.published.update(new.names)

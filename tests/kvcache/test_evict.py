@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -14,8 +13,7 @@ from start_llm.kvcache.evict import checkpoint_rank, near_end, nearest_ends, ran
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.sessions import Claim, Strength
 from start_llm.kvcache.store import KVStore
-from start_llm.kvcache.types import Checkpoint, StoreConfig, StoredEnd, WindowPiece
-from start_llm.kvcache.types import Window as WindowState
+from start_llm.kvcache.types import StoreConfig, StoredEnd
 from tests.kinds import rounds
 from tests.kvcache.segments import fake_tree, grow
 
@@ -55,18 +53,6 @@ def test_a_path_is_as_strong_as_the_strongest_end_that_stands_on_it() -> None:
     assert all(strengths[id(segment)] == ends[id(strong)] for segment in weak.ancestors() if segment.end <= 10)
 
 
-def test_a_grown_conversation_keeps_recent_checkpoints_and_the_grid() -> None:
-    tree = fake_tree()
-    for stop in range(10, 101, 10):
-        end = grow(tree, list(range(stop)), checkpoint=True)
-        for segment in thin_after(end, CONFIG):
-            segment.checkpoint = None
-    places = sorted(s.end for s in tree if s.checkpoint is not None)
-    assert places[-3:] == [80, 90, 100]
-    assert all(b - a <= 20 for a, b in pairwise(places))
-    assert len(places) < 10
-
-
 def test_thinning_stops_at_a_branch() -> None:
     tree = fake_tree()
     for stop in range(5, 51, 5):
@@ -74,17 +60,6 @@ def test_thinning_stops_at_a_branch() -> None:
     grow(tree, [*range(50), 900], checkpoint=True)
     end = grow(tree, [*range(50), 800], checkpoint=True)
     assert thin_after(end, CONFIG) == []
-
-
-def test_thinning_leaves_a_system_text_alone() -> None:
-    tree = fake_tree()
-    for stop in range(5, 101, 5):
-        end = grow(tree, list(range(stop)), checkpoint=True)
-        end.head = stop == 30
-        for segment in thin_after(end, CONFIG) if stop > 30 else ():
-            segment.checkpoint = None
-    places = sorted(s.end for s in tree if s.checkpoint is not None)
-    assert places[:6] == [5, 10, 15, 20, 25, 30] and len(places) < 14
 
 
 def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
@@ -134,23 +109,6 @@ def test_a_few_checkpoints_stay_until_the_end_has_gone() -> None:
     # Windows are 5,000 wide up to 16,384 tokens from the end, then 10,000 and, at 2,000 to 7,232, 20,000.
     assert [place for place, its in ranks.items() if its > first] == [10000, 20000, 26000, 30000, 36000]
     assert ranks[2000] < rank(grow(tree, [7]), {}, True, 9.0)
-
-
-@pytest.mark.parametrize("window", [700, 2000])
-def test_what_stays_to_the_last_is_further_apart_the_further_it_is_from_the_end(window: int) -> None:
-    tree, length = fake_tree(), 100_000
-    for stop in range(500, length + 1, 500):
-        end = grow(tree, list(range(stop)), checkpoint=True, used=5.0)
-        ends = {id(end): WEAK}
-        strengths, nearest = whole_paths(tree, ends), nearest_ends(tree, ends)
-        for segment in tree:  # memory is short at every turn
-            if not segment.is_leaf and segment.checkpoint is not None:
-                level, _, _ = checkpoint_rank(segment, strengths, nearest[id(segment)], 9.0, window)
-                segment.checkpoint = segment.checkpoint if level == 3 else None
-    places = sorted(s.end for s in tree if s.checkpoint is not None)
-    assert len(places) < 4 + 6 * 16384 / window
-    for above, below in pairwise([0, *places]):
-        assert below - above <= 2 * window * max(1, (length - below) / 8192)
 
 
 @pytest.mark.parametrize("width, window", [(4, 512), (16, 1024), (100, 2560), (400, 5120)])
@@ -281,12 +239,3 @@ def test_near_end() -> None:
     tree = fake_tree()
     ends = [grow(tree, list(range(stop)), checkpoint=True) for stop in (10, 20, 30, 40)]
     assert [near_end(end) for end in ends] == [False, True, True, True]
-
-
-def test_shared_pieces_are_counted_once() -> None:
-    shared, own = (WindowPiece(at, at + 5, (None, None), 100) for at in (0, 5))
-    first = Checkpoint((WindowState((shared,), 0, 5, 10), []), own_bytes=7)
-    second = Checkpoint((WindowState((shared, own), 0, 10, 10), []), own_bytes=7)
-    assert (first.count(1), second.count(1)) == ((107, 2), (107, 2))
-    assert first.nbytes == 57
-    assert (first.count(-1), second.count(-1)) == ((-7, 0), (-207, -4))

@@ -26,7 +26,7 @@ from mlx_vlm.models.qwen4_exp.language import QSAKVCache, QSAQuantizedKVCache
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.kvcache import kinds
 from start_llm.kvcache.disk.tier import DiskTier
-from start_llm.kvcache.kinds import Column, Kind, kind_of, leaves, undescribed
+from start_llm.kvcache.kinds import kind_of, leaves
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd, Unstorable
@@ -118,50 +118,6 @@ def test_parts_of_rows_take_what_the_whole_takes(name: str) -> None:
     sparse.feed(made, sparse.text(256), cache)
     whole = kit.slice(cache, 0, 256)
     assert kit.part(whole, 0, 103).nbytes + kit.part(whole, 103, 256).nbytes == whole.nbytes
-
-
-class FourCache:
-    """A class that nobody knows: one row for four tokens, their sum, and the tokens of the open group."""
-
-    def __init__(self) -> None:
-        self.sums: Any = None
-        self.open: Any = mx.zeros((1, 0, 1))
-        self.offset = 0
-
-    def add(self, tokens: list[int]) -> None:
-        waiting = mx.concatenate([self.open, mx.array(tokens, dtype=mx.float32)[None, :, None]], axis=1)
-        full = waiting.shape[1] // 4 * 4
-        if full:
-            closed = waiting[:, :full].reshape(1, -1, 4, 1).sum(axis=2)
-            self.sums = closed if self.sums is None else mx.concatenate([self.sums, closed], axis=1)
-        self.open, self.offset = waiting[:, full:], self.offset + len(tokens)
-
-    @property
-    def state(self) -> Any:
-        return self.sums, self.open
-
-    def read(self) -> tuple[list[float], list[float]]:
-        return ([] if self.sums is None else self.sums.flatten().tolist()), self.open.flatten().tolist()
-
-
-def test_a_class_is_described_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    described = Kind((Column("sums", exact=True),), ("open", "offset"), rate=lambda layer: 4)
-    assert undescribed([FourCache(), KVCache()]) == ["FourCache"]
-    monkeypatch.setitem(kinds.KINDS, "FourCache", described)
-    assert undescribed([FourCache()]) == []
-    store = KVStore(LayerKit(lambda: [FourCache()]), StoreConfig(1 << 20))
-    tokens, cache = list(range(1, 40)), FourCache()
-    for start, stop in ((0, 2), (2, 13), (13, 39)):
-        cache.add(tokens[start:stop])
-        store.put(tokens[:stop], [cache])
-    for stop in (2, 13, 39):
-        got = store.restore(tokens[:stop], store.lookup(tokens[:stop])).cache
-        again = FourCache()
-        again.add(tokens[:stop])
-        assert got[0].read() == again.read() and got[0].offset == stop
-        if stop < 39:
-            store.take_back(got)
-    assert store.stats()["held_bytes"] - store.stats()["checkpoint_bytes"] == 9 * 4
 
 
 EMPTY = {

@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from start_llm.kvcache.blocks import as_tokens
-from start_llm.kvcache.tree import Segment, SegmentTree
+from start_llm.kvcache.tree import SegmentTree
 from start_llm.kvcache.types import Slices, StoredRows
 from tests.kvcache.segments import fake_rows, fake_tree
 
 
-@pytest.fixture
-def slow_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever divides a segment lets others run in the middle of it."""
-    first = Segment.first.fget  # type: ignore[attr-defined]
+def test_a_look_into_which_a_change_falls_is_made_again() -> None:
+    tree, tokens, seen = fake_tree(), as_tokens(range(1, 400)), []
+    (segment,) = tree.extend(tokens)
 
-    def slow(segment: Segment) -> int:
-        time.sleep(0)
-        return int(first(segment))
+    def look() -> int:
+        match = tree.walk(tokens)
+        seen.append([part.length for part in match.path])
+        if len(seen) == 1:
+            tree.split(segment, 200)
+        if len(seen) == 2:
+            tree.absorb(tree.root.children[1])
+            raise KeyError("a part that is there no more")
+        return match.length
 
-    monkeypatch.setattr(Segment, "first", property(slow))
-
-
-def test_a_peek_never_sees_half_a_change(slow_changes: None) -> None:
-    """One segment is divided and joined again all the time; whoever looks finds all of it, or nothing was there."""
-    tree = fake_tree()
-    tokens = as_tokens(range(1, 400))
-    over = threading.Event()
-    counts: list[int] = []
-
-    def change() -> None:
-        tree.extend(tokens)
-        while not over.is_set():
-            (top,) = tree.root.children.values()
-            time.sleep(0)
-            tree.absorb(tree.split(top, 200))
-            time.sleep(0)
-
-    def look() -> None:
-        for _ in range(3000):
-            counts.append(tree.read_consistently(lambda: tree.walk(tokens).length, seconds=30))
-        over.set()
-
-    looking = threading.Thread(target=look)
-    changing = threading.Thread(target=change)
-    changing.start()
-    while not tree.root.children:
-        time.sleep(0.001)
-    looking.start()
-    looking.join(60)
-    over.set()
-    changing.join(60)
-    assert counts == [399] * 3000
+    assert tree.read_consistently(look, seconds=30) == 399
+    assert seen == [[399], [200, 199], [399]]
 
 
 def test_a_look_during_a_change_waits_for_its_end() -> None:

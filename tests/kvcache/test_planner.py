@@ -93,3 +93,21 @@ def test_a_system_text_has_a_grid_of_its_own() -> None:
     assert stops(prompt, empty, 0, recent=8, grid=1000, head_grid=15) == (15, 30, 40, 70, 95)
     assert stops(prompt, empty, 35, recent=8, grid=1000, head_grid=15) == (40, 70, 95)
     assert stops(prompt, empty, 40, recent=8, grid=20, head_grid=15) == (60, 70, 90, 95)
+
+
+@pytest.mark.parametrize(
+    ("asked", "behind"),
+    [([1, 2, 9, 9], (3, 4)), ([1, 2, 3, 4], ()), ([1, 2], (3, 4)), ([8, 8], ()), ([1, 2, 3, 4, 5], ())],
+)
+def test_a_plan_tells_what_is_stored_behind_the_match(asked: list[int], behind: tuple[int, ...]) -> None:
+    tree = fake_tree()
+    grow(tree, [1, 2, 3, 4])
+    assert plan(tree.walk(array(asked)), len(asked), True).behind == behind
+
+
+def test_of_several_ways_on_the_last_used_one_is_told() -> None:
+    tree = fake_tree()
+    grow(tree, [1, 5], used=1.0)
+    grow(tree, [1, 6], used=3.0)
+    grow(tree, [1, 7], used=2.0)
+    assert plan(tree.walk(array([1, 8])), 2, True).behind == (6,)

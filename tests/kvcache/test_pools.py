@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.kinds import rounds
 from tests.kvcache.orders import Requests
+from tests.memory_folder import memory_folder
 
 RATES = (4, 6)
 WINDOW = 5
@@ -121,22 +121,17 @@ class Orders(Requests):
         self.store.close()
 
 
-def play(seeds: range) -> None:
+MANY_ORDERS = [
+    pytest.param(range(at, at + 50), marks=[pytest.mark.thorough, pytest.mark.slow]) for at in range(1000, 1500, 50)
+]
+
+
+@pytest.mark.parametrize("seeds", [range(rounds(12)), *MANY_ORDERS])
+def test_no_order_of_requests_reads_wrong_pools(seeds: range) -> None:
     restored = 0
     for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            orders = Orders(seed, Path(folder))
+        with memory_folder() as folder:
+            orders = Orders(seed, folder)
             orders.play(30)
             restored += orders.restored
     assert restored > 10 * len(seeds), "hardly anything came from stored KV"
-
-
-def test_no_order_of_requests_reads_wrong_pools() -> None:
-    play(range(rounds(12)))
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_five_hundred_orders_of_requests(part: int) -> None:
-    play(range(1000 + 50 * part, 1050 + 50 * part))

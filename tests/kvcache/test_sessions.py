@@ -240,20 +240,6 @@ def test_the_longest_unused_name_is_forgotten() -> None:
     assert len(sessions) == 2 and [name for name, _ in sessions.ends()] == ["2", "1"]
 
 
-def test_two_owners_may_give_their_conversations_one_name() -> None:
-    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    first = said(tree, sessions, "main", run(0, 20), used=1.0, at=1.0, owner="ann")
-    said(tree, sessions, "other", run(1000, 20), used=2.0, at=2.0, owner="ann")
-    second = said(tree, sessions, "main", run(2000, 20), used=3.0, at=3.0, owner="bob")
-    said(tree, sessions, "main", run(3000, 20), used=4.0, at=4.0, owner="bob")
-    strengths = sessions.protection(5.0)
-    assert len(sessions) == 3
-    assert strengths[id(first)].claim == 1, "the one of ann's: bob has not left it behind"
-    assert strengths[id(second)].claim == 0, "bob has left this one behind"
-    assert strengths[id(first)].used == 1.0, "and it was used when ann used it"
-    assert [name for name, _ in sessions.ends()] == ["main", "other", "main"]
-
-
 def test_nobody_has_begun_the_conversation_of_another_owner() -> None:
     for owner, caller in (("ann", "main"), ("bob", None)):
         tree, sessions = fake_tree(), Sessions(idle=600, keep=2)

@@ -5,21 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.core.report import StoredSegment
+from start_llm.kvcache.resident import snapshot
+from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import SegmentTree
 from start_llm.kvcache.types import FilePart
-from tests.kvcache.segments import fake_tree, grow
+from tests.kvcache.segments import A_TOKEN, fake_tree, grow
 
 
 def array(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
-
-
-def test_a_long_run_is_divided() -> None:
-    tree = fake_tree(longest=10)
-    end = grow(tree, list(range(25)))
-    assert [s.length for s in tree] == [10, 10, 5]
-    assert (end.start, end.end, end.first) == (20, 25, 20)
-    assert [s.start for s in end.ancestors()] == [10, 0]
 
 
 def test_a_branch_divides_the_segment_that_it_leaves() -> None:
@@ -111,5 +106,35 @@ def test_every_path_is_what_was_put_in(sequences: list[list[int]]) -> None:
     for tokens in sequences:
         assert tree.walk(np.array(tokens, np.int32)).length == len(tokens)
         assert path_tokens(tree, tokens)[: len(tokens)] == tokens
+    for segment in tree:
+        assert segment.length <= 4 and segment.end == segment.start + segment.length
+        assert segment.first == int(segment.tokens[0]) and sum(s.length for s in segment.ancestors()) == segment.start
     prefixes = {tuple(tokens[:n]) for tokens in sequences for n in range(1, len(tokens) + 1)}
     assert sum(s.length for s in tree) == len(prefixes)  # nothing is held twice
+
+
+def test_every_segment_is_told_with_its_parent_its_state_and_its_use() -> None:
+    tree = fake_tree()
+    one = grow(tree, [1, 2, 3, 4], used=90.0)
+    two = grow(tree, [1, 2, 7], used=95.0)
+    one.uses, one.seconds_per_token = 3, 0.5
+    two.rows, two.file = None, FilePart("f")
+    sessions = Sessions(0, 2)
+    sessions.add_end("older", one, 1.0)
+    sessions.add_end("newer", two, 2.0)
+    told = snapshot(tree, sessions.ends(), 100.0, 10.0)
+    head, *rest = told.segments
+    assert (head.parent, head.tokens, head.memory, head.disk) == (-1, 2, 2 * A_TOKEN, False)
+    assert StoredSegment(0, 2, 2 * A_TOKEN, False, 10.0, 3, 1.0) in rest
+    assert StoredSegment(0, 1, 0, True, -1.0, 0, 0.0) in rest
+    names = [(name, told.segments[at].tokens) for name, at, _ in told.conversations]
+    assert names == [("newer", 1), ("older", 2)] and told.left_out == 0
+
+
+def test_a_tree_that_is_too_large_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("start_llm.kvcache.resident.MOST_SEGMENTS", 5)
+    tree = fake_tree()
+    for first in range(20):
+        grow(tree, [first, 1])
+    told = snapshot(tree, [], 0.0, 0.0)
+    assert len(told.segments) == 5 and told.left_out == 15
