@@ -243,6 +243,21 @@ def test_what_was_not_used_for_longest_is_packed_first() -> None:
     assert store.resident.arrays == 120 - 8 * 3, "far enough from the limit"
 
 
+@pytest.mark.parametrize(("most", "gone"), [(200, False), (120, True)])
+def test_many_arrays_at_once_are_packed_before_anything_goes(most: int, gone: bool) -> None:
+    """But the device may not be left without room meanwhile."""
+    store = make_store()
+    put_texts(store, range(40))
+    assert store.resident.arrays == 40 * 6
+    store._eviction.most_arrays = most
+    for _ in range(12):
+        store.idle()
+        check(store)
+        assert store.resident.arrays <= 1.25 * most
+    assert (store.stats()["evicted"] > 0) == gone
+    assert store.resident.arrays <= most
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_request_takes_over_what_it_continues_and_gives_it_back(hybrid: bool) -> None:
     store = make_store(hybrid)

@@ -235,6 +235,7 @@ def test_old_checkpoints_thin_out_to_the_grid() -> None:
         previous = length
     for end in (960, 970, 980, 990, 1000):
         assert store.lookup(tuple(run(0, 1000)), limit=end).length == end, "the most recent ones stay"
+    assert store.lookup(tuple(run(0, 1000)), limit=959).length < 950
 
 
 def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
