@@ -12,15 +12,13 @@ from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotSupported, OutOfMemory, StartLLMError
 from start_llm.core.events import (
     Failed,
-    Progress,
     TextDelta,
 )
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
-from tests.api.conftest import Connect
 from tests.api.fakes import FIRST, TURN, USER, FakeService, answer
 from tests.api.fakes import read as reading
-from tests.vendors import anthropic, anthropic_event
+from tests.vendors import anthropic
 
 TOOL: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 
@@ -28,20 +26,6 @@ TOOL: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}
 @pytest.fixture
 def client(server: ApiServer) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-
-
-def sse_events(body: bytes) -> list[tuple[str, dict[str, Any]]]:
-    found = []
-    for block in body.decode().split("\n\n"):
-        if block.startswith("event: "):
-            name, _, data = block.partition("\n")
-            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return found
-
-
-def stream_of(server: ApiServer, connect: Connect) -> list[tuple[str, dict[str, Any]]]:
-    body = {"model": "claude-x", "max_tokens": 9, "messages": USER, "stream": True}
-    return sse_events(connect(server).post("/v1/messages", body).response()[2])
 
 
 def test_whole_message(client: anthropic.Anthropic, service: FakeService) -> None:
@@ -62,29 +46,6 @@ def test_whole_message(client: anthropic.Anthropic, service: FakeService) -> Non
     assert (service.requests[0].thinking, service.requests[0].thinking_budget) == (True, 1024)
 
 
-def test_event_sequence(server: ApiServer, service: FakeService, connect: Connect) -> None:
-    service.script = lambda request: answer(Progress(1, 2), *TURN, finish="tool_calls")
-    events = stream_of(server, connect)
-    names = [name for name, _ in events]
-    assert names == [
-        "message_start", "ping",
-        "content_block_start", "content_block_delta", "content_block_delta", "content_block_delta",
-        "content_block_stop",
-        "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
-        "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
-        "content_block_start", "content_block_stop",
-        "message_delta", "message_stop",
-    ]  # fmt: skip
-    for name, data in events:
-        assert data["type"] == name
-        if name != "ping":
-            anthropic_event().validate_python(data)
-    assert [data["index"] for name, data in events if name == "content_block_start"] == [0, 1, 2, 3]
-    assert events[0][1]["message"]["usage"]["cache_read_input_tokens"] == 100
-    deltas = [data["delta"]["type"] for name, data in events if name == "content_block_delta"]
-    assert deltas[:3] == ["thinking_delta", "thinking_delta", "signature_delta"]
-
-
 @pytest.mark.parametrize(
     ("finish", "sequence", "reason"),
     [("stop", None, "end_turn"), ("length", None, "max_tokens"), ("stop", "END", "stop_sequence"),
@@ -98,13 +59,6 @@ def test_stop_reasons(
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
     with client.messages.stream(model="m", max_tokens=5, messages=USER) as stream:
         assert stream.get_final_message().stop_reason == reason
-
-
-def test_an_empty_answer(client: anthropic.Anthropic, service: FakeService) -> None:
-    service.script = lambda request: answer()
-    assert client.messages.create(model="m", max_tokens=5, messages=USER).content == []
-    with client.messages.stream(model="m", max_tokens=5, messages=USER) as stream:
-        assert stream.get_final_message().content == []
 
 
 def test_count_tokens_and_scale(client: anthropic.Anthropic, service: FakeService) -> None:

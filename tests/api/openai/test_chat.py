@@ -12,19 +12,15 @@ from start_llm.core.errors import QueueFull
 from start_llm.core.events import (
     ChoiceDone,
     Failed,
-    Progress,
-    ReasoningDelta,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
 )
 from tests.api.fakes import DONE, FIRST, USER, FakeService, answer
 from tests.vendors import openai
 
 
 def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
+    """How calls and reasoning are answered, and what is streamed: `tests/api/test_writers.py`."""
     reply = client.chat.completions.with_raw_response.create(model="gpt-x", messages=USER, user="u1")
     assert reply.headers["x-start-llm-cache"] == "prompt=120; reused=100; computed=20; new=16; miss=diverged"
     completion = reply.parse()
@@ -41,43 +37,6 @@ def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
     assert request.sampling.temperature == 0.1
     assert request.sampling.repetition_penalty == 1.0
     assert request.max_tokens is None
-
-
-def test_stream_with_reasoning_and_tools(client: openai.OpenAI, service: FakeService) -> None:
-    service.script = lambda request: [
-        Progress(0, 0),
-        FIRST,
-        Progress(10, 20),
-        ReasoningDelta("hm"),
-        TextDelta("Look: "),
-        ToolCallStarted(0, "call_1", "read"),
-        ToolCallDelta(0, '{"path": '),
-        ToolCallDelta(0, '"a"}'),
-        ToolCallFinished(0, "call_1", "read", '{"path": "a"}'),
-        ChoiceDone("tool_calls"),
-        DONE,
-    ]
-    stream = client.chat.completions.create(
-        model="m", messages=USER, stream=True, stream_options={"include_usage": True}
-    )
-    assert "x-start-llm-cache" in stream.response.headers
-    chunks = list(stream)
-    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    assert deltas[0].role == "assistant"
-    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "hm"
-    assert "".join(delta.content or "" for delta in deltas) == "Look: "
-    calls = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
-    assert (calls[0].id, calls[0].function.name) == ("call_1", "read")
-    assert "".join(call.function.arguments for call in calls) == '{"path": "a"}'
-    assert chunks[-2].choices[0].finish_reason == "tool_calls"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.total_tokens == 123
-    assert chunks[-1].usage.start_llm["computed"] == 20
-
-
-def test_no_usage_chunk_unless_asked(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(model="m", messages=USER, stream=True))
-    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
 def test_logprobs_and_choices(client: openai.OpenAI, service: FakeService) -> None:
@@ -150,16 +109,6 @@ def test_a_json_object_may_have_a_schema(client: openai.OpenAI, service: FakeSer
         assert service.requests[-1].response_format.kind == "json_object"
 
 
-def test_tool_call_answer(client: openai.OpenAI, service: FakeService) -> None:
-    service.script = lambda request: answer(
-        ReasoningDelta("why"), ToolCallFinished(0, "c", "f", "{}"), finish="tool_calls"
-    )
-    message = client.chat.completions.create(model="m", messages=USER).choices[0].message
-    assert message.content is None
-    assert message.reasoning_content == "why"
-    assert message.tool_calls[0].function.name == "f"
-
-
 def test_errors_before_and_inside_a_stream(client: openai.OpenAI, service: FakeService) -> None:
     service.script = lambda request: [Failed(QueueFull("full", retry_after=3.2))]
     with pytest.raises(openai.RateLimitError) as caught:
@@ -189,26 +138,27 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
-def test_completions(client: openai.OpenAI, service: FakeService) -> None:
-    completion = client.completions.create(model="m", prompt="Once", max_tokens=5)
-    assert completion.choices[0].text == "Hello there."
-    assert service.requests[0].prompt == "Once"
-    chunks = list(client.completions.create(model="m", prompt=[1, 2], stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello there."
-    assert service.requests[1].prompt == (1, 2)
-    assert chunks[-1].choices[0].finish_reason == "stop"
-
-
 def test_completion_logprobs(client: openai.OpenAI, service: FakeService) -> None:
     service.script = lambda request: answer(TextDelta("a", 0, (TokenLogprob(7, -0.5, ((8, -1.0),)),)))
     logprobs = client.completions.create(model="m", prompt="p", logprobs=1).choices[0].logprobs
     assert (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) == (["<7>"], [-0.5], [{"<8>": -1.0}])
 
 
-@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("echo", True), ("prompt", []), ("best_of", 3)])
-def test_completions_refusals(client: openai.OpenAI, field: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("suffix", {"suffix": "x"}),
+        ("echo", {"echo": True}),
+        ("best_of", {"best_of": 3}),
+        ("prompt", {"prompt": []}),
+        ("prompt[1]", {"prompt": ["a", []]}),
+        ("prompt[2]", {"prompt": [[5], [6], [-1]]}),
+        ("prompt", {"prompt": ["a"] * 33, "n": 2}),
+    ],
+)
+def test_bad_fields_of_completions_are_named(client: openai.OpenAI, field: str, more: dict[str, Any]) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        client.completions.create(**({"model": "m", "prompt": "a"} | {field.partition("[")[0]: value}))
+        client.completions.create(**{"model": "m", "prompt": "a"} | more)
     assert caught.value.body["param"] == field
 
 
@@ -217,28 +167,3 @@ def test_a_list_of_one_prompt_is_that_prompt(client: openai.OpenAI, service: Fak
     client.completions.create(model="m", prompt=prompt, n=2)
     (asked,) = service.requests
     assert asked.prompt in ("a", (5, 6)) and asked.n == 2
-
-
-@pytest.mark.parametrize("prompts", [["a", "b"], [[5], [6, 7]]])
-def test_several_prompts_are_one_request_with_more_choices(
-    client: openai.OpenAI, service: FakeService, prompts: Any
-) -> None:
-    service.script = lambda request: [
-        FIRST, *(TextDelta(str(i), i) for i in (3, 0, 2, 1)), *(ChoiceDone("stop", i) for i in range(4)), DONE
-    ]  # fmt: skip
-    completion = client.completions.create(model="m", prompt=prompts, n=2)
-    assert [(choice.index, choice.text) for choice in completion.choices] == [(i, str(i)) for i in range(4)]
-    (asked,) = service.requests
-    assert [each.first_choice for each in asked.by_prompt()] == [0, 2]
-    assert [each.prompt for each in asked.by_prompt()] == [tuple(p) if isinstance(p, list) else p for p in prompts]
-
-
-@pytest.mark.parametrize(
-    ("field", "prompt", "n"),
-    [("prompt[1]", ["a", []], 1), ("prompt[2]", [[5], [6], [-1]], 1), ("prompt", ["a"] * 65, 1),
-     ("prompt", ["a"] * 33, 2)],
-)  # fmt: skip
-def test_which_prompt_is_wrong_is_told(client: openai.OpenAI, field: str, prompt: Any, n: int) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="m", prompt=prompt, n=n)
-    assert caught.value.body["param"] == field

@@ -9,6 +9,7 @@ import pytest
 
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
 from start_llm.core.messages import Message, ToolCall
+from tests.api.fakes import exchange
 from tests.api.fakes import read as reading
 
 TEXT = {"type": "text", "text": "a"}
@@ -159,6 +160,8 @@ def test_output_controls() -> None:
     assert request.tools[0].strict
     assert request.tool_choice.mode == "required"
     assert not request.parallel_tool_calls
+    asked = [exchange("chat", stream_options=options) for options in (None, {}, {"include_usage": True})]
+    assert [each.include_usage for each in asked] == [False, False, True]
 
 
 def test_allowed_tools_leave_the_named_ones() -> None:
