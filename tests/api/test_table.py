@@ -1,4 +1,4 @@
-"""Who may see what: all routes of the table, asked by seven kinds of visitors, against one written table."""
+"""Who may see what: all routes of the table, asked by many kinds of visitors, against one written table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
+from start_llm.api.http import access
 from start_llm.api.server import ApiServer
 from start_llm.core.report import Background, Miss
 from tests.api.fakes import REPORT, FakeService
@@ -57,6 +58,7 @@ class Kind:
     let_in: bool = True  # has the server's key, where it needs one
     headers: Mapping[str, str] = field(default_factory=lambda: MADE_BY)
     user: str = ""
+    away: bool = False  # on another machine
 
 
 OWN_PAGE, OTHER_PAGE = {"Origin": "OWN"}, {"Origin": "http://localhost:5173"}
@@ -69,6 +71,8 @@ NO_KEY = {
     "user": Kind("words", stored=True, user=USER),
     "other user": Kind("numbers", user="two"),
     "other local origin with the key": Kind("nothing", headers=OTHER_PAGE | MADE_BY, user=USER),
+    "other machine": Kind("nothing", user=USER, away=True),
+    "through a proxy": Kind("nothing", headers=MADE_BY | {"X-Forwarded-For": "192.0.2.1"}, user=USER),
 }
 WITH_KEY = {
     "own page": Kind("numbers", private=True, headers=OWN_PAGE | MADE_BY),
@@ -78,6 +82,7 @@ WITH_KEY = {
     "other key": Kind("nothing", let_in=False, headers={"x-api-key": "bob"}),
     "user": Kind("words", private=True, stored=True, user=USER),
     "other user": Kind("numbers", private=True, user="two"),
+    "other machine": Kind("words", private=True, stored=True, user=USER, away=True),
 }
 
 
@@ -123,12 +128,14 @@ def ask(server: ApiServer, route: str, kind: Kind, made: str) -> tuple[httpx.Res
     ("api_key", "name"), [*((None, name) for name in NO_KEY), *(("ann", name) for name in WITH_KEY)]
 )
 def test_every_route_shows_a_visitor_what_it_may_see(
-    serve: Callable[..., ApiServer], api_key: str | None, name: str
+    serve: Callable[..., ApiServer], api_key: str | None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(**({"api_key": api_key} if api_key else {}))
     kind = (WITH_KEY if api_key else NO_KEY)[name]
     asked = {"model": "tiny", "input": f"a {SECRET}", "instructions": f"a {SECRET}", "user": USER}
     made = httpx.post(f"{server.url}/v1/responses", json=asked, headers=MADE_BY, timeout=60).json()["id"]
+    if kind.away:
+        monkeypatch.setattr(access, "is_loopback", lambda address: False)
     wrong = {}
     for route, right in TABLE.items():
         answer, text = ask(server, route, kind, made)

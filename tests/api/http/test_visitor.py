@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -36,20 +35,12 @@ def ask(raw: Raw, path: str, who: str, method: str = "GET") -> tuple[int, Any]:
     return status, json.loads(body)
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From now on, clients come from another machine."""
-    return lambda: monkeypatch.setattr(access, "is_loopback", lambda address: False)
-
-
 def test_a_stored_response_is_seen_by_its_key_only(server: ApiServer, connect: Connect) -> None:
+    """Nor goes anybody else on from it; it is asked for by its path in `tests/api/test_table.py`."""
     raw = connect(server)
     made = stored(raw, ANN)[1]["id"]
     path = f"/v1/responses/{made}"
     for who in (BOB, ""):
-        assert ask(raw, path, who)[0] == 404
-        assert ask(raw, f"{path}/input_items", who)[0] == 404
-        assert ask(raw, path, who, "DELETE")[0] == 404
         status, told = stored(raw, who, previous_response_id=made)
         assert (status, told["error"]["code"]) == (404, "previous_response_not_found")
         for other in ("/v1/responses/input_tokens", "/v1/cache/explain"):
@@ -82,7 +73,10 @@ def test_the_end_of_an_id_is_enough(server: ApiServer, service: Any, connect: Co
     service.cache_report = lambda request_id: REPORT if request_id == made else None
     path = f"/v1/cache/requests/{made[-6:]}"
     assert [ask(raw, path, who)[0] for who in (ANN, BOB, "")] == [200, 404, 200]
-    assert ask(raw, path, ANN)[1]["id"] == made
+    told = ask(raw, path, ANN)[1]
+    assert (told["id"], told["computed"]) == (made, 20)
+    (recent,) = ask(raw, "/v1/cache/requests", ANN)[1]["requests"]
+    assert (recent["miss"]["reason"], recent["status"]) == ("diverged", 200)
     assert ask(raw, f"/v1/cache/requests/{made[-5:]}", ANN)[0] == 404  # shorter than the terminal shows
 
 
@@ -98,11 +92,11 @@ def test_an_end_of_several_ids_is_told_with_them() -> None:
 
 
 def test_from_another_machine_nothing_is_seen_without_a_server_key(
-    server: ApiServer, connect: Connect, elsewhere: Callable[[], None]
+    server: ApiServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = connect(server)
     made = stored(raw, ANN)[1]["id"]
-    elsewhere()
+    monkeypatch.setattr(access, "is_loopback", lambda address: False)
     for who in (ANN, ""):
         assert ask(raw, f"/v1/responses/{made}", who)[0] == 404
         status, told = ask(raw, "/v1/cache/requests", who)
@@ -112,17 +106,6 @@ def test_from_another_machine_nothing_is_seen_without_a_server_key(
         assert (status, body["store"]) == (200, False)
         status, body = stored(raw, who, store=True)
         assert (status, body["error"]["param"]) == (400, "store")
-
-
-def test_with_a_server_key_the_machine_makes_no_difference(
-    serve: Serve, connect: Connect, elsewhere: Callable[[], None]
-) -> None:
-    server = serve(api_key="ann")
-    elsewhere()
-    raw = connect(server)
-    made = stored(raw, ANN)[1]["id"]
-    assert ask(raw, f"/v1/responses/{made}/input_items", ANN)[0] == 200
-    assert len(ask(raw, "/v1/cache/requests", ANN)[1]["requests"]) == 1
 
 
 def test_another_key_of_the_server_sees_nothing_of_the_last_one(serve: Serve, connect: Connect, tmp_path: Path) -> None:

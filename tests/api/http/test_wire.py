@@ -47,6 +47,8 @@ AMBIGUOUS = {
     "a signed length": POST + HOST + b"Content-Length: +%d\r\n\r\n" % len(CHAT) + CHAT,
     "an empty length": POST + HOST + b"Content-Length:\r\n\r\n" + CHAT,
     "two codings": POST + HOST + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n" + CHUNK + b"0\r\n\r\n",
+    "another coding": POST + HOST + b"Transfer-Encoding: gzip\r\n" + LENGTH + b"\r\n" + CHAT,
+    "a negative length": POST + HOST + b"Content-Length: -5\r\n\r\n" + CHAT,
     "a coding in front of chunked": POST + HOST + b"Transfer-Encoding: x, chunked\r\n\r\n" + CHUNK + b"0\r\n\r\n",
     "a coding and a length": POST + HOST + b"Transfer-Encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNK + b"0\r\n\r\n",
     "a coding in HTTP/1.0": CHUNKED.replace(b"1.1", b"1.0") + CHUNK + b"0\r\n\r\n",
@@ -110,6 +112,7 @@ def test_what_is_sound_is_served(server: ApiServer, service: FakeService, connec
         b"POST http://LOCALHOST/v1/chat/completions?x=y#z HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n" + CHAT,
         CHUNKED + CHUNK.replace(b"\r\n", b" ;x=y\r\n", 1) + b"000\r\nX: y\r\n\r\n",
         (POST.replace(b"1.1", b"1.0") + LENGTH + b"\r\n" + CHAT),
+        POST + HOST + b"Content-Type: application/x-www-form-urlencoded\r\n" + LENGTH + b"\r\n" + CHAT,  # curl's
     ]
     for request in requests:
         status, _, body = connect(server).send(request).response()

@@ -63,14 +63,6 @@ def test_stored_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [name for name in "abcde" if mine.get(name)] == ["c", "d"]
 
 
-def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
-    store = ResponsesStore(tmp_path / "r.sqlite3")
-    one, two = store.of("one"), store.of("two")
-    one.put({"id": "a"}, [])
-    assert two.get("a") is None and not two.delete("a")
-    assert one.get("a") is not None and one.delete("a")
-
-
 def test_a_changed_entry_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "r.sqlite3"
     store = ResponsesStore(path)

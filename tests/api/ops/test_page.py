@@ -82,10 +82,6 @@ def test_foreign_pages_get_nothing(server: ApiServer, headers: dict[str, str]) -
         assert httpx.get(server.url + path, headers=headers).status_code == 403
 
 
-def test_behind_a_proxy_of_somebody_there_is_no_feed(server: ApiServer) -> None:
-    assert httpx.get(f"{server.url}/page/feed", headers={"X-Forwarded-For": "192.0.2.1"}).status_code == 403
-
-
 def test_pages_take_no_worker_and_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "FEED_THREADS", 2)
     server = serve(http_threads=2)

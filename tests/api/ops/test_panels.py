@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from start_llm import __version__
-from start_llm.api.http import access
 from start_llm.api.server import ApiServer
 from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.request import ChatRequest
@@ -29,37 +28,13 @@ from tests.proxy.node_stub import nodes
 
 SECRET = "open-sesame-17"
 READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents", "/page/nodes")
-ACTS = ("/page/models/pull", "/page/models/stop", "/page/models/change", "/page/models/remove", "/page/settings")
-SEARCH = "/page/models/search"
-ACTS += ("/page/requests/none/cancel",)
 
 
-def statuses(server: ApiServer, **headers: str) -> set[int]:
-    """What is answered to somebody who may not see everything."""
-    told = [httpx.get(server.url + path, headers=headers, timeout=20).status_code for path in (*READS, SEARCH)]
-    return {*told, *(httpx.post(server.url + path, json={}, headers=headers, timeout=20).status_code for path in ACTS)}
-
-
-def test_without_a_key_only_a_client_of_this_machine_without_one_sees_the_machine(server: ApiServer) -> None:
-    assert httpx.get(server.url + "/page/stored").json()["conversations"] == []
-    assert statuses(server, authorization="Bearer mine") == {403}
-    assert statuses(server, **{"X-Forwarded-For": "192.0.2.1"}) == {403}
-    assert statuses(server, Host="evil.example") == {403}
-    assert statuses(server, Origin="http://evil.example") == {403}
-    assert statuses(server, Origin="http://localhost:1") == {403}  # the page of another program of this machine
-    with feed(server, authorization="Bearer mine") as messages:
-        assert not {"log", "pull", "daily", "history"} & next(messages).keys()
-    with feed(server) as messages:
-        assert {"log", "pull", "daily", "history"} <= next(messages).keys()
-
-
-def test_from_another_machine_without_a_key_nothing_is_seen(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ask(server)
-    monkeypatch.setattr(access, "is_loopback", lambda address: False)
-    assert statuses(server) == {403}
-    assert httpx.get(f"{server.url}/page/requests/{made}").status_code == 404
-    assert httpx.get(f"{server.url}/page/feed").status_code == 403
-    assert httpx.get(server.url).status_code == 200
+def test_the_feed_tells_of_the_machine_to_who_sees_everything(server: ApiServer) -> None:
+    """Who sees what else: `tests/api/test_table.py`."""
+    for headers, told in (({"authorization": "Bearer mine"}, set()), ({}, {"log", "pull", "daily", "history"})):
+        with feed(server, **headers) as messages:
+            assert {"log", "pull", "daily", "history"} & next(messages).keys() == told
 
 
 def test_one_http_thread_serves_the_page_beside_its_feed(serve: Serve) -> None:
@@ -73,7 +48,6 @@ def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
     server = serve(api_key=SECRET)
     assert 'data-needs-key="yes"' in httpx.get(server.url).text
     assert httpx.get(f"{server.url}/page/feed").status_code == 401
-    assert statuses(server) == {401} == statuses(server, authorization="Bearer wrong")
     rows = httpx.get(server.url + "/page/settings", headers={"x-api-key": SECRET}).json()["settings"]
     values = {row["name"]: row["value"] for row in rows}
     assert values["API_KEY"] == "set, not shown" and values["LITELLM_MASTER_KEY"] == "" and values["PROXY"] == "on"
@@ -240,15 +214,15 @@ def test_the_hub_is_searched_with_the_rule_of_what_fits(server: ApiServer, monke
     found = [HubModel("owner/model", "", 7, 10, "4-bit", 4096, needs) for needs in (100, 101, None)]
     monkeypatch.setattr("start_llm.api.ops.page.search_hub", lambda words: found if words == "a b" else [])
     monkeypatch.setattr(server.metrics, "figures", lambda: {"models_memory_bytes": 100})
-    told = httpx.get(f"{server.url}{SEARCH}", params={"words": " a b "}).json()["models"]
+    told = httpx.get(f"{server.url}/page/models/search", params={"words": " a b "}).json()["models"]
     assert [model["fits"] for model in told] == [True, False, None] and told[0]["quantisation"] == "4-bit"
-    assert httpx.get(f"{server.url}{SEARCH}?words=%20").status_code == 400
+    assert httpx.get(f"{server.url}/page/models/search?words=%20").status_code == 400
 
     def offline(words: str) -> list[HubModel]:
         raise PullError("no hub is in reach")
 
     monkeypatch.setattr("start_llm.api.ops.page.search_hub", offline)
-    answer = httpx.get(f"{server.url}{SEARCH}?words=x")
+    answer = httpx.get(f"{server.url}/page/models/search?words=x")
     assert answer.status_code == 503 and "no hub is in reach" in answer.text
 
 
