@@ -373,6 +373,3 @@ def _orders(truth: Truth, tools: Sequence[Tool]) -> Iterator[Sequence[Tool]]:
     yield tools
     if truth.policy != "strict" and len(tools) > 1:
         yield from (order for order in permutations(tools) if tuple(tool.name for tool in order) in truth.orders)
-
-
-__all__ = ["Seen", "Truth", "problems", "remembered", "seen"]

@@ -17,7 +17,6 @@ from tests.prompt.belongs_clients import (
     FILE_NAMES,
     FILES,
     FILES_REPLY,
-    KINDS,
     OUTPUTS,
     ROLE,
     SYSTEM,
@@ -348,6 +347,3 @@ def imported(conversation: Conversation, own: Words, same_values: bool, ours: bo
 def declared_words(sent: Sent) -> set[str]:
     """Private words of the request's declared places."""
     return private_words(" ".join(value for value in sent.values.values() if value is not None))
-
-
-__all__ = ["KINDS", "Conversation", "Made", "Said", "Sent", "Words", "arguments_of", "declared_words", "imported"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tests.prompt.belongs_clients import (
     FILE_NAMES,
@@ -22,24 +22,8 @@ from tests.prompt.belongs_clients import (
 )
 from tests.prompt.belongs_conversation import Conversation, Said, Words, imported
 
-
-class World(Protocol):
-    """The server and all conversations at it; see `belongs_world`."""
-
-    tag_count: int
-
-    def tag(self) -> str: ...
-    def add(self, conversation: Conversation) -> None: ...
-    def restart(self) -> None: ...
-
-    def guess(self, conversation: Conversation, n: int) -> None:
-        """A key that never asked before sends the conversation's request: it is told what a new server tells."""
-
-    def turn(self, conversation: Conversation, n: int) -> None:
-        """The client says something if it is its turn, asks, and hears the answer."""
-
-    def ask(self, conversation: Conversation, n: int, heard: bool = True) -> None:
-        """The client asks; the answer is one of those by `n`."""
+if TYPE_CHECKING:
+    from tests.prompt.belongs_world import World
 
 
 def nothing(world: World, conversation: Conversation, n: int) -> None:
@@ -290,9 +274,10 @@ def one_shots(world: World, conversation: Conversation, n: int) -> None:
 
 
 def long_talk(world: World, conversation: Conversation, n: int) -> None:
-    """Several turns, the clock changes in each."""
+    """Several turns, a line or a sentence that tells the time changes in each."""
     for number in range(2 + n % 5):
-        conversation.set(Place(SYSTEM, "time"))
+        conversation.ticks += n
+        conversation.set(Place(SYSTEM, ("time", "clock")[n % 2]))
         world.turn(conversation, n + number)
 
 
@@ -347,14 +332,6 @@ def default_comes(world: World, conversation: Conversation, n: int) -> None:
     world.turn(conversation, n)
 
 
-def clock_ticks(world: World, conversation: Conversation, n: int) -> None:
-    """The system text tells the time."""
-    for number in range(1 + n % 3):
-        conversation.ticks += 1 + n
-        conversation.set(Place(SYSTEM, "clock"))
-        world.turn(conversation, n + number)
-
-
 def copied(world: World, conversation: Conversation, n: int) -> None:
     """The same customer's other conversation begins with a copy of this one, in which a value is another one."""
     own = Words(world.tag())
@@ -364,17 +341,6 @@ def copied(world: World, conversation: Conversation, n: int) -> None:
     twin.set(Place(SYSTEM, ("customer", "clock", "mode")[n % 3]))
     world.add(twin)
     world.turn(twin, n // 2)
-
-
-def system_in_the_middle(world: World, conversation: Conversation, n: int) -> None:
-    """A system message that is no head, with lines that look like telemetry."""
-    world.turn(conversation, 1)
-    conversation.numbers += 1
-    text = f"x-anthropic-billing-header: cc_version={conversation.words.new()};\nThe build is broken."
-    conversation.history.append(Said(conversation.numbers, "system", text))
-    conversation.numbers += 1
-    conversation.history.append(Said(conversation.numbers, "user", "Why?"))
-    world.ask(conversation, n)
 
 
 def guessed(world: World, conversation: Conversation, n: int) -> None:
@@ -388,11 +354,11 @@ def restart(world: World, conversation: Conversation, n: int) -> None:
     world.turn(conversation, n)
 
 
-Event = Callable[[World, Conversation, int], None]
+Event = Callable[["World", Conversation, int], None]
 _IN_ORDER = (
     nothing, go_on, line_changes, go_on, message_changes, line_goes, tools_change, long_talk, regenerate, fork,
     stranger, heir, newcomer, restart, one_shots, retry, edit, word_edited, first_of_two, undo, compaction, clear,
-    many_lines, insertion, answer_edited, block_messages, default_comes, clock_ticks, copied,
-    system_in_the_middle, guessed, side_role, roles_change,
+    many_lines, insertion, answer_edited, block_messages, default_comes, copied,
+    guessed, side_role, roles_change,
 )  # fmt: skip
 EVENTS: tuple[tuple[str, Event], ...] = tuple((event.__name__.replace("_", " "), event) for event in _IN_ORDER)

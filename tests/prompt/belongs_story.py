@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from start_llm.core.messages import Message, ToolCall
+from tests.prompt import client
 from tests.prompt.belongs_clients import KINDS
 from tests.prompt.belongs_events import EVENTS
-from tests.prompt.client import in_content, reserialised, same, stripped
 
-
-def without_underscore(message: Message) -> Message:
-    """OpenClaw's ids; the reasoning stays."""
-    calls = tuple(replace(call, id=call.id.replace("_", "")) for call in message.tool_calls)
-    return replace(message, tool_calls=calls)
-
-
-def compact(message: Message) -> Message:
-    calls = tuple(_compact(call) for call in message.tool_calls)
-    return replace(message, tool_calls=calls, reasoning=None)
-
-
-def _compact(call: ToolCall) -> ToolCall:
-    return replace(call, arguments=json.dumps(json.loads(call.arguments), separators=(",", ":")))
-
-
-ECHOES = (stripped, same, lambda said: stripped(reserialised(said)), without_underscore, compact, in_content)
+HABITS = ("stripped", "kept", "stripped and reserialised", "reserialised", "in content")
+ECHOES = [client.ECHOES[habit] for habit in HABITS]
 # Sessions and keys of a group's conversations.
 NAMES: tuple[tuple[str | None, str | None], ...] = (
     (None, None),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.core.messages import Message
-from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.turndb import TurnDB
 from tests.memory_folder import memory_folder
 from tests.prompt.belongs_checks import Truth, fits, problems, remembered, seen
-from tests.prompt.belongs_conversation import KINDS, Conversation, Made, Sent, Words
+from tests.prompt.belongs_clients import KINDS
+from tests.prompt.belongs_conversation import Conversation, Made, Sent, Words
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_model import remembering
 from tests.prompt.belongs_reading import texts_of
@@ -27,38 +27,12 @@ from tests.prompt.models import EOS
 CONVERSATIONS = 8
 
 
-class Prepared(Protocol):
-    """What a server makes of a request; the real one's has more."""
-
-    prompt: Any
-    rendering: Any
-    notes: Sequence[str]
+Spoil = Callable[[Sent, str], str]
+"""What a prompt's text is taken for: as it is, or with a defect that the properties must find."""
 
 
-class Server(Protocol):
-    def prepare(self, request: ChatRequest, *, thinking: bool) -> Prepared: ...
-    def record(self, prepared: Any, answer: Message, tokens: Sequence[int]) -> None: ...
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Premises:
-    """What a server is started with; started anew with the same, it finds what it wrote."""
-
-    folder: Path
-    family: str
-    policy: str
-    context: int
-
-
-Start = Callable[[Premises], Server]
-
-
-def real(where: Premises) -> Server:
-    """The product's own pipeline."""
-    parts: dict[str, Any] = {"clients": Clients.load(None), "store": TurnDB(where.folder / "turns.sqlite")}
-    own = settings(cache_drift_policy=where.policy)
-    return Pipeline(*remembering(where.family), settings=own, context=where.context, **parts)
+def as_it_is(sent: Sent, text: str) -> str:
+    return text
 
 
 class Broken(AssertionError):
@@ -68,17 +42,16 @@ class Broken(AssertionError):
 @dataclass
 class World:
     story: Story
-    start: Start
     folder: Path
+    spoil: Spoil = as_it_is
     figures: Counter[str] = field(default_factory=Counter)
     conversations: list[Conversation] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         story = self.story
-        self.where = Premises(self.folder, story.family, story.policy, story.context)
         self.truth = Truth(story.family, story.policy, story.context)
-        self.server = self.start(self.where)
+        self.server = self._started(self.folder)
         self.tag_count = 0
         self.members: list[list[Conversation]] = []
         for group in story.groups:
@@ -86,6 +59,12 @@ class World:
             made = [self._member(group, tag, number) for number in range(group.size)]
             self.members.append(made)
             self.conversations += made
+
+    def _started(self, folder: Path) -> Pipeline:
+        """A server; one that is started anew with the same folder finds what it wrote."""
+        parts: dict[str, Any] = {"clients": Clients.load(None), "store": TurnDB(folder / "turns.sqlite")}
+        own = settings(cache_drift_policy=self.story.policy)
+        return Pipeline(*remembering(self.story.family), settings=own, context=self.story.context, **parts)
 
     def tag(self) -> str:
         self.tag_count += 1
@@ -135,7 +114,7 @@ class World:
             return
         tokens = prepared.prompt.tokens
         tokenizer = remembering(self.story.family)[1]
-        text = tokenizer.decode(tokens)
+        text = self.spoil(sent, tokenizer.decode(tokens))
         prompt = seen(self.truth, sent, text, len(tokens), conversation.thinking)
         wrong = list(problems(self.truth, prompt))
         self._count(prepared, sent, text)
@@ -179,27 +158,27 @@ class World:
         twin.say(n)
         sent = twin.sent()
         with memory_folder() as folder:
-            alone = self.start(replace(self.where, folder=folder))
+            alone = self._started(folder)
             try:
-                told = [_told(server, sent, twin.thinking) for server in (self.server, alone)]
+                told = self._told(self.server, sent, twin.thinking, self.spoil)
+                alone_told = self._told(alone, sent, twin.thinking, as_it_is)
             finally:
                 alone.close()
-        if told[0] != told[1]:
-            raise Broken("\n".join([f"(f) a guess is told {told[0]}, by a new server {told[1]}", *self.log]))
+        if told != alone_told:
+            raise Broken("\n".join([f"(f) a guess is told {told}, by a new server {alone_told}", *self.log]))
+
+    def _told(self, server: Pipeline, sent: Sent, thinking: bool, spoil: Spoil) -> tuple[Any, ...]:
+        """All that is told of a request."""
+        try:
+            made = server.prepare(sent.request, thinking=thinking)
+        except ContextLengthExceeded as error:
+            return (str(error),)
+        text = spoil(sent, remembering(self.story.family)[1].decode(made.prompt.tokens))
+        return made.prompt.tokens, text, made.notes, made.new, made.miss, made.rendering
 
     def restart(self) -> None:
         self.server.close()
-        self.server = self.start(self.where)
-
-
-def _told(server: Server, sent: Sent, thinking: bool) -> tuple[Any, ...]:
-    """All that is told of a request."""
-    try:
-        prepared = server.prepare(sent.request, thinking=thinking)
-    except ContextLengthExceeded as error:
-        return (str(error),)
-    more = (getattr(prepared, name, None) for name in ("new", "miss", "rendering"))
-    return (prepared.prompt.tokens, tuple(prepared.notes), *more)
+        self.server = self._started(self.folder)
 
 
 def _sent_lines(sent: Sent) -> list[str]:
@@ -210,10 +189,10 @@ def _sent_lines(sent: Sent) -> list[str]:
     return lines
 
 
-def tell(story: Story, start: Start, figures: Counter[str] | None = None) -> None:
+def tell(story: Story, figures: Counter[str] | None = None, spoil: Spoil = as_it_is) -> None:
     """Runs a story. Raises Broken at the first prompt that does not have the properties."""
     with memory_folder() as folder:
-        world = World(story, start, folder)
+        world = World(story, folder, spoil)
         try:
             world.run()
         finally:
