@@ -6,75 +6,75 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Calls = Sequence[tuple[str, Mapping[str, Any]]]
+Arguments = Mapping[str, Any]
+Calls = Sequence[tuple[str, Arguments]]
+Render = Callable[[Calls], str]
+
+
+def _each(one: Callable[[str, Arguments], str], before: str = "", between: str = "", behind: str = "") -> Render:
+    """All calls, each written by `one`."""
+    return lambda calls: before + between.join(one(name, args) for name, args in calls) + behind
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _in_json(form: str, between: str = "", *, ascii_only: bool = True) -> Callable[[Calls], str]:
+def _members(form: str, args: Arguments) -> str:
+    """All arguments in a form with the places KEY and VALUE."""
+    return "".join(form.replace("KEY", key).replace("VALUE", _text(value)) for key, value in args.items())
+
+
+def _in_json(form: str, before: str = "", between: str = "", behind: str = "", *, ascii_only: bool = True) -> Render:
     """Calls in a form with the places NAME and ARGUMENTS."""
 
-    def render(calls: Calls) -> str:
-        texts = [(name, json.dumps(args, ensure_ascii=ascii_only)) for name, args in calls]
-        return between.join(form.replace("NAME", name).replace("ARGUMENTS", text) for name, text in texts)
+    def one(name: str, args: Arguments) -> str:
+        return form.replace("NAME", name).replace("ARGUMENTS", json.dumps(args, ensure_ascii=ascii_only))
 
-    return render
+    return _each(one, before, between, behind)
 
 
-_HERMES = '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>'
-hermes = _in_json(_HERMES, "\n", ascii_only=False)
-mistral = _in_json("[TOOL_CALLS]NAME[ARGS]ARGUMENTS")
+hermes = _in_json('<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>', "", "\n", ascii_only=False)
+mistral_list = _in_json('{"name": "NAME", "arguments": ARGUMENTS}', "[TOOL_CALLS][", ", ", "]")
 _HARMONY = "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>"
+_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK = "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>"
 _FENCED = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜>"
+deepseek = _in_json(_DEEPSEEK, _SECTION[0], "", _SECTION[1])
+deepseek_fenced = _in_json(_FENCED, _SECTION[0], "\n", _SECTION[1])
+_INKLING = '<|message_model|>NAME<|content_invoke_tool_json|>{"name": "NAME", "args": ARGUMENTS}<|end_message|>'
 
 
-def deepseek(calls: Calls, form: str = _DEEPSEEK, between: str = "") -> str:
-    return f"<｜tool▁calls▁begin｜>{_in_json(form, between)(calls)}<｜tool▁calls▁end｜>"
+def _tagged(form: str, member: str, before: str = "", between: str = "", behind: str = "") -> Render:
+    """Calls in a form with the places NAME and MEMBERS; for `member` see `_members`."""
+
+    def one(name: str, args: Arguments) -> str:
+        return form.replace("NAME", name).replace("MEMBERS", _members(member, args))
+
+    return _each(one, before, between, behind)
 
 
-def deepseek_fenced(calls: Calls) -> str:
-    return deepseek(calls, _FENCED, "\n")
+def _keyed(outer: str, key: str, value: str, before: str = "", behind: str = "") -> Render:
+    form, member = f"<{outer}>NAME\nMEMBERS</{outer}>", f"<{key}>KEY</{key}>\n<{value}>VALUE</{value}>\n"
+    return _tagged(form, member, before, "\n", behind)
 
 
-def qwen(calls: Calls) -> str:
-    def one(name: str, args: Mapping[str, Any]) -> str:
-        params = "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in args.items())
-        return f"<tool_call>\n<function={name}>\n{params}</function>\n</tool_call>"
-
-    return "\n".join(one(*call) for call in calls)
-
-
-def _keyed(outer: str, key: str, value: str) -> Callable[[Calls], str]:
-    def render(calls: Calls) -> str:
-        blocks = []
-        for name, args in calls:
-            body = "".join(f"<{key}>{k}</{key}>\n<{value}>{_text(v)}</{value}>\n" for k, v in args.items())
-            blocks.append(f"<{outer}>{name}\n{body}</{outer}>")
-        return "\n".join(blocks)
-
-    return render
+glm = _keyed("tool_call", "arg_key", "arg_value")
+qwen = _tagged(
+    "<tool_call>\n<function=NAME>\nMEMBERS</function>\n</tool_call>",
+    "<parameter=KEY>\nVALUE\n</parameter>\n",
+    between="\n",
+)
 
 
-def _python(value: Any) -> str:
-    return repr(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _invoked(outer: str, call: str, param: str) -> Render:
+    form, member = f'<{call} name="NAME">\nMEMBERS</{call}>\n', f'<{param} name="KEY">VALUE</{param}>\n'
+    return _tagged(form, member, f"<{outer}>\n", "", f"</{outer}>")
 
 
-def pythonic(calls: Calls) -> str:
-    body = ", ".join(f"{name}({', '.join(f'{k}={_python(v)}' for k, v in args.items())})" for name, args in calls)
-    return f"<|tool_call_start|>[{body}]<|tool_call_end|>"
-
-
-def llama_python(calls: Calls) -> str:
-    return "<|python_tag|>" + "; ".join(
-        f"{name}.call({', '.join(f'{k}={_python(v)}' for k, v in args.items())})" for name, args in calls
-    )
-
-
-def mistral_list(calls: Calls) -> str:
-    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": args} for name, args in calls])
+def _python(name: str, args: Arguments) -> str:
+    values = ((k, json.dumps(v, ensure_ascii=False) if isinstance(v, str) else repr(v)) for k, v in args.items())
+    return f"{name}({', '.join(f'{key}={value}' for key, value in values)})"
 
 
 def kimi_k2(calls: Calls) -> str:
@@ -97,26 +97,6 @@ def kimi_k3(calls: Calls) -> str:
     return f"<|open|>tools<|sep|>{body}<|close|>tools<|sep|>"
 
 
-def _invoked(outer: str, call: str, param: str) -> Callable[[Calls], str]:
-    def render(calls: Calls) -> str:
-        body = ""
-        for name, args in calls:
-            inner = "".join(f'<{param} name="{k}">{_text(v)}</{param}>\n' for k, v in args.items())
-            body += f'<{call} name="{name}">\n{inner}</{call}>\n'
-        return f"<{outer}>\n{body}</{outer}>" if outer else body
-
-    return render
-
-
-def minicpm5(calls: Calls) -> str:
-    return "\n".join(
-        f'<function name="{name}">'
-        + "".join(f'<param name="{k}"><![CDATA[{_text(v)}]]></param>' for k, v in args.items())
-        + "</function>"
-        for name, args in calls
-    )
-
-
 def _gemma(value: Any, quote: str) -> str:
     if isinstance(value, str):
         return quote + value + quote
@@ -127,94 +107,74 @@ def _gemma(value: Any, quote: str) -> str:
     return json.dumps(value)
 
 
-def gemma4(calls: Calls) -> str:
-    quote = '<|"|>'
-    return "".join(f"<|tool_call>call:{name}{_gemma(dict(args), quote)}<tool_call|>" for name, args in calls)
+def _called(before: str, quote: str, behind: str) -> Render:
+    return _each(lambda name, args: f"{before}call:{name}{_gemma(dict(args), quote)}{behind}")
 
 
-def function_gemma(calls: Calls) -> str:
-    return "".join(
-        f"<start_function_call>call:{name}{_gemma(dict(args), '<escape>')}<end_function_call>" for name, args in calls
+def _dsml(name: str, args: Arguments) -> str:
+    inner = "".join(
+        f'<｜DSML｜ parameter name="{k}" string="{json.dumps(isinstance(v, str))}">{_text(v)}</｜DSML｜ parameter>\n'
+        for k, v in args.items()
     )
+    return f'<｜DSML｜ invoke name="{name}">\n{inner}</｜DSML｜ invoke>\n'
 
 
-def _suffixed(calls: Calls) -> str:
-    text = _keyed("tool_call:opensource", "arg_key:opensource", "arg_value:opensource")(calls)
-    return f"<tool_calls:opensource>{text}\n</tool_calls:opensource>"
-
-
-def k2_horizon(calls: Calls) -> str:
-    text = _keyed("ifm|tool_call", "ifm|arg_key", "ifm|arg_value")(calls)
-    return f"<ifm|tool_calls>\n{text}\n</ifm|tool_calls>"
-
-
-def inkling(calls: Calls) -> str:
-    return "".join(
-        f"<|message_model|>{name}<|content_invoke_tool_json|>{json.dumps({'name': name, 'args': args})}<|end_message|>"
-        for name, args in calls
-    )
-
-
-def deepseek_v41(calls: Calls) -> str:
-    def one(name: str, args: Mapping[str, Any]) -> str:
-        inner = "".join(
-            f'<｜DSML｜ parameter name="{k}" string="{json.dumps(isinstance(v, str))}">{_text(v)}'
-            "</｜DSML｜ parameter>\n"
-            for k, v in args.items()
-        )
-        return f'<｜DSML｜ invoke name="{name}">\n{inner}</｜DSML｜ invoke>\n'
-
-    return "<｜DSML｜ calls>\n" + "".join(one(*call) for call in calls) + "</｜DSML｜ calls>"
+deepseek_v41 = _each(_dsml, "<｜DSML｜ calls>\n", "", "</｜DSML｜ calls>")
 
 
 def deepseek_v4(calls: Calls) -> str:
     return deepseek_v41(calls).replace("｜ calls>", "｜tool_calls>").replace("｜DSML｜ ", "｜DSML｜")
 
 
+_MARK = "]<]minimax[>["
+
+
 def _minimax(name: str, value: Any) -> str:
-    mark = "]<]minimax[>["
     if isinstance(value, Mapping):
         inner = "".join(_minimax(key, part) for key, part in value.items())
     elif isinstance(value, list):
         inner = "".join(_minimax("item", part) for part in value)
     else:
         inner = _text(value)
-    return f"{mark}<{name}>{inner}{mark}</{name}>"
+    return f"{_MARK}<{name}>{inner}{_MARK}</{name}>"
 
 
-def minimax_m3(calls: Calls) -> str:
-    mark, text = "]<]minimax[>[", ""
-    for name, args in calls:
-        inner = "".join(_minimax(key, value) for key, value in args.items())
-        text += f'{mark}<invoke name="{name}">{inner}{mark}</invoke>\n'
-    return f"{mark}<tool_call>\n{text}{mark}</tool_call>"
+def _minimax_m3(name: str, args: Arguments) -> str:
+    inner = "".join(_minimax(key, value) for key, value in args.items())
+    return f'{_MARK}<invoke name="{name}">{inner}{_MARK}</invoke>\n'
 
 
-RENDER: dict[str, Callable[[Calls], str]] = {
+RENDER: dict[str, Render] = {
     "hermes_json": hermes,
     "json_tools": hermes,
     "qwen3_coder": qwen,
-    "glm47": _keyed("tool_call", "arg_key", "arg_value"),
-    "glm4_native": _keyed("tool_call", "arg_key", "arg_value"),
-    "laguna": _keyed("tool_call", "arg_key", "arg_value"),
+    "glm47": glm,
+    "glm4_native": glm,
+    "laguna": glm,
     "longcat": _keyed("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
-    "glm4_xml": _in_json("<tool_call><name>NAME</name><arguments>ARGUMENTS</arguments></tool_call>", "\n"),
-    "llama_xml": _in_json("<function=NAME>ARGUMENTS</function>", "\n"),
-    "llama": llama_python,
-    "pythonic": pythonic,
-    "mistral": mistral,
+    "glm4_xml": _in_json("<tool_call><name>NAME</name><arguments>ARGUMENTS</arguments></tool_call>", "", "\n"),
+    "llama_xml": _in_json("<function=NAME>ARGUMENTS</function>", "", "\n"),
+    "llama": _each(lambda name, args: _python(f"{name}.call", args), "<|python_tag|>", "; "),
+    "pythonic": _each(_python, "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "mistral": _in_json("[TOOL_CALLS]NAME[ARGS]ARGUMENTS"),
     "deepseek": deepseek,
     "kimi_k2": kimi_k2,
     "kimi_k3": kimi_k3,
     "minimax_m2": _invoked("minimax:tool_call", "invoke", "parameter"),
     "muse_spark": _invoked("atem:function_calls", "atem:invoke", "atem:parameter"),
-    "minicpm5": minicpm5,
-    "gemma4": gemma4,
-    "function_gemma": function_gemma,
+    "minicpm5": _tagged(
+        '<function name="NAME">MEMBERS</function>', '<param name="KEY"><![CDATA[VALUE]]></param>', between="\n"
+    ),
+    "gemma4": _called("<|tool_call>", '<|"|>', "<tool_call|>"),
+    "function_gemma": _called("<start_function_call>", "<escape>", "<end_function_call>"),
     "harmony": _in_json(_HARMONY),
     "deepseek_v4": deepseek_v4,
-    "hy_v4": _suffixed,
-    "inkling": inkling,
-    "k2_horizon": k2_horizon,
-    "minimax_m3": minimax_m3,
+    "hy_v4": _keyed(
+        *(f"{name}:opensource" for name in ("tool_call", "arg_key", "arg_value")),
+        "<tool_calls:opensource>",
+        "\n</tool_calls:opensource>",
+    ),
+    "inkling": _in_json(_INKLING),
+    "k2_horizon": _keyed("ifm|tool_call", "ifm|arg_key", "ifm|arg_value", "<ifm|tool_calls>\n", "\n</ifm|tool_calls>"),
+    "minimax_m3": _each(_minimax_m3, f"{_MARK}<tool_call>\n", "", f"{_MARK}</tool_call>"),
 }

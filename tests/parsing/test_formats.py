@@ -11,6 +11,7 @@ import pytest
 from start_llm.core.events import ToolCallStarted
 from start_llm.parsing.registry import TOOL_FORMATS, output_style
 from start_llm.parsing.stream import OutputParser
+from tests.parsing.corpus import CASES, Case
 from tests.parsing.formats import RENDER, Calls, deepseek_fenced, mistral_list
 from tests.parsing.helpers import NOW, TOOLS, calls, run, style_of
 
@@ -98,3 +99,12 @@ def test_unknown_ids_are_named() -> None:
 def test_tags_that_a_tokenizer_brought() -> None:
     form = output_style(tool_parser="null", reasoning_parser="auto", reasoning_tags=("<mull>", "</mull>"))
     assert run("<mull>\na\n</mull>\nb", 1, form=form)[1].reasoning == "a"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_malformed(case: Case) -> None:
+    for size in (10**6, 1, 3, 7):
+        tools = TOOLS if case.tools else ()
+        parsed = run(case.text, size, form=style_of(case.form), tools=tools, in_reasoning=case.inside)[1]
+        assert calls(parsed) == list(case.calls), size
+        assert (parsed.content, parsed.reasoning) == (case.content, case.reasoning), size

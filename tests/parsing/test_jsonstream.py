@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from start_llm.parsing.jsonstream import MOST_DEPTH, Dialect, JsonStream, mended
 from start_llm.parsing.schema import Schema
-from start_llm.parsing.source import Source
+from start_llm.parsing.source import LiteralScanner, Source
 from tests.kinds import rounds
 
 TEXT = st.lists(st.sampled_from([*"ab\"\\\n\t{}[],:'<>/`é🙂u ", "</tool_call>", '"}', '", "']), max_size=8).map("".join)
@@ -80,14 +81,6 @@ def test_mended(text: str, expected: Any) -> None:
     assert json.loads(mended(text, Schema({}))) == expected
 
 
-def test_text_of_a_string_comes_as_it_is_written() -> None:
-    source, out = Source(), list[str]()
-    reader = JsonStream(source, out.append, DIALECT).value(Schema({}))
-    source.push('{"a": "one two')
-    next(reader)
-    assert "".join(out) == '{"a": "one two'
-
-
 def test_nested_values_are_coerced() -> None:
     schema = {
         "properties": {
@@ -113,3 +106,63 @@ def test_what_is_nested_too_deeply_is_a_string(opening: str) -> None:
     assert value[0] in opening and '"end]"' in value
     assert stream(text, list(range(0, len(text), 7))) == written
     json.loads(mended(text[: len(text) // 2], Schema({})))
+
+
+# --- what it reads from ---
+
+LITERALS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def naive(text: str, literals: list[str]) -> list[str]:
+    """Character by character: a literal that is complete cuts; of several the longest."""
+    found, rest = [], ""
+    for char in text:
+        rest += char
+        hits = [literal for literal in literals if rest.endswith(literal)]
+        if hits:
+            hit = max(hits, key=len)
+            found += [rest[: -len(hit)], f"[{hit}]"]
+            rest = ""
+    return [*found, rest]
+
+
+@settings(max_examples=rounds(150), deadline=None)
+@given(st.text("abcd", max_size=30), LITERALS, st.data())
+def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataObject) -> None:
+    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=5))})
+    source, scanner, pieces = Source(), LiteralScanner(literals), list[str]()
+
+    def scan():  # type: ignore[no-untyped-def]
+        while True:
+            before, literal = yield from scanner.step(source)
+            if not before and not literal:
+                return
+            pieces.append(before + (f"[{literal}]" if literal else ""))
+
+    run = scan()
+    for start, end in pairwise(cuts):
+        source.push(text[start:end])
+        next(run, None)
+    source.closed = True
+    next(run, None)
+    assert "".join(pieces) == "".join(naive(text, literals))
+
+
+def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
+    """Stop strings that part late, and a model that writes what they share: trying each takes 100 times as long."""
+    scanner = LiteralScanner("a" * (120 - number) + str(number) for number in range(64))
+    source, passed = Source(), 0
+
+    def scan():  # type: ignore[no-untyped-def]
+        nonlocal passed
+        while True:
+            before, _ = yield from scanner.step(source)
+            passed += len(before)
+
+    run = scan()
+    began = time.process_time()
+    for _ in range(2_000):
+        source.push("aaaa")
+        next(run)
+    assert passed == 2_000 * 4 - 120
+    assert time.process_time() - began < 2

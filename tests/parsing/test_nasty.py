@@ -1,4 +1,4 @@
-"""Every format with arguments that hold its own and others' markup, and with answers that end anywhere.
+"""Every format with arguments that hold its own and others' markup, and with damaged answers.
 
 A few random cases by default; with ``--slow`` 300 for each format.
 """
@@ -13,11 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from start_llm.core.events import TextDelta, ToolCallFinished
-from start_llm.parsing.stream import OutputParser
 from tests.kinds import rounds, some
 from tests.parsing.formats import RENDER
-from tests.parsing.helpers import TOOLS, calls, run, style_of
+from tests.parsing.helpers import calls, run, style_of
 
 # What a format cannot carry in a value: where its own markup stands there, nobody can tell what is meant.
 OWN: dict[str, tuple[str, ...]] = {
@@ -127,53 +125,3 @@ def test_damaged_text_is_the_same_in_any_chunking(ident: str, count: int) -> Non
 def test_a_value_about_another_formats_tag_is_not_cut_there(ident: str, tag: str) -> None:
     wanted = [("write", {"content": f"{tag}\na", "path": "b"})]
     assert calls(run("<think>why</think>" + RENDER[ident](wanted), form=style_of(ident))[1]) == wanted
-
-
-@pytest.mark.parametrize("head", ["<parameter", "<parameter=", "<parameter=cont"])
-@pytest.mark.parametrize("tail", ["<|im_end|>\n", "<|im_end|>\n<|im_start|>user\nHi"])
-def test_a_turn_token_is_no_parameters_name(head: str, tail: str) -> None:
-    text = f"Look:\n\n<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n{head}{tail}"
-    parser = OutputParser(style_of("qwen3_coder"), tools=TOOLS)
-    for letter in text:
-        parser.feed(letter)
-    parser.finish(cut=False)
-    parsed = parser.parsed()
-    assert parsed.content == "Look:"
-    assert [json.loads(call.arguments) for call in parsed.tool_calls] == [{"path": "a"}]
-
-
-@COUNTS
-@FORMATS
-def test_an_answer_may_end_anywhere(ident: str, count: int) -> None:
-    """Calls that were complete are as they were; the last may lack something; nothing is doubled, no markup leaks."""
-    form = style_of(ident)
-    said = "" if ident == "harmony" else "Look:\n\n"
-
-    def check(data: st.DataObject) -> None:
-        made = data.draw(some_calls(PLAIN))
-        text = said + RENDER[ident](made)
-        ended = text[: data.draw(st.integers(len(said), len(text)))]
-        tail = data.draw(st.sampled_from(["", "", "<|im_end|>\n", "<|im_end|>\n<|im_start|>user\nHi"]))
-        parser = OutputParser(form, tools=TOOLS)
-        events = [event for letter in ended + tail for event in parser.feed(letter)]
-        cut = data.draw(st.booleans()) and not tail
-        events += parser.finish(cut=cut)
-        parsed = parser.parsed()
-        found = [(event.name, event.arguments) for event in events if isinstance(event, ToolCallFinished)]
-        assert found == [(call.name, call.arguments) for call in parsed.tool_calls]
-        assert len(found) <= len(made)
-        for (name, arguments), (right, wanted) in zip(found[:-1], made, strict=False):
-            assert (name, json.loads(arguments)) == (right, dict(wanted))
-        for name, arguments in found[-1:]:
-            right, wanted = made[len(found) - 1]
-            assert name == right
-            assert cut or set(json.loads(arguments)) <= set(wanted)
-        content = "".join(event.text for event in events if isinstance(event, TextDelta))
-        assert content == parsed.content
-        if found:
-            assert content.strip() == said.strip()
-        else:
-            written = ended.replace("<|message_model|>", "") if ident == "inkling" else ended  # it is never shown
-            assert written.startswith(content.rstrip()), "what did not become a call is text, as it was written"
-
-    examples(count, check)

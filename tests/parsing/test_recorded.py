@@ -57,12 +57,6 @@ def test_a_call_is_read(ids: tuple[str, str], text: str, arguments: dict[str, ob
     assert (answer.content, answer.reasoning) == ("", "so")
 
 
-def test_inklings_text_is_text() -> None:
-    text = "<|content_thinking|>so<|end_message|><|message_model|><|content_text|>Hello.<|end_message|>"
-    answer = run(text, form=style("inkling", "inkling"))[1]
-    assert (answer.content, answer.reasoning) == ("Hello.", "so")
-
-
 def test_what_is_nested_without_end_ends() -> None:
     mark = "]<]minimax[>["
     text = f'{mark}<tool_call>{mark}<invoke name="read">' + f"{mark}<options>" * 5000

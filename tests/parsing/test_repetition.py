@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
-from transformers import AutoTokenizer
 
 from start_llm.parsing.repetition import ANYTHING_REPEATS, WORDS_REPEAT, RepetitionGuard
 from tests.kinds import some
@@ -61,20 +57,6 @@ def test_what_repeats_is_counted_from_the_last_difference() -> None:
     assert guard.run(5) == 512 - 490 - 5 - 1
 
 
-def files() -> Iterator[str]:
-    """Some of this machine's sources, tables and licences, and of its binaries in base64."""
-
-    found = sorted(path for top in ("/usr/share", "/usr/lib/python3") for path in Path(top).rglob("*"))
-    chosen = random.Random(5).sample(found, min(len(found), 6 * int(os.environ.get("START_LLM_FILES", "400"))))
-    for path in chosen:
-        try:
-            if path.is_file() and 100 < path.stat().st_size < 300_000:
-                data = path.read_bytes()
-                yield data.decode() if b"\0" not in data[:1000] else base64.encodebytes(data[:100_000]).decode()
-        except (OSError, UnicodeDecodeError):
-            continue
-
-
 SOUND = {
     "zeros": "0, " * 900,
     "base64 of zeros": "A" * 3_000,
@@ -93,14 +75,3 @@ def test_sound_repetition_is_left_alone(name: str) -> None:
     tokenizer = fast_tokenizer()
     guard = RepetitionGuard(tokenizer.decode)
     assert not any(map(guard.add, tokenizer.encode(SOUND[name], add_special_tokens=False)))
-
-
-@pytest.mark.slow
-def test_no_file_of_this_machine_is_taken_for_a_loop(smol_path: Path) -> None:
-    """With a vocabulary as models have it."""
-    tokenizer, seen = AutoTokenizer.from_pretrained(smol_path), 0
-    for text in files():
-        guard = RepetitionGuard(tokenizer.decode)
-        assert not any(map(guard.add, tokenizer.encode(text, add_special_tokens=False))), text[:200]
-        seen += 1
-    assert seen > 100

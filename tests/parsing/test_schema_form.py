@@ -17,9 +17,7 @@ from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
 from start_llm.engine.decode.constraint import LIMITS
 from start_llm.parsing.schema_form import KINDS, LEAST, endless, malformed, size, subschemas
-from tests.fuzz.bodies import schema
-from tests.fuzz.tape import Tape
-from tests.kinds import rounds, some
+from tests.kinds import some
 from tests.parsing.vocabulary import BOTH, BYTES, Vocabulary, constraint
 
 VALUES: list[Any] = [
@@ -152,24 +150,6 @@ def test_a_schema_that_refers_to_itself_is_kept_or_refused(
         assert strict and error.param == "tools[0].function.parameters"
     else:
         assert made is not None
-
-
-def test_random_schemas_are_kept_or_refused() -> None:
-    from random import Random
-
-    drawn = Random(9)
-    for number in range(rounds(300)):
-        found = schema(Tape(drawn.randbytes(200)))
-        tool = Tool("f", "", found if isinstance(found, dict) else {}, strict=number % 2 == 0)
-        tool_format = ("hermes_json", "qwen3_coder", "glm47", "mistral")[number % 4]
-        for fields in (
-            {"response_format": ResponseFormat("json_schema", found)},
-            {"tools": (tool,), "tool_choice": ToolChoice("required")},
-        ):
-            try:
-                assert constraint(BYTES, tool_format, **fields) is not None
-            except BadRequest as error:
-                assert error.param is not None
 
 
 X = {"$ref": "#/$defs/x"}

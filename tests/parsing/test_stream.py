@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from start_llm.core.events import TextDelta
+from start_llm.parsing.output import CodeTracker
 from start_llm.parsing.stream import OutputParser
 from tests.kinds import rounds
 from tests.parsing.helpers import TOOLS, calls, run, style
@@ -149,16 +150,6 @@ def test_what_is_left_out_is_known() -> None:
         assert parser.faithful == faithful, text
 
 
-def test_somebody_elses_turn_ends_the_answer_at_once() -> None:
-    parser = OutputParser(style(), tools=TOOLS)
-    parser.feed("Hi.<|im_end|>\n<|im_start|>")
-    assert not parser.ended
-    parser.feed("user\n")
-    assert parser.ended and parser.stopped is None
-    assert parser.feed("More") == [] and parser.finish() == []
-    assert parser.parsed().content == "Hi."
-
-
 def test_after_a_stop_string_nothing_comes() -> None:
     parser = OutputParser(style(), stop=["END"])
     parser.feed("a END b")
@@ -237,3 +228,32 @@ def test_a_parser_is_freed_with_its_request_and_not_at_the_next_collection(ends:
         assert freed() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("plain ", False),
+        ("a `", True),
+        ("a `b` ", False),
+        ("a `b\n", False),
+        ("``a ` ", True),
+        ("```py\ncode ", True),
+        ("```py\ncode\n```\n", False),
+        ("  ```py\ncode ", True),
+        ("````\n```\nstill ", True),
+        ("text ```sh\ncode ", True),
+        ("- ```sh\n  code\n  ```\n", False),
+        ("text ```sh\ncode```\n", False),
+        ("```\ncode ``` more ", True),
+        ("```\ncode\n```", False),
+        ("```one line``` ", False),
+        ("```\n``` not the end\n", True),
+    ],
+)
+def test_whether_the_text_is_inside_of_code(text: str, inside: bool) -> None:
+    for size in (1, 2, len(text)):
+        tracker = CodeTracker()
+        for start in range(0, len(text), size):
+            tracker.add(text[start : start + size])
+        assert tracker.inside is inside
