@@ -165,6 +165,10 @@ class Client:
         self.prepared = self.pipe.prepare(asked, thinking=self.thinking)
         return self.prepared
 
+    def goes_on(self, prepared: Prepared) -> bool:
+        """Whether it begins with all that was shown and generated in the turn before."""
+        return prepared.prompt.tokens[: len(self.spoken)] == self.spoken
+
     def answer(self, answer: Message, stop: str | None = None) -> tuple[int, ...]:
         """Generates `answer`; returns prompt and generated tokens without the one that ended the turn."""
         assert self.prepared is not None
@@ -186,6 +190,21 @@ def numbered(number: int) -> str:
     return f"call_{random.Random(number).getrandbits(96):024x}"
 
 
-def say(text: str = "", reasoning: str | None = "Let me see.", **calls: Any) -> Message:
-    made = tuple(ToolCall(f"call_{name}", name, json.dumps(arguments)) for name, arguments in calls.items())
-    return Message("assistant", text, reasoning, made)
+def say(text: str = "", reasoning: str | None = "Let me see.", number: int | None = None, **calls: Any) -> Message:
+    """`number`: of the id of its only call, else that is named after its tool."""
+    made = (
+        ToolCall(f"call_{name}" if number is None else numbered(number), name, json.dumps(arguments))
+        for name, arguments in calls.items()
+    )
+    return Message("assistant", text, reasoning, tuple(made))
+
+
+def talk(turns: int = 3, family: str = "chatml", system: Message | None = None, **more: Any) -> Client:
+    """A conversation with calls of this server; what has been said last ends it."""
+    client = Client(family, pipeline(family), **more)
+    client.ask(system or system_text("You are a coding agent."), Message("user", f"Go. {RULES}"))
+    for number in range(turns):
+        client.answer(say(f"Step {number}.", None, number, read={"path": f"{number}.py"}))
+        client.ask(Message("tool", f"File {number}: {RULES}", tool_call_id=numbered(number)))
+    client.answer(say("Done.", None))
+    return client

@@ -159,20 +159,6 @@ HARMONY = """{{- '<|start|>system<|message|>Reasoning: medium<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 
-DEEPSEEK = """{{- '<s>' }}{%- for message in messages %}{%- if message.role == 'system' %}{{- message.content }}
-{%- elif message.role == 'user' %}{{- '<|user|>' + message.content }}
-{%- elif message.role == 'assistant' %}{{- '<|assistant|>' + message.content }}{%- for call in message.tool_calls or [] %}
-{{- '[TOOL_CALLS]' + call.function.name + '\n' + (call.function.arguments | tojson) }}{%- endfor %}{{- '</s>' }}
-{%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}{%- endif %}{%- endfor %}
-{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
-
-PHI = """{%- for message in messages %}{%- if message.role == 'system' and tools %}
-{{- '<|system|>' + message.content + '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]<|end|>' }}
-{%- else %}{{- '<|' + message.role + '|>' + (message.content or '') }}{%- for call in message.tool_calls or [] %}
-{{- '[TOOL_CALLS]' + (call | tojson) }}{%- endfor %}{{- '<|end|>' }}{%- endif %}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- else %}{{- '<|endoftext|>' }}{%- endif %}"""
-
 TEMPLATES: dict[str, str] = {
     "chatml": CHATML,
     "qwen3": QWEN3,
@@ -183,7 +169,6 @@ TEMPLATES: dict[str, str] = {
     "mistral": MISTRAL,
     "harmony": HARMONY,
 }
-MORE_TEMPLATES = {"deepseek": DEEPSEEK, "phi": PHI}
 EOS = {
     "chatml": ["<|im_end|>"],
     "qwen3": ["<|im_end|>", "<|endoftext|>"],
@@ -193,8 +178,6 @@ EOS = {
     "gemma": ["<end_of_turn>"],
     "mistral": ["</s>"],
     "harmony": ["<|return|>", "<|call|>"],
-    "deepseek": ["</s>"],
-    "phi": ["<|end|>"],
 }
 
 
@@ -215,4 +198,4 @@ def fast_tokenizer() -> Any:
 def model(family: str) -> tuple[HFTemplate, HFTokenizer]:
     tokenizer = fast_tokenizer()
     eos = [tokenizer.convert_tokens_to_ids(name) for name in EOS[family]]
-    return HFTemplate(tokenizer, {**TEMPLATES, **MORE_TEMPLATES}[family]), HFTokenizer(tokenizer, eos)
+    return HFTemplate(tokenizer, TEMPLATES[family]), HFTokenizer(tokenizer, eos)

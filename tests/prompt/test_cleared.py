@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from start_llm.core.messages import Message, ToolCall
+from start_llm.core.messages import Message
 from start_llm.prompt.turndb import TurnDB
-from tests.prompt.client import CLEARED, OPENCODE, Client, numbered, pipeline
+from tests.prompt.client import CLEARED, OPENCODE, Client, numbered, pipeline, say
 
 SYSTEM = Message("system", OPENCODE)
 
@@ -18,15 +17,10 @@ def result(number: int) -> Message:
     return Message("tool", f"result {number}: {'long ' * 20}", tool_call_id=numbered(number))
 
 
-def say(text: str = "", number: int = 0, **calls: dict[str, str]) -> Message:
-    made = tuple(ToolCall(numbered(number), name, json.dumps(arguments)) for name, arguments in calls.items())
-    return Message("assistant", text, "Let me see.", made)
-
-
 def conversation(client: Client, turns: int = 3) -> tuple[int, ...]:
     client.ask(SYSTEM, Message("user", "Go"))
     for number in range(turns):
-        client.answer(say(f"Step {number}.", number, read={"path": f"{number}.py"}))
+        client.answer(say(f"Step {number}.", number=number, read={"path": f"{number}.py"}))
         client.ask(result(number))
     return client.answer(say("Done."))
 
@@ -61,19 +55,12 @@ def test_when_context_runs_short_they_go():
     assert client.ask(Message("user", "On")).prompt.tokens[: len(spoken)] == spoken
 
 
-def test_results_that_were_never_seen_are_not_made_up():
-    client = Client("chatml", pipeline("chatml"))
-    client.messages = [SYSTEM, Message("user", "Go"), say("Step.", read={"path": "a"})]
-    client.ask(Message("tool", CLEARED, tool_call_id=numbered(0)))
-    assert CLEARED in client.text
-
-
 def test_what_comes_back_is_shown():
     """A cleared result that was shown as cleared never stands for one that is there."""
     client = Client("chatml", pipeline("chatml"))
     conversation(client, turns=1)
     history = list(client.messages)
-    other = Client("chatml", client.pipe, messages=[*history[:2], say("Another.", read={"path": "b"})])
+    other = Client("chatml", client.pipe, messages=[*history[:2], say("Another.", number=0, read={"path": "b"})])
     other.ask(Message("tool", CLEARED, tool_call_id=numbered(0)))
     assert CLEARED in other.text and "result 0" not in other.text
     other.answer(say("Hm."))
@@ -96,7 +83,7 @@ def test_the_result_of_another_conversation_is_not_taken_for_it():
     clients = [Client("chatml", pipe), Client("chatml", pipe)]
     for number, client in enumerate(clients):
         client.ask(SYSTEM, Message("user", "Go"))
-        client.answer(say("Step.", number, read={"path": "a.py"}))
+        client.answer(say("Step.", number=number, read={"path": "a.py"}))
         client.ask(Message("tool", f"what conversation {number} read", tool_call_id=numbered(number)))
         client.answer(say("Done."))
     clients[0].messages[3] = Message("tool", CLEARED, tool_call_id=numbered(0))

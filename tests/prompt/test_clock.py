@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,31 +33,25 @@ DATED = {
 DATES = {"llama3": ("21 Nov 2026", "22 Nov 2026"), "harmony": ("2026-11-21", "2026-11-22")}
 
 
-class Wall:
-    """A clock on the wall that a test sets."""
-
-    def __init__(self) -> None:
-        self.time = LATE
-
-    def __call__(self) -> datetime:
-        return self.time
-
-
-def dated(family: str, wall: Wall, store: TurnDB | None = None, **changes: str) -> Pipeline:
+def dated(family: str, wall: SimpleNamespace, store: TurnDB | None = None, **changes: str) -> Pipeline:
     tokenizer = fast_tokenizer()
     eos = [tokenizer.convert_tokens_to_ids(name) for name in EOS[family]]
-    template = HFTemplate(tokenizer, DATED[family])
-    return Pipeline(template, HFTokenizer(tokenizer, eos), settings=settings(**changes), store=store, now=wall)
+    parts = HFTemplate(tokenizer, DATED[family]), HFTokenizer(tokenizer, eos)
+    return Pipeline(*parts, settings=settings(**changes), store=store, now=lambda: wall.time)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("family", DATED)
-def test_a_conversation_over_midnight_keeps_its_head_and_is_told_the_date_once(family):
-    wall = Wall()
-    client = Client(family, dated(family, wall))
+def test_a_conversation_over_midnight_keeps_its_head_and_is_told_the_date_once(family, restarted, tmp_path: Path):
+    wall, path = SimpleNamespace(time=LATE), tmp_path / "turns.sqlite3"
+    client = Client(family, dated(family, wall, TurnDB(path)))
     before, after = DATES[family]
     client.ask(Message("system", f"You help.\n{RULES}"), Message("user", "Go"))
     assert before in client.text
     spoken = client.answer(say("", None, bash={"command": "ls"}))
+    if restarted:
+        client.pipe.close()
+        client.pipe = dated(family, wall, TurnDB(path))
     wall.time = EARLY
     prepared = client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken
@@ -66,26 +61,11 @@ def test_a_conversation_over_midnight_keeps_its_head_and_is_told_the_date_once(f
     prepared = client.ask(Message("tool", "/home", tool_call_id="call_bash"))
     assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
     assert client.text.count(after) == 1
-
-
-@pytest.mark.parametrize("family", DATED)
-def test_the_date_is_kept_over_a_restart(family, tmp_path: Path):
-    wall = Wall()
-    first = dated(family, wall, TurnDB(tmp_path / "turns.sqlite3"))
-    client = Client(family, first)
-    client.ask(Message("system", f"You help.\n{RULES}"), Message("user", "Go"))
-    spoken = client.answer(say("", None, bash={"command": "ls"}))
-    first.close()
-    wall.time = EARLY
-    client.pipe = dated(family, wall, TurnDB(tmp_path / "turns.sqlite3"))
-    prepared = client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
-    assert prepared.prompt.tokens[: len(spoken)] == spoken
-    assert prepared.notes == (f"Current date: {DATES[family][1]}",)
     client.pipe.close()
 
 
 def test_a_new_conversation_on_the_next_day_gets_the_new_date():
-    wall = Wall()
+    wall = SimpleNamespace(time=LATE)
     pipe = dated("llama3", wall)
     old = Client("llama3", pipe)
     old.ask(Message("system", "You help."), Message("user", "Go"))
@@ -97,14 +77,14 @@ def test_a_new_conversation_on_the_next_day_gets_the_new_date():
 
 
 def test_strict_leaves_the_template_its_own_clock():
-    wall = Wall()
+    wall = SimpleNamespace(time=LATE)
     client = Client("llama3", dated("llama3", wall, cache_drift_policy="strict"))
     client.ask(Message("user", "Go"))
     assert f"Today Date: {datetime.now():%d %b %Y}" in client.text
 
 
 def test_a_client_that_sets_the_date_itself_is_told_nothing():
-    wall = Wall()
+    wall = SimpleNamespace(time=LATE)
     pipe = dated("llama3", wall)
     asked = request([Message("user", "Go")], template_kwargs={"date_string": "1 Jan 1970"})
     prepared = pipe.prepare(asked, thinking=True)
@@ -116,8 +96,8 @@ def test_a_client_that_sets_the_date_itself_is_told_nothing():
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_templates_without_a_date_get_no_clock(family):
-    wall = Wall()
-    pipe = pipeline(family, now=wall)
+    wall = SimpleNamespace(time=LATE)
+    pipe = pipeline(family, now=lambda: wall.time)
     assert pipe.traits.dates == ()
     client = Client(family, pipe, tools=())
     client.ask(Message("user", "Go"))
@@ -130,7 +110,7 @@ def test_templates_without_a_date_get_no_clock(family):
 @pytest.mark.parametrize("family", DATED)
 def test_the_probe_finds_the_format_and_its_fingerprint_is_the_same_tomorrow(family, monkeypatch):
     form = {"llama3": "%d %b %Y", "harmony": "%Y-%m-%d"}[family]
-    pipe = dated(family, Wall())
+    pipe = dated(family, SimpleNamespace(time=LATE))
     assert pipe.traits.dates == (form,)
 
     class Tomorrow(datetime):
@@ -141,9 +121,6 @@ def test_the_probe_finds_the_format_and_its_fingerprint_is_the_same_tomorrow(fam
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
     other = HFTemplate(fast_tokenizer(), DATED[family] + "{# another text, so compiled anew #}")
     assert ("2031" in other.render([{"role": "user", "content": "x"}], None, True)) is True
-    later = Pipeline(other, HFTokenizer(fast_tokenizer(), [1]), settings=settings())
     same = HFTemplate(fast_tokenizer(), DATED[family])
-    assert (
-        later.traits.fingerprint
-        == Pipeline(same, HFTokenizer(fast_tokenizer(), [1]), settings=settings()).traits.fingerprint
-    )
+    found = [Pipeline(each, HFTokenizer(fast_tokenizer(), [1]), settings=settings()) for each in (other, same)]
+    assert found[0].traits.fingerprint == found[1].traits.fingerprint

@@ -6,28 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from start_llm.core.limits import DEPTH
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.traits import TemplateError
-from tests.prompt.models import fast_tokenizer, model
-
-
-def test_special_tokens_and_ends_of_turns():
-    inner = fast_tokenizer()
-    tokenizer = HFTokenizer(inner, [5, 6])
-    assert tokenizer.eos_ids == {5, 6}
-    assert tokenizer.special_tokens["<|im_end|>"] == inner.convert_tokens_to_ids("<|im_end|>")
-    assert "the" not in tokenizer.special_tokens
-    assert HFTokenizer(inner).eos_ids == frozenset()
-
-
-def test_nothing_is_added_and_special_text_becomes_its_id():
-    tokenizer = model("chatml")[1]
-    tokens = tokenizer.encode("<|im_start|>user\nHi")
-    assert tokens[0] == tokenizer.special_tokens["<|im_start|>"]
-    assert tokenizer.decode(tokens) == "<|im_start|>user\nHi"
-    assert tokenizer.encode("") == []
+from tests.prompt.models import fast_tokenizer
 
 
 def test_a_tokenizer_without_a_template_gets_plain_chatml():
@@ -109,3 +94,27 @@ def test_commands_that_load_no_model_do_not_import_transformers():
     """It takes seconds."""
     code = "import sys, start_llm.models.capabilities; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def with_rule(rule: str | None) -> HFTokenizer:
+    core = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.add_special_tokens(["<s>", "</s>"])
+    if rule is not None:
+        core.post_processor = processors.TemplateProcessing(rule, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=core), [])
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "tokens"),
+    [
+        (None, "a b", [2, 3]),
+        ("<s> $A", "a b", [0, 2, 3]),
+        ("<s> $A", "<s> a", [0, 2]),  # it is there already
+        ("<s> $A", "", [0]),
+        ("<s> $A </s>", "a b", [0, 2, 3]),  # what ends a text does not end a prompt
+        ("$A </s>", "a b", [2, 3]),
+    ],
+)
+def test_a_raw_prompt_has_the_first_token_once(rule: str | None, text: str, tokens: list[int]) -> None:
+    assert with_rule(rule).encode_raw(text) == tokens

@@ -10,7 +10,7 @@ import pytest
 from start_llm.core.messages import Message, ToolCall, call_ids
 from start_llm.core.report import Miss
 from tests.kinds import some
-from tests.prompt.client import BASH, OPENCLAW, READ, RULES, pipeline, request, say
+from tests.prompt.client import BASH, OPENCLAW, READ, RULES, Client, pipeline, request, say
 from tests.prompt.models import TEMPLATES, model
 
 TALK = [
@@ -86,18 +86,13 @@ def test_places_are_those_of_the_client_that_sends_calls_of_one_answer_apart():
 
 
 def test_a_note_is_called_one():
-    pipe = pipeline("chatml")
-    first = pipe.prepare(request(TALK[:2]), thinking=True)
-    tokenizer = model("chatml")[1]
-    pipe.record(
-        first, TALK[2], [*tokenizer.encode("<think>\nThinking about brushes.\n</think>\n\nNow walking over."), 1]
-    )
-    changed = [Message("system", TALK[0].content.replace("yellow", "purple")), *TALK[1:]]
-    prepared = pipe.prepare(request(changed), thinking=True)
-    text = tokenizer.decode(prepared.prompt.tokens)
-    assert "purple" in text
-    found = pipe.locate(prepared, Miss("policy", first_with("purple", "chatml", prepared.prompt.tokens)))
-    assert (found.message, found.field) == (4, "note")
+    client = Client("chatml", pipeline("chatml"), tools=())
+    client.ask(*TALK[:2])
+    client.answer(TALK[2])
+    client.messages[0] = Message("system", TALK[0].content.replace("yellow", "purple"))
+    prepared = client.ask(*TALK[3:])
+    found = client.pipe.locate(prepared, Miss("policy", first_with("purple", "chatml", prepared.prompt.tokens)))
+    assert (found.message, found.field) == (4, "note") and "purple" in client.text
 
 
 def test_a_raw_prompt_has_only_text():

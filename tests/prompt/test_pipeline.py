@@ -6,8 +6,9 @@ import pytest
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, ToolCall
+from start_llm.prompt.guard import CUT
 from tests.kinds import some
-from tests.prompt.client import ECHOES, Client, pipeline, request, say
+from tests.prompt.client import ECHOES, Client, pipeline, request, say, system_text
 from tests.prompt.models import TEMPLATES, model
 
 SYSTEM = Message("system", "You are a helpful coding assistant.\nBe brief.")
@@ -261,17 +262,74 @@ def test_an_unknown_conversation_read_from_a_file_is_shown_as_it_is():
     assert "Do it  \n" in text and text.index("A\n") < text.index("B\n")
 
 
-@pytest.mark.parametrize("echo", ECHOES)
+BEGUN, REST = "The file holds:", " one function, and no more than that."
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
-@pytest.mark.thorough
-def test_strict_is_the_template_applied_to_the_clients_messages(family, echo):
-    pipe = pipeline(family, cache_drift_policy="strict")
-    client = Client(family, pipe, ECHOES[echo])
-    tokenizer = model(family)[1]
-    client.ask(SYSTEM, Message("user", "Fix the test."))
+def test_the_frame_of_a_begun_answer_is_that_of_an_answer(family: str) -> None:
+    pipe, tokenizer = pipeline(family), model(family)[1]
+    asked = [Message("user", "Say what stands in this file.")]
+    prepared = pipe.prepare(request([*asked, Message("assistant", BEGUN)]), thinking=False)
+    text = prepared.rendering.text.replace(CUT, "")
+    if family == "harmony":
+        assert text.endswith(f"<|start|>assistant<|channel|>final<|message|>{BEGUN}")
+    end = min(tokenizer.eos_ids)
+    generated = tokenizer.encode(REST)
+    pipe.record(prepared, Message("assistant", REST), [*generated, end])
+    talk = [*asked, Message("assistant", BEGUN + REST), Message("user", "And then?")]
+    tokens = pipe.prepare(request(talk), thinking=False).prompt.tokens
+    known = (*prepared.prompt.tokens, *generated)
+    assert tokens[: len(known)] == known
+
+
+# --- totals that the metrics show ---
+
+
+def test_notes_and_answers_are_counted():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(system_text("You help.", "Current time is 0"), Message("user", "Go"))
     for step in range(3):
-        client.answer(say("" if family == "harmony" else f"Step {step}.", "Hm.", read={"path": f"b{step}.py"}))
-        tokens = client.ask(Message("tool", f"result {step}", tool_call_id="call_read")).prompt.tokens
-        fresh = pipeline(family, cache_drift_policy="strict")
-        assert tokens == fresh.prepare(request(client.messages, client.tools), thinking=True).prompt.tokens
-        assert tokens == tuple(tokenizer.encode(tokenizer.decode(tokens)))
+        client.answer(say("", "why", bash={"command": f"ls {step}"}))
+        client.messages[0] = system_text("You help.", f"Current time is {step + 1}")
+        client.ask(Message("tool", f"r{step}", tool_call_id="call_bash"))
+    client.answer(say("Done.", "all done"))
+    counters = client.pipe.counters()
+    assert (counters["notes"], counters["records"], counters["shown_as_sent"]) == (3, 4, 0)
+
+
+def test_a_history_made_elsewhere_is_counted_as_shown_as_sent():
+    client = Client("chatml", pipeline("chatml"), messages=[Message("user", "Go"), say("Done.")])
+    client.ask(Message("user", "More"))
+    client.answer(say("Yes."))
+    assert client.pipe.counters()["shown_as_sent"] == 1
+
+
+def test_healed_turns_are_counted_when_they_come_back_first():
+    client = Client("chatml", pipeline("chatml"), ECHOES["stripped"])
+    client.ask(Message("user", "Go"))
+    for step in range(3):
+        client.answer(say("", f"why {step}", bash={"command": "ls"}))
+        client.ask(Message("tool", f"r{step}", tool_call_id="call_bash"))
+    client.answer(say("Done.", None))
+    assert client.pipe.counters()["healed_turns"] == 3
+    kept = Client("chatml", pipeline("chatml"))
+    kept.ask(Message("user", "Go"))
+    kept.answer(say("x"))
+    kept.ask(Message("user", "More"))
+    kept.answer(say("y"))
+    assert kept.pipe.counters()["healed_turns"] == 0
+
+
+def test_guesses_are_counted_right_and_wrong():
+    client = Client("qwen3", pipeline("qwen3"))
+    client.ask(Message("user", "Go"))
+    for step in range(4):
+        answer = say(f"Step {step}.", "why")
+        prepared = client.prepared
+        client.answer(answer)
+        client.pipe.predict(prepared, answer, [5, 6, 7])
+        if step == 2:
+            client.messages[-1] = Message("assistant", "Edited.", None, (ToolCall("c", "bash", "{}"),))
+        client.ask(Message("user", f"And {step}?"))
+    counters = client.pipe.counters()
+    assert (counters["guesses_right"], counters["guesses_wrong"]) == (2, 1)

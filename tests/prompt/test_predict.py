@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +11,19 @@ import pytest
 
 from start_llm.core.messages import Message
 from start_llm.prompt.predict import PATIENCE, Guesses
+from start_llm.prompt.recorder import Recorder
 from tests.prompt.client import (
     CLAUDE,
     INTERNAL,
     OPENCLAW,
-    RULES,
     Client,
-    numbered,
     odd_tokens,
     pipeline,
     raw_answer,
     request,
     say,
     system_text,
+    talk,
 )
 from tests.prompt.models import EOS, TEMPLATES, model
 
@@ -53,17 +54,6 @@ def test_a_transient_message_is_guessed_to_go(family):
         # nothing but the result and the new transient message is left to compute
         rest = model(family)[1].decode(prompt.tokens[len(guess.tokens) :])
         assert "ls" not in rest and f"r{step}" in rest
-
-
-def test_dropped_reasoning_is_guessed():
-    client = Client("qwen3", pipeline("qwen3"))
-    client.ask(Message("system", OPENCLAW), Message("user", "Go"))
-    guess_and_answer(client, say("x", "thought one", bash={"command": "ls"}))
-    client.ask(Message("tool", "r", tool_call_id="call_bash"))
-    guess = guess_and_answer(client, say("Done.", "thought two"))
-    text = model("qwen3")[1].decode(guess.tokens)
-    assert "thought" not in text and "Done." in text
-    assert client.ask(Message("user", "And?")).prompt.tokens[: len(guess.tokens)] == guess.tokens
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -125,20 +115,9 @@ def head_guessed(client: Client, system: str, reminder: str = ""):
     return guess_and_answer(client, say("Well.", None))
 
 
-def talk(sign: str) -> tuple[Client, str]:
-    """A conversation with a call of this server, and its system text."""
-    client = Client("chatml", pipeline("chatml"))
-    client.ask(system_text(sign), Message("user", "Go."))
-    called = say("x", None, read={"path": "a.py"})
-    client.answer(replace(called, tool_calls=(replace(called.tool_calls[0], id=numbered(1)),)))
-    client.ask(Message("tool", RULES, tool_call_id=numbered(1)))
-    client.answer(say("Done.", None))
-    return client, client.messages[0].content
-
-
 def test_a_head_that_is_sent_otherwise_than_shown_is_guessed_when_it_stays() -> None:
-    client, heads = talk(CLAUDE)
-    head, block = f"{heads}\nBranch: dev", "<system-reminder>\nIt is Monday.\n</system-reminder>\n"
+    client = talk(1, system=system_text(CLAUDE))
+    head, block = f"{client.messages[0].content}\nBranch: dev", "<system-reminder>\nIt is Monday.\n</system-reminder>\n"
     assert head_guessed(client, head, block) is None
     guess = head_guessed(client, head, block)
     text = model(client.family)[1].decode(guess.tokens)
@@ -153,10 +132,54 @@ def test_a_head_that_is_sent_otherwise_than_shown_is_guessed_when_it_stays() -> 
 
 
 def test_a_head_that_changes_each_time_is_not_guessed() -> None:
-    client, heads = talk(CLAUDE)
-    assert all(head_guessed(client, f"{heads}\nTime: 10:0{minute}") is None for minute in range(6))
+    client = talk(1, system=system_text(CLAUDE))
+    head = client.messages[0].content
+    assert all(head_guessed(client, f"{head}\nTime: 10:0{minute}") is None for minute in range(6))
 
 
 def test_a_head_that_is_shown_is_not_guessed() -> None:
-    client, heads = talk(CLAUDE)
-    assert all(head_guessed(client, heads) is None for _ in range(3))
+    client = talk(1, system=system_text(CLAUDE))
+    assert all(head_guessed(client, client.messages[0].content) is None for _ in range(3))
+
+
+# --- the recorder: whose guesses are, and what becomes of one while it is closed ---
+
+WAIT = 60.0
+
+
+class Held:
+    def __init__(self) -> None:
+        self.guessing, self.go_on = threading.Event(), threading.Event()
+
+    def record(self, *job: Any) -> None:
+        """Nothing is kept."""
+
+    def predict(self, *job: Any) -> str:
+        self.guessing.set()
+        assert self.go_on.wait(WAIT)
+        return "a guess"
+
+
+def test_a_recorder_that_is_closed_while_it_guesses(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline, taken = Held(), []
+    recorder = Recorder(pipeline, lambda guess, *whose: taken.append(guess))  # type: ignore[arg-type]
+    recorder.finish(SimpleNamespace(session="s"), None, ())  # type: ignore[arg-type]
+    assert pipeline.guessing.wait(WAIT)
+    closing = threading.Thread(target=recorder.close)
+    closing.start()
+    while recorder._anchor is not None:
+        closing.join(0.01)
+    pipeline.go_on.set()
+    closing.join(WAIT)
+    assert not caplog.records and taken == []
+
+
+def test_a_guess_is_of_the_conversation_and_of_its_owner() -> None:
+    pipeline, taken = Held(), []
+    pipeline.go_on.set()
+    recorder = Recorder(pipeline, lambda *guess: taken.append(guess))  # type: ignore[arg-type]
+    prepared = SimpleNamespace(session="s", request=SimpleNamespace(owner="ann"))
+    recorder.finish(prepared, None, ())  # type: ignore[arg-type]
+    recorder.flush()
+    recorder.close()
+    assert taken == [("a guess", "s", "ann")]

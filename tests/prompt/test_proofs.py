@@ -250,28 +250,7 @@ def test_without_64_tokens_a_clock_is_shown_as_sent():
     assert prepared.miss.remedy == "" and "fewer than 64 tokens were generated" in prepared.miss.detail
 
 
-def test_what_needs_a_name_is_told_so():
-    client = chat_with("Customer {}")
-    client.answer(say("Yes.", None))
-    client.messages[0] = system_text("You help.", "Customer 1")
-    prepared = client.ask(Message("user", "More"))
-    assert prepared.miss is not None and prepared.miss.remedy == "send session_id in all turns"
-
-
 # --- 2 a miss without a base is a miss --------------------------------------------------------------------------------
-
-
-def test_a_changed_name_is_shown_as_sent_and_told_as_unproved():
-    client = chat_with("Customer: Alicia {}")
-    client.answer(say(LONG, None))
-    client.messages[0] = system_text("You help.", "Customer: Robert")
-    prepared = client.ask(Message("user", "More"))
-    assert "Alicia" not in client.text and prepared.notes == ()
-    miss = prepared.miss
-    assert miss is not None and (miss.reason, miss.message, miss.field) == ("unproved", 0, "system")
-    assert "line 2 differs" in miss.detail and miss.remedy == "send session_id in all turns"
-    tokens = len(prepared.prompt.tokens)
-    assert 0 < prepared.new < tokens // 10  # the line and the new message
 
 
 @pytest.mark.parametrize(("sessions", "remedy"), [((None, "s"), "one session_id"), (("s", None), "one session_id")])
@@ -297,12 +276,6 @@ def test_another_message_in_the_history_has_diverged():
     assert miss is not None and (miss.reason, miss.message, miss.field) == ("diverged", 3, "content")
     tokens = model(FAMILY)[1].encode(LONG)
     assert 0 < prepared.new < len(tokens)  # the long answers behind it were sent before
-
-
-def test_a_transcript_from_elsewhere_is_new():
-    talk = [system_text("You help."), Message("user", "Go"), Message("assistant", LONG), Message("user", "More")]
-    prepared = pipeline(FAMILY).prepare(request(talk), thinking=True)
-    assert prepared.new == len(prepared.prompt.tokens)
 
 
 def test_what_was_sent_is_not_new_though_it_was_never_answered():

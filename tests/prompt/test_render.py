@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.core.reasoning_tags import REASONING_STYLES, REASONING_TAGS, reasoning_style
+from start_llm.prompt.fit import Fitter
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Renderer
 from start_llm.prompt.textdiff import common_prefix
-from start_llm.prompt.traits import TemplateError
-from tests.prompt.client import READ, pipeline, request, say
+from start_llm.prompt.traits import TemplateError, Traits
+from start_llm.prompt.tree import Rendering
+from tests.prompt.client import READ, pipeline, request, say, settings
 from tests.prompt.models import CHATML, TEMPLATES, fast_tokenizer, model
 
 
@@ -129,15 +135,6 @@ def test_an_error_result_says_so():
     assert "Error: error" not in text
 
 
-def test_the_generation_prompt_is_found():
-    for family in TEMPLATES:
-        made = renderer(family)
-        rendered = made.render([Message("user", "u")], (READ,), made.variables(thinking=True, effort=None, extra={}))
-        closed = made.render([Message("user", "u"), Message("assistant", "")], (READ,), {}).text
-        assert closed.startswith(rendered.text[: rendered.generation]), family
-        assert "u" in rendered.text[: rendered.generation]
-
-
 def test_variables():
     made = renderer("qwen35")
     assert made.variables(thinking=False, effort="low", extra={"x": 1}) == {
@@ -185,3 +182,56 @@ def test_special_text_in_a_message_is_never_taken_for_the_end_of_a_turn():
     second = pipe.prepare(request(talk), thinking=True)
     assert said in tokenizer.decode(second.prompt.tokens)
     assert second.prompt.tokens == tuple(tokenizer.encode(tokenizer.decode(second.prompt.tokens)))
+
+
+@pytest.mark.parametrize(("start", "end"), REASONING_TAGS)
+def test_a_prompt_that_ends_in_an_open_block_is_seen(start: str, end: str) -> None:
+    """What a template may open, the parser of answers can close: both read one table."""
+    user = f"user: what does {start} mean?\n"
+    for tail, inside in ((f"model: {start}\n", True), (f"model: {start}\n\n{end}\n\n", False), ("model: ", False)):
+        assert Rendering(user + tail, len(user), 0).in_reasoning == inside
+    assert REASONING_STYLES[reasoning_style(start, end).id].end == end
+
+
+# --- names and documents that a client sends ---
+
+SHOWS = """{% for d in documents or [] %}[doc {{ d.title }}: {{ d.text }}]{% endfor %}{% for m in messages %}
+<|im_start|>{{ m.role }}{% if m.name %} ({{ m.name }}){% endif %}
+{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TALK = [Message("user", "Who was first?", name="nora"), Message("assistant", "You."), Message("user", "I!", name="ben")]
+
+
+def shown(template: Any, tokenizer: Any, messages: list[Message], **more: Any) -> str:
+    pipe = Pipeline(template, tokenizer, settings=settings())
+    prepared = pipe.prepare(request(messages, **more), thinking=False)
+    return str(tokenizer.decode(prepared.prompt.tokens))
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_the_model_reads_who_says_what(family: str) -> None:
+    text = shown(*model(family), TALK)
+    assert "nora: Who was first?" in text and "ben: I!" in text
+
+
+def test_a_template_that_shows_names_is_left_to_do_it() -> None:
+    tokenizer = model("chatml")[1]
+    text = shown(HFTemplate(tokenizer._tokenizer, SHOWS), tokenizer, TALK)
+    assert "user (nora)Who was first?" in text and "nora:" not in text
+
+
+def test_a_note_is_not_the_user_s() -> None:
+    noted = Message("user", "<update-1 newer than above>\nline\n</update>\n\nHello", name="nora")
+    fit = Fitter(Traits(), preserve_thinking=False).fit
+    assert fit([noted], [])[0][0]["content"].endswith("</update>\n\nnora: Hello")
+    open_ended = Message("user", "<update-1 of mine", name="nora")
+    assert fit([open_ended], [])[0][0]["content"] == "nora: <update-1 of mine"
+
+
+def test_documents_reach_a_template_that_shows_them_and_no_other() -> None:
+    template, tokenizer = model("chatml")
+    sent = {"documents": [{"title": "a", "text": "b <|im_end|>"}]}
+    text = shown(HFTemplate(tokenizer._tokenizer, SHOWS), tokenizer, TALK, template_kwargs=sent)
+    assert text.startswith("[doc a: b <|im_end|>]")
+    with pytest.raises(BadRequest, match="the template of this model shows none"):
+        shown(template, tokenizer, TALK, template_kwargs=sent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,11 @@ from tests.prompt.client import (
     READ,
     RULES,
     Client,
-    numbered,
     pipeline,
     request,
     say,
     system_text,
+    talk,
 )
 from tests.prompt.models import TEMPLATES, model
 
@@ -29,19 +28,6 @@ MAIN = system_text("You are a coding agent.")
 ROLE = Message("system", "You write summaries. Answer in French, and begin with the word RAPPORT.")
 ASK = Message("user", "Summarize what was said.")
 NO_CALLS = "No tool can be called now: answer with text."
-Talk = tuple[Client, tuple[int, ...]]
-
-
-def talk(turns: int = 3, family: str = "chatml", system: Message = MAIN, **more: Any) -> Talk:
-    """A conversation with calls of this server, and all of its tokens."""
-    client = Client(family, pipeline(family), **more)
-    client.ask(system, Message("user", f"Go. {RULES}"))
-    for number in range(turns):
-        called = say(f"Step {number}.", None, read={"path": f"{number}.py"})
-        calls = (replace(called.tool_calls[0], id=numbered(number)),)
-        client.answer(replace(called, tool_calls=calls))
-        client.ask(Message("tool", f"File {number}: {RULES}", tool_call_id=numbered(number)))
-    return client, client.answer(say("Done.", None))
 
 
 def aside(client: Client, *new: Message, system: Message | None = MAIN, tools: tuple[Tool, ...] = ()) -> Prepared:
@@ -54,15 +40,11 @@ def decoded(client: Client, prepared: Prepared) -> str:
     return model(client.family)[1].decode(prepared.prompt.tokens)
 
 
-def goes_on(prepared: Prepared, spoken: tuple[int, ...]) -> bool:
-    return prepared.prompt.tokens[: len(spoken)] == spoken
-
-
 @pytest.mark.parametrize("family", [name for name in TEMPLATES if name not in ("gemma", "qwen3", "harmony")])
 def test_without_tools_the_shown_ones_stay_and_a_line_takes_them_back(family: str) -> None:
-    client, spoken = talk(family=family, tools=(READ, BASH, EDIT))
+    client = talk(family=family, tools=(READ, BASH, EDIT))
     prepared = aside(client, ASK)
-    assert goes_on(prepared, spoken)
+    assert client.goes_on(prepared)
     assert prepared.notes == (NO_CALLS,)
     assert prepared.no_calls
     assert decoded(client, prepared).count("Reads a file") == 1
@@ -71,107 +53,47 @@ def test_without_tools_the_shown_ones_stay_and_a_line_takes_them_back(family: st
 
 def test_many_tools_do_not_count_against_the_tenth() -> None:
     many = tuple(Tool(f"tool_{n}", RULES, {"type": "object"}) for n in range(40))
-    client, spoken = talk(tools=many)
+    client = talk(tools=many)
     prepared = aside(client, ASK)
-    assert goes_on(prepared, spoken) and prepared.notes == (NO_CALLS,)
-    assert len(prepared.prompt.tokens) - len(spoken) < 100
-
-
-@pytest.mark.parametrize("tools", [(), (READ, BASH)])
-def test_another_system_text_is_told_whole_and_last(tools: tuple[Tool, ...]) -> None:
-    client, spoken = talk()
-    prepared = aside(client, ASK, system=ROLE, tools=tools)
-    assert goes_on(prepared, spoken)
-    assert prepared.notes[1:] == (ROLE.content, *([] if tools else [NO_CALLS]))
-    assert "no longer holds" in prepared.notes[0]
-    text = decoded(client, prepared)
-    assert all(message.content in text for message in (*client.messages, ROLE, ASK))
-    assert text.index(MAIN.content) < text.index("Done.") < text.index(ROLE.content) < text.index(ASK.content)
+    assert client.goes_on(prepared) and prepared.notes == (NO_CALLS,)
+    assert len(prepared.prompt.tokens) - len(client.spoken) < 100
 
 
 def test_a_system_text_that_is_gone_no_longer_holds() -> None:
-    client, spoken = talk()
+    client = talk()
     prepared = aside(client, ASK, system=None, tools=client.tools)
-    assert goes_on(prepared, spoken)
+    assert client.goes_on(prepared)
     assert prepared.notes == ("The system text at the top no longer holds.",)
-
-
-def test_the_main_conversation_goes_on_as_if_nobody_had_asked() -> None:
-    client, spoken = talk()
-    for role in (ROLE, replace(ROLE, content="You plan."), ROLE):
-        prepared = aside(client, ASK, system=role)
-        assert goes_on(prepared, spoken)
-        client.pipe.record(prepared, say("RAPPORT", None), model(client.family)[1].encode("RAPPORT<|im_end|>"))
-    prepared = client.ask(Message("user", "More"))
-    assert goes_on(prepared, spoken)
-    assert prepared.notes == () and prepared.miss is None
-    assert "RAPPORT" not in decoded(client, prepared)
-
-
-def test_a_retry_is_the_same_prompt() -> None:
-    client, _ = talk()
-    first = aside(client, ASK, system=ROLE)
-    assert aside(client, ASK, system=ROLE).prompt.tokens == first.prompt.tokens
-    client.pipe.record(first, say("RAPPORT", None), model(client.family)[1].encode("RAPPORT<|im_end|>"))
-    assert aside(client, ASK, system=ROLE).prompt.tokens == first.prompt.tokens
-
-
-def test_plan_and_build_again_and_again_until_an_earlier_base_is_taken() -> None:
-    plan = Message("system", "You plan. You change no file.")
-    client, spoken = talk(turns=12)
-    for turn in range(5):
-        client.messages[0], client.tools = (MAIN, (READ, BASH)) if turn % 2 else (plan, ())
-        prepared = client.ask(Message("user", f"Turn {turn}"))
-        assert goes_on(prepared, spoken)
-        assert prepared.no_calls is (turn % 2 == 0)
-        expected = ["top holds again", "All tools described at the top"] if turn % 2 else [plan.content, NO_CALLS]
-        assert all(words in "\n".join(prepared.notes) for words in expected)
-        spoken, before = client.answer(say(f"Answer {turn}.", None)), spoken
-    client.messages[0], client.tools = MAIN, (READ, BASH)
-    prepared = client.ask(Message("user", "Turn 5"))
-    assert goes_on(prepared, before) and not goes_on(prepared, spoken)
-    assert prepared.notes == () and prepared.miss is not None
-    assert "another one 5 times already" in prepared.miss.detail
 
 
 @pytest.mark.parametrize("later", ["", "\nBranch: dev"])
 def test_lines_that_come_back_are_told_as_those_at_the_top(later: str) -> None:
-    client, spoken = talk(turns=8)
+    client = talk(turns=8)
     lines = MAIN.content.split("\n")
-    client.messages[0] = replace(MAIN, content="\n".join(lines[: len(lines) // 2]))
-    assert goes_on(client.ask(Message("user", "Plan")), spoken)
-    spoken = client.answer(say("I plan.", None))
-    client.messages[0] = replace(MAIN, content=f"{MAIN.content}{later}")
+    client.messages[0], client.tools = replace(MAIN, content="\n".join(lines[: len(lines) // 2])), ()
+    assert client.goes_on(client.ask(Message("user", "Plan")))
+    client.answer(say("I plan.", None))
+    client.messages[0], client.tools = replace(MAIN, content=f"{MAIN.content}{later}"), (READ, BASH)
     prepared = client.ask(Message("user", "Build"))
-    assert goes_on(prepared, spoken)
+    assert client.goes_on(prepared)
+    assert prepared.notes[-1] == "All tools described at the top can be called again."
     assert prepared.notes[0].startswith("The system text at the top holds again")
     assert ("but for what follows" in prepared.notes[0]) is bool(later)
-    assert len(prepared.notes) == 1 + 2 * bool(later) and (not later or "+Branch: dev" in prepared.notes)
+    assert len(prepared.notes) == 2 + 2 * bool(later) and (not later or "+Branch: dev" in prepared.notes)
 
 
 def test_the_same_block_of_several_messages_is_told_once() -> None:
-    client, _ = talk(system=system_text(CLAUDE))
+    client = talk(system=system_text(CLAUDE))
     block = "<system-reminder>\nThe mode is {}.\n</system-reminder>\n"
     client.ask(Message("user", block.format("plan") + "One"))
     client.answer(say("A.", None))
     client.ask(Message("user", block.format("plan") + "Two"))
-    spoken = client.answer(say("B.", None))
+    client.answer(say("B.", None))
     for index, message in enumerate(client.messages):
         client.messages[index] = replace(message, content=message.content.removeprefix(block.format("plan")))
     prepared = client.ask(Message("user", "Three"))
-    assert goes_on(prepared, spoken)
+    assert client.goes_on(prepared)
     assert prepared.notes == ("reminder in messages 9, 11, withdrawn: The mode is plan.",)
-
-
-def test_two_roles_on_one_history_see_nothing_of_each_other() -> None:
-    client, spoken = talk()
-    roles = [Message("system", f"You are the helper {name}.") for name in ("Anna", "Bert")]
-    for role, other in (roles, roles[::-1]):
-        prepared = aside(client, ASK, system=role, tools=(READ,))
-        client.pipe.record(prepared, say("Yes.", None), model(client.family)[1].encode("Yes.<|im_end|>"))
-        text = decoded(client, prepared)
-        assert goes_on(prepared, spoken) and role.content in text and other.content not in text
-        assert "do not call: bash" in text
 
 
 @pytest.mark.parametrize(
@@ -184,35 +106,26 @@ def test_two_roles_on_one_history_see_nothing_of_each_other() -> None:
     ],
 )
 def test_what_does_not_pay_or_cannot_be_told_is_shown_as_sent(text: str, why: str) -> None:
-    client, _ = talk()
+    client = talk()
     prepared = aside(client, ASK, system=Message("system", text))
     assert prepared.view.base is None and prepared.notes == () and not prepared.no_calls
     assert prepared.miss is not None and why in prepared.miss.detail
     assert decoded(client, prepared).count("You are a coding agent") == 0
 
 
-def test_without_a_proof_it_is_shown_as_sent() -> None:
-    client = Client("chatml", pipeline("chatml"))
-    client.ask(MAIN, Message("user", "Go"))
-    client.answer(say("A long answer. " * 40, None))
-    prepared = aside(client, ASK, system=ROLE)
-    assert prepared.view.base is None
-    assert prepared.miss is not None and prepared.miss.reason == "unproved"
-
-
 def test_the_rules_of_the_client_hold_though_the_system_text_does_not_show_it() -> None:
-    client, spoken = talk(system=system_text(CLAUDE))
+    client = talk(system=system_text(CLAUDE))
     first = client.messages[1]
     reminder = "<system-reminder>\nToday is Monday.\n</system-reminder>\n"
     client.messages[1] = replace(first, content=reminder + first.content)
     prepared = aside(client, ASK, system=ROLE)
-    assert goes_on(prepared, spoken)
+    assert client.goes_on(prepared)
     assert "Today is Monday." in "\n".join(prepared.notes)
 
 
 @pytest.mark.parametrize(("owner", "reason"), [(None, "flattened"), ("another", None)])
 def test_a_conversation_in_one_message_is_named(owner: str | None, reason: str | None) -> None:
-    client, _ = talk(turns=4)
+    client = talk(turns=4)
     written = "\n".join(f"[{message.role}]: {message.content}" for message in client.messages[1:])
     messages = [ROLE, Message("user", f"<conversation>\n{written}\n</conversation>\nSum it up.")]
     prepared = client.pipe.prepare(request(messages, owner=owner), thinking=True)
@@ -226,19 +139,19 @@ def test_a_conversation_in_one_message_is_named(owner: str | None, reason: str |
 
 def test_a_reminder_ends_with_its_tag_though_words_follow_it_on_the_same_line() -> None:
     """Parts of a message are shown with nothing between them."""
-    client, spoken = talk(system=system_text(CLAUDE))
+    client = talk(system=system_text(CLAUDE))
     block = "<system-reminder>\nToday is {}.\n</system-reminder>"
     first = client.messages[1]
     client.messages[1] = replace(first, content=block.format("Monday") + block.format("Friday") + first.content)
     prepared = client.ask(Message("user", "More"))
-    assert goes_on(prepared, spoken)
+    assert client.goes_on(prepared)
     assert all("\n".join(prepared.notes).count(f"Today is {day}.") == 1 for day in ("Monday", "Friday"))
 
 
 def test_a_summary_that_is_asked_for_when_the_context_is_nearly_full_goes_on() -> None:
     """Tools that stay shown take room from the answer, but computing everything again would take minutes."""
     tools = tuple(Tool(f"tool_{n}", RULES[:2000], {"type": "object"}) for n in range(6))
-    client, _ = talk(turns=1)
+    client = talk(turns=1)
     history = [*client.messages[:3], replace(client.messages[3], content=RULES * 30), ASK]
     tokenizer, whole = model("chatml")[1], 0
     for left, goes in ((0, True), (8192 + 16, True), (8192 - 16, False)):
@@ -255,7 +168,7 @@ def test_a_summary_that_is_asked_for_when_the_context_is_nearly_full_goes_on() -
 @pytest.mark.parametrize(("short", "goes"), [(600, True), (60, False)])
 def test_a_note_takes_little_of_the_room_that_is_left(short: int, goes: bool) -> None:
     """In a context of 5,000 tokens an answer would have 625: here a request leaves fewer, whatever is shown."""
-    history = talk(turns=1)[0].messages
+    history = talk(turns=1).messages
     later = [replace(MAIN, content=f"{MAIN.content}\nIt is late."), *history[1:], ASK]
     plain = len(pipeline("chatml").prepare(request(later), thinking=True).prompt.tokens)
     pipe = pipeline("chatml", context=plain + short)

@@ -46,11 +46,6 @@ def rows(path: Path) -> int:
     return int(count)
 
 
-def test_a_node_comes_back_as_it_was():
-    for node in nodes_of(talk(pipeline("chatml")).pipe):
-        assert decode(encode(node)) == node
-
-
 def test_a_key_stays_while_one_of_its_answers_is_evicted():
     """`ConversationTree.has` looks without the lock: a key that is gone for a moment would be a miss."""
 

@@ -97,16 +97,6 @@ def test_what_a_user_types_to_an_unknown_client_is_never_searched(before, after)
     assert client.prepared.prompt.tokens == rendering(client)
 
 
-def test_a_value_that_returns_is_told_again():
-    client, _ = two_turns(*change("You help.", "Current time is 1", "Current time is 2", "system"))
-    for value, notes in ((1, True), (1, False), (2, True)):
-        client.answer(say("x", bash={"command": "ls"}))
-        client.messages[0] = system_text("You help.", f"Current time is {value}")
-        prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))
-        assert bool(prepared.notes) is notes
-        assert client.text.rindex(f"Current time is {value}") > client.text.rindex(f"Current time is {3 - value}")
-
-
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_a_reminder_that_moves_to_the_newest_message_is_not_told_as_withdrawn(role):
     reminder = REMINDER.format("Plan mode is active: do not edit.")
@@ -444,15 +434,3 @@ def test_a_sentence_of_the_system_text_that_is_gone_stands_nowhere_any_more():
     )
     assert WIKI not in client.text
     assert client.prepared.view.base is None and client.prepared.miss.detail.startswith("line 2 differs")
-
-
-def test_a_sentence_that_a_note_told_and_that_is_gone_again_is_gone_with_the_note():
-    """What stood before it is computed once only."""
-    with_wiki = [system_text("You help.", WIKI), Message("user", "Go")]
-    client, spoken = two_turns([system_text("You help."), Message("user", "Go")], with_wiki)
-    assert WIKI in client.text
-    client.answer(say("It is done.", None))
-    client.messages[0] = system_text("You help.")
-    client.ask(Message("user", "More"))
-    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
-    assert WIKI not in client.text and "a listing" in client.text

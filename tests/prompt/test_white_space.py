@@ -5,24 +5,20 @@ from __future__ import annotations
 import pytest
 
 from start_llm.core.messages import Message
-from tests.prompt.client import CLAUDE, odd_tokens, pipeline, request, system_text
-from tests.prompt.models import model
+from tests.prompt.client import CLAUDE, Client, pipeline, system_text
 
 ANSWER = "  - one\n  - two, and then some words that nobody else says\n"
 
 
 def second_turn(system: str, user: str, answer: str, changed_user: str, changed_answer: str) -> tuple[str, int]:
     """The prompt's text, and how many of its first tokens the first turn had, its answer included."""
-    pipe, tokenizer = pipeline("chatml"), model("chatml")[1]
-    head = system_text(system)
-    first = pipe.prepare(request([head, Message("user", user)], session="s"), thinking=True)
-    generated = [*odd_tokens(tokenizer, answer), tokenizer.special_tokens["<|im_end|>"]]
-    pipe.record(first, Message("assistant", answer), generated)
-    talk = [head, Message("user", changed_user), Message("assistant", changed_answer), Message("user", "Go on.")]
-    tokens = pipe.prepare(request(talk, session="s"), thinking=True).prompt.tokens
-    known = (*first.prompt.tokens, *generated[:-1])
+    client = Client("chatml", pipeline("chatml"), tools=(), session="s")
+    client.ask(system_text(system), Message("user", user))
+    known = client.answer(Message("assistant", answer))
+    client.messages[1:] = [Message("user", changed_user), Message("assistant", changed_answer)]
+    tokens = client.ask(Message("user", "Go on.")).prompt.tokens
     same = next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
-    return tokenizer.decode(tokens), len(known) - same
+    return client.text, len(known) - same
 
 
 @pytest.mark.parametrize("system", [CLAUDE, "You are a helper."])
