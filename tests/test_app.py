@@ -109,12 +109,6 @@ def test_untrusted_code_is_refused_with_the_settings_name(make: Callable[..., An
         app.start()
 
 
-def test_a_missing_model_is_named(make: Callable[..., Any], tmp_path: Path) -> None:
-    app, _ = make(model_path=str(tmp_path / "nothing"))
-    with pytest.raises(Unavailable, match="nothing"):
-        app.start()
-
-
 def test_a_model_that_does_not_fit_refuses_the_start(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     small = Device("Linux", "some CPU", 2**20, "cpu", 2**20)
     monkeypatch.setattr("start_llm.engine.assembly.inspect_device", lambda accelerator: small)

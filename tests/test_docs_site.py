@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs_site import PAGES, linked, page
+from scripts.docs_site import PAGES
 from start_llm.cli.commands import COMMANDS
-from start_llm.core.settings import Settings
+from start_llm.core.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[1]
 _FETCHED = re.compile(
@@ -64,21 +65,6 @@ def test_every_page_is_there_and_fetches_nothing(site: Path) -> None:
     assert not any("fonts.googleapis" in text or "fonts.gstatic" in text for text in pages.values())
 
 
-def test_links_of_the_repositorys_pages_lead_to_those_of_the_site() -> None:
-    text = "[a](docs/api.md) [b](docs/clients) [c](docs/images.md#limits) [d](https://example.org/docs/x) `docs/api.md`"
-    assert page(text) == (
-        "[a](api.md) [b](clients/README.md) [c](images.md#limits) [d](https://example.org/docs/x) `docs/api.md`"
-    )
-
-
-def test_links_to_the_repositorys_pages_lead_to_those_of_the_site() -> None:
-    assert (
-        linked("[b](CONTRIBUTING.md) [c](.context/LESSONS.md#http)", 0) == "[b](contributing.md) [c](lessons.md#http)"
-    )
-    assert linked("[a](../README.md) [c](README.md) [d](../api.md)", 1) == "[a](index.md) [c](README.md) [d](../api.md)"
-    assert linked("[a](../../README.md#x) [b](../README.md)", 2) == "[a](../index.md#x) [b](../README.md)"
-
-
 @pytest.mark.parametrize(
     ("tag", "fetched"),
     [
@@ -118,7 +104,12 @@ def unknown(text: str) -> set[str]:
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
 )
 def test_pages_name_commands_and_settings_that_there_are(path: Path) -> None:
-    assert unknown(path.read_text("utf-8")) == set()
+    text = path.read_text("utf-8")
+    assert unknown(text) == set()
+    for line in re.findall(r"^export (.*)$", text, re.MULTILINE):
+        exported = {name.lower(): value for name, _, value in (word.partition("=") for word in shlex.split(line))}
+        assert exported.keys() <= Settings.model_fields.keys()
+        load_settings(None, **exported)
 
 
 def test_a_command_or_setting_that_is_none_is_found() -> None:

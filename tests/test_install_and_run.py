@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,12 +100,17 @@ def test_command_and_flags(arguments: list[str], expected: tuple[str, list[str]]
     assert bootstrap.parse(arguments) == expected
 
 
-def test_unknown_command_names_the_allowed_ones(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["srve"], ["did you mean serve?", f"{bootstrap.COMMAND} help"]), (["run"], ["which script"])],
+)
+def test_what_is_no_command_is_refused_in_a_line(
+    arguments: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_:
-        bootstrap.parse(["srve"])
-    assert exit_.value.code == 2
+        bootstrap.parse(arguments)
     said = capsys.readouterr().err
-    assert "did you mean serve?" in said and f"{bootstrap.COMMAND} help" in said and said.count("\n") == 1
+    assert exit_.value.code == 2 and said.count("\n") == 1 and all(words in said for words in says)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +130,6 @@ def test_help_helps_and_runs_nothing(arguments: list[str], part: str, capsys: py
     assert exit_.value.code == 0 and part in capsys.readouterr().out
 
 
-def test_run_without_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        bootstrap.parse(["run"])
-    assert exit_.value.code == 2 and "which script" in capsys.readouterr().err
-
-
 @pytest.mark.live
 def test_what_is_asked_before_the_venv_is_there_needs_nothing_of_it() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import start_llm.cli.reading as r; r.read(['serve'])"
@@ -142,18 +144,29 @@ def put(path: Path, text: str = "") -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize("shim", [False, True], ids=["a python", "behind a shim that put it in front"])
+@pytest.mark.parametrize(
+    ("folders", "found"),
+    [
+        pytest.param(["real", "none", "real"], True, id="a python"),
+        pytest.param(["links"], True, id="a link to it"),
+        pytest.param(["real", "shims"], False, id="behind a shim that put it in front"),
+        pytest.param(["shims"], False, id="a shim alone"),
+        pytest.param(["none"], False, id="none"),
+    ],
+)
 def test_the_python_of_printed_commands_is_found_in_every_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shim: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: list[str], found: bool
 ) -> None:
-    real, shims = tmp_path / "versions/bin", tmp_path / "shims"
-    put(real / "python3.12", "")
-    put(shims / "python3.12", "")
-    for each in (real / "python3.12", shims / "python3.12"):
-        each.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(real / "python3.12"))
-    monkeypatch.setenv("PATH", os.pathsep.join(map(str, [real, shims] if shim else [real, tmp_path, real])))
-    assert bootstrap.python_anywhere() == (sys.executable if shim else "python3.12")
+    """The `python3.12` of pyenv is a script that looks for a version in the folder that it is called in."""
+    for name in ("real", "shims"):
+        put(tmp_path / name / "python3.12")
+        (tmp_path / name / "python3.12").chmod(0o755)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "python3.12").symlink_to(tmp_path / "real" / "python3.12")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "real" / "python3.12"))
+    monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / folder) for folder in folders))
+    assert bootstrap.python_anywhere() == ("python3.12" if found else sys.executable)
+    assert shlex.split(bootstrap.COMMAND)[1] == str(SCRIPT)
 
 
 def test_a_venv_of_this_python_is_clean(tmp_path: Path) -> None:
@@ -317,76 +330,55 @@ def test_environment(folder: Path, steps: list[str], monkeypatch: pytest.MonkeyP
 
 
 class Commands:
-    """What `run_checks` starts, in order; `failing` ends with 1, and compiling hangs if it `hangs`."""
+    """What `run_checks` starts, in order; `failing` ends with 1."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str = "", *, hangs: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
         self.order: list[str] = []
-        self.failing, self.hangs = failing, hangs
+        self.failing = failing
         monkeypatch.setattr(subprocess, "run", self.run)
-        monkeypatch.setattr(subprocess, "Popen", lambda command, **more: Beside(self, self.begin(command, **more)))
+        monkeypatch.setattr(subprocess, "Popen", self.run)
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
-    def begin(self, command: list[str], env: dict[str, str], **_: object) -> str:
+    def run(self, command: list[str], env: dict[str, str], **_: object) -> Any:
         assert "PYTHONDONTWRITEBYTECODE" not in env
         words = ("--collect-only", "litellm", "ruff", "mypy", "lint-imports", "pytest")
         name = next(word for word in words if word in " ".join(command))
         self.order.append(f"{name} {command[-1]}" if name == "pytest" else name)
-        return name
 
-    def run(self, command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.CompletedProcess(command, int(self.begin(command, **more) == self.failing))  # type: ignore[arg-type]
+        def ended(*_: float) -> int:
+            self.order.append(f"end {name}")
+            return 0
 
-
-class Beside:
-    def __init__(self, commands: Commands, name: str) -> None:
-        self.commands, self.name = commands, name
-        self.returncode = int(name == commands.failing)
-
-    def communicate(self) -> tuple[str, None]:
-        self.commands.order.append(f"end {self.name}")
-        return "what it says", None
-
-    def wait(self, seconds: float | None = None) -> int:
-        if self.commands.hangs and seconds is not None:
-            raise subprocess.TimeoutExpired(self.name, seconds)
-        self.commands.order.append(f"end {self.name}")
-        return -9 if self.commands.hangs else 0
-
-    def kill(self) -> None:
-        self.commands.order.append(f"kill {self.name}")
+        said = lambda: (f"what it says: {ended()}", None)  # noqa: E731
+        return SimpleNamespace(returncode=int(name == self.failing), wait=ended, communicate=said)
 
 
+@pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "pytest", ""])
 def test_every_check_runs_and_one_failure_is_enough(
-    failing: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failing: str, fresh: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A fresh clone is compiled before the tests."""
     commands = Commands(monkeypatch, failing)
-    monkeypatch.setattr(bootstrap, "compiled", lambda: True)
+    put(bootstrap.ROOT / "tests" / "__pycache__" / ("note.txt" if fresh else "conftest.cpython-312.pyc"))
     assert bootstrap.run_checks(folder, ["--slow", "-x"]) == int(failing != "")
-    assert commands.order == ["mypy", "ruff", "ruff", "lint-imports", "pytest -x", "end mypy"]
+    compiling = ["--collect-only", "litellm"] if fresh else []
+    ends = [f"end {name}" for name in compiling]
+    assert commands.order == [*compiling, "mypy", "ruff", "ruff", "lint-imports", *ends, "pytest -x", "end mypy"]
     said = capsys.readouterr().out
     assert ("all checks passed" in said) == (failing == "")
     assert said.count(failing) > 1 and "what it says" in said
     assert all(f"=== {name}\n" in said for name in ("ruff check", "ruff format", "mypy", "imports", "pytest"))
 
 
-@pytest.mark.parametrize(("fresh", "hangs"), [(True, False), (True, True), (False, False)])
-def test_a_fresh_clone_is_compiled_once_before_the_tests(
-    fresh: bool, hangs: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.live
+def test_the_tests_do_without_what_is_not_compiled_in_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = Commands(monkeypatch, hangs=hangs)
-    put(bootstrap.ROOT / "tests" / "__pycache__" / ("note.txt" if fresh else "conftest.cpython-312.pyc"))
-    assert bootstrap.run_checks(folder, []) == 0, "the tests do without"
-    compiling = ["--collect-only", "litellm"] if fresh else []
-    ends = ["kill", "end"] if hangs else ["end"]
-    assert commands.order == [
-        *compiling,
-        *("mypy", "ruff", "ruff", "lint-imports"),
-        *(f"{how} {name}" for name in compiling for how in ends),
-        "pytest pytest",
-        "end mypy",
-    ]
-    assert capsys.readouterr().out.count("compiling beforehand failed (exit code -9)") == (2 if hangs else 0)
+    monkeypatch.setattr(bootstrap, "COMPILE_SECONDS", 0.0)
+    hangs = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    bootstrap.wait_for([hangs])
+    assert hangs.returncode == -9 and "failed (exit code -9)" in capsys.readouterr().out
 
 
 # --- the BLAS -----------------------------------------------------------------

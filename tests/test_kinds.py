@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kinds import RUN, kind_of, kinds_asked_for, rounds, some
+from tests.kinds import RUN, kind_of, rounds, some
 
 pytest_plugins = "pytester"
 
@@ -19,11 +19,16 @@ def test_live(): subprocess.run([sys.executable, "-c", ""])
 def test_thorough(): ...
 @pytest.mark.smoke
 def test_smoke(): ...
+@pytest.mark.slow
+def test_slow(): ...
+@pytest.mark.e2e
+def test_e2e(): ...
 @pytest.fixture
 def proxy(): ...
 def test_by_fixture(proxy): ...
 def test_lacks(): pytest.skip("needs a browser: apt install chromium")
 """
+LEFT = "not part of this run: 1 e2e, 2 live, 1 slow, 1 thorough*"
 PLANTED = """
 import subprocess, sys
 
@@ -54,48 +59,29 @@ def run(pytester: pytest.Pytester) -> pytest.Pytester:
 @pytest.mark.parametrize(
     ("marks", "fixtures", "kind"),
     [
-        (set(), set(), "quick"),
         ({"smoke", "slow"}, set(), "slow"),
-        ({"live"}, set(), "live"),
-        (set(), {"proxy"}, "live"),
         ({"thorough"}, {"proxy"}, "live"),
         ({"smoke"}, {"proxy"}, "smoke"),
         ({"slow", "live"}, set(), "slow"),
-        ({"e2e"}, set(), "e2e"),
         ({"e2e", "smoke"}, set(), "smoke"),
-        ({"thorough"}, set(), "thorough"),
     ],
 )
 def test_a_test_has_one_kind(marks: set[str], fixtures: set[str], kind: str) -> None:
     assert kind_of(marks, fixtures) == kind
 
 
-@pytest.mark.parametrize(
-    ("options", "kinds"),
-    [
-        (set(), {"quick", "smoke"}),
-        ({"all"}, {"quick", "smoke", "live", "thorough"}),
-        ({"slow"}, {"quick", "smoke", "live", "thorough", "slow"}),
-        ({"e2e"}, {"quick", "smoke", "e2e"}),
-    ],
-)
-def test_what_a_run_has(options: set[str], kinds: set[str]) -> None:
-    assert kinds_asked_for(options) == kinds
-
-
 def test_what_is_not_in_a_run_is_deselected_and_what_lacks_something_is_told(run: pytest.Pytester) -> None:
     run.makepyfile(TESTS)
     result = run.runpytest("-p", "no:xdist")
-    result.assert_outcomes(passed=2, skipped=1, deselected=3)
-    result.stdout.fnmatch_lines(
-        ["not run, 1 tests: needs a browser: apt install chromium", "not part of this run: 2 live, 1 thorough*"]
-    )
+    result.assert_outcomes(passed=2, skipped=1, deselected=5)
+    result.stdout.fnmatch_lines(["not run, 1 tests: needs a browser: apt install chromium", LEFT])
 
 
 @pytest.mark.smoke
-def test_all_of_them(run: pytest.Pytester) -> None:
+@pytest.mark.parametrize(("option", "passed"), [("--all", 5), ("--slow", 6), ("--e2e", 3)])
+def test_what_a_run_has(run: pytest.Pytester, option: str, passed: int) -> None:
     run.makepyfile(TESTS)
-    run.runpytest("-p", "no:xdist", "--all").assert_outcomes(passed=5, skipped=1)
+    run.runpytest("-p", "no:xdist", option).assert_outcomes(passed=passed, skipped=1)
 
 
 @pytest.mark.smoke
@@ -109,7 +95,7 @@ def test_who_starts_a_process_and_does_not_say_so_is_found(run: pytest.Pytester)
 @pytest.mark.live
 def test_workers_tell_what_they_left_out(run: pytest.Pytester) -> None:
     run.makepyfile(TESTS)
-    run.runpytest("-n", "1").stdout.fnmatch_lines(["not part of this run: 2 live, 1 thorough*"])
+    run.runpytest("-n", "1").stdout.fnmatch_lines([LEFT])
 
 
 def test_a_short_run_tries_a_quarter_of_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

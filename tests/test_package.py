@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from start_llm.core.extras import EXTRAS
 
@@ -28,10 +27,7 @@ def test_the_command_is_there() -> None:
 
 def test_dependencies_are_the_pins_of_requirements() -> None:
     (name,) = PROJECT["tool"]["setuptools"]["dynamic"]["dependencies"].values()
-    lines = [line.partition("#")[0].strip() for line in (ROOT / name[0]).read_text("utf-8").splitlines()]
-    pins = [Requirement(line) for line in lines if line]
-    assert len(pins) > 20
-    assert all([spec.operator for spec in pin.specifier] == ["=="] for pin in pins)
+    assert name == ["requirements.txt"]  # `test_install_and_run` looks at its pins
 
 
 def test_an_extra_is_tested_in_the_version_that_it_installs() -> None:

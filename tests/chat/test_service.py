@@ -88,9 +88,21 @@ def calls(events: list[ev.Event]) -> list[str]:
     return [event.name for event in events if isinstance(event, ev.ToolCallFinished)]
 
 
-def test_several_calls_come_where_they_are_allowed() -> None:
-    events, engine, _ = stream_of(CALL % "get" + "\n" + CALL % "put", parallel=True)
-    assert calls(events) == ["get", "put"] and engine.cancelled == []
+@pytest.mark.parametrize(
+    ("parallel", "names", "told"),
+    [
+        (True, ["get", "put"], ["get", "put"]),
+        (True, ["get", "get"], ["get", "get"]),
+        (False, ["get"], ["get"]),
+        (False, ["get", "get"], ["get"]),
+    ],
+)
+def test_several_calls_come_where_they_are_allowed(parallel: bool, names: list[str], told: list[str]) -> None:
+    """Equal ones, too. The tokens of what the client is not told are not kept."""
+    text = "\n".join(CALL % name for name in names)
+    events, engine, choice = stream_of(text, parallel=parallel)
+    assert calls(events) == told
+    assert (choice.tokens, engine.cancelled) == ((tuple(map(ord, text)), []) if told == names else ((), ["r#0"]))
 
 
 def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
@@ -104,26 +116,12 @@ def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
     assert isinstance(events[-1], ev.Done)
 
 
-def test_without_parallel_calls_one_call_is_an_answer_like_any_other() -> None:
-    text = CALL % "get"
-    events, engine, choice = stream_of(text, parallel=False)
-    assert calls(events) == ["get"] and engine.cancelled == [] and choice.tokens == tuple(map(ord, text))
-
-
 def test_a_second_call_that_shows_only_at_the_end_of_the_text_is_cut_as_well() -> None:
     """The client is not told of it: its tokens must not stand in the next prompt."""
     first = '<tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>'
     events, _, choice = stream_of(first + "\n" + first[: first.index("1}") + 1] + "2", parallel=False)
     assert calls(events) == ["get"] and [call.arguments for call in choice.message().tool_calls] == ['{"n": 1}']
     assert choice.tokens == ()
-
-
-def test_two_equal_calls_are_two_calls_unless_only_one_is_allowed() -> None:
-    twice = CALL % "get" + "\n" + CALL % "get"
-    events, _, choice = stream_of(twice, parallel=True)
-    assert calls(events) == ["get", "get"] and choice.tokens
-    events, _, choice = stream_of(twice, parallel=False)
-    assert calls(events) == ["get"] and not choice.tokens
 
 
 def test_tokens_of_what_the_client_was_not_told_are_not_kept() -> None:

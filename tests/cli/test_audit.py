@@ -33,7 +33,8 @@ def run(settings: Settings, *words: str) -> int:
 
 def test_the_last_requests(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(settings, "-n", "2") == 0
-    heading, first, last = (line.strip() for line in capsys.readouterr().out.splitlines())
+    heading, first, last = (line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert heading.index(" PROMPT") + 7 == first.index(" 1,000") + 6, "figures stand at the right"
     assert heading.split()[:3] == ["TIME", "ID", "CLIENT"]
     assert first.split()[2:6] == ["789200", "pi", "m", "1,000"] and "90%" in first and first.endswith("answered")
     assert "a?[31m[bold]" in last and last.endswith("failed (500)")

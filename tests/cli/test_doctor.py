@@ -5,8 +5,6 @@ import json
 import platform
 import socket
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from start_llm.host.ports import free_port
 from start_llm.models.device import GIB, Accelerator, Device
 from start_llm.proxy.access import READY_BODY
 from tests.launch.stub import serving
+from tests.web import Handler, running
 
 CPU = Device("Linux", "Some CPU", 16 * GIB, "cpu", 12 * GIB)
 MAC = Device("macOS", "Apple M4 Pro", 48 * GIB, "metal", 36 * GIB)
@@ -134,23 +133,17 @@ def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
 
 @pytest.mark.parametrize("status", [200, 401])
 def test_the_arrays_of_a_running_server_are_told(status: int) -> None:
-    class Metrics(BaseHTTPRequestHandler):
+    class Metrics(Handler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            key = self.headers["authorization"]
             lines = b"start_llm_kv_bytes 7.0\nstart_llm_kv_arrays 12345.0\n"
-            self.wfile.write(lines if (status, key, self.path) == (200, "Bearer k", "/metrics") else b"{}")
+            right = (status, self.headers["authorization"], self.path) == (200, "Bearer k", "/metrics")
+            self.answer(status, lines if right else {})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        told = list(doctor.check_arrays("127.0.0.1", server.server_port, "k"))
+    with running(Metrics) as port:
+        told = list(doctor.check_arrays("127.0.0.1", port, "k"))
     expected = [Finding("stored KV", "ok", "12,345 arrays (start_llm_kv_arrays)")]
     assert told == (expected if status == 200 else [])
-    assert list(doctor.check_arrays("127.0.0.1", server.server_port, None)) == []
+    assert list(doctor.check_arrays("127.0.0.1", port, None)) == []
 
 
 def test_its_own_proxy_is_no_fault(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -104,17 +103,3 @@ def test_a_hint_names_the_port_where_a_plain_command_would_not_look(
     assert hint("stop", 18188) == "start-llm stop --port 18188"
     (tmp_path / ".env").write_text("MLX_PORT=18188\n")
     assert hint("stop", 18188) == "start-llm stop" and hint("stop", usual) == f"start-llm stop --port {usual}"
-
-
-def test_a_clones_command_works_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The `python3.12` of pyenv is a script that looks for a version in the folder that it is called in."""
-    python, script = shlex.split(install_and_run.COMMAND)
-    assert script == str(ROOT / "install_and_run.py") and python in ("python3.12", sys.executable)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert install_and_run.python_anywhere() == sys.executable
-    (tmp_path / "python3.12").write_text("#!/bin/sh\n")
-    (tmp_path / "python3.12").chmod(0o755)
-    assert install_and_run.python_anywhere() == sys.executable
-    (tmp_path / "python3.12").unlink()
-    (tmp_path / "python3.12").symlink_to(sys.executable)
-    assert install_and_run.python_anywhere() == "python3.12"

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,30 +75,12 @@ def test_the_servers_folder_is_the_projects_and_an_agents_the_callers(module: Fa
     assert (launched, examined) == (tmp_path / "caller", tmp_path / "project")
 
 
-def test_a_bad_setting_stops_the_start(module: FakeModule, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--port", "70000"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("MLX_PORT='70000': ")
-    assert "65535" in said
-    assert module.calls == []
-
-
 def test_where_several_servers_run_only_what_asks_one_has_to_be_told_which(module, monkeypatch, capsys) -> None:
     monkeypatch.setattr("start_llm.service.place.running_ports", lambda _: [8, 9])
     module.main_status = module.main
     assert main(["status"]) == 3 and len(module.calls) == 1
     assert main(["chat"]) == 2 and len(module.calls) == 1
     assert "ports 8, 9: name one" in capsys.readouterr().err
-
-
-@pytest.mark.live
-def test_the_command_line_alone_imports_nothing_heavy() -> None:
-    heavy = {"mlx", "transformers", "litellm", "openai"}
-    code = f"import start_llm.cli.running, sys; print(sorted({heavy} & set(sys.modules)))"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-    )
-    assert run.stdout == "[]\n"
 
 
 def test_a_folder_that_cannot_be_used_is_one_sentence(

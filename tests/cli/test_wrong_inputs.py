@@ -65,7 +65,6 @@ TABLE: list[tuple[str, dict[str, str], str]] = [
     ("serve @/notokens", {}, "no tokenizer"),
     ("serve qwen3:27b", {}, "Ollama"),
     ("serve", {"MODEL_PATH": "library/llama3.2:latest"}, "Ollama"),
-    ("serve two words", {}, "no argument words"),
     ("demo no~name", {}, "neither a folder nor a repository"),
 ]
 

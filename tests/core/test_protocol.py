@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.errors import BadRequest
-from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS, error_body, session_of
+from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, SESSION_HEADERS, session_of
 
 CLAUDE = "user_1_account_2_session_00ff-11"
 
@@ -33,18 +32,3 @@ CLAUDE = "user_1_account_2_session_00ff-11"
 )
 def test_where_a_name_is_found(body: dict[str, Any], headers: dict[str, str], found: tuple[str, str]) -> None:
     assert session_of(body, headers) == found
-
-
-@pytest.mark.parametrize(
-    ("style", "keys", "kind"),
-    [
-        ("openai", {"error"}, "application/json"),
-        ("anthropic", {"type", "error"}, "application/json"),
-        ("ollama", {"error"}, "application/json"),
-        ("problem", {"type", "title", "status", "detail"}, "application/problem+json"),
-    ],
-)
-def test_an_error_has_the_shape_of_its_api(style: Any, keys: set[str], kind: str) -> None:
-    body, told = error_body(BadRequest("No."), style)
-    assert (set(body), told) == (keys, kind)
-    assert isinstance(body.get("error"), str) is (style == "ollama")

@@ -56,12 +56,6 @@ def test_every_key_is_a_secret() -> None:
     assert {name for name in Settings.model_fields if name.endswith("_key")} == set(SECRETS)
 
 
-def test_a_file_that_is_no_text_is_told_in_a_sentence(tmp_path: Path) -> None:
-    (file := tmp_path / ".env").write_bytes(b"SERVED_MODEL_NAME=\xff\n")
-    with pytest.raises(SettingsError, match=r"\.env: it must be a text file \(UTF-8\)"):
-        load_settings(file)
-
-
 @pytest.mark.parametrize("line", ["MLX_PORT 8099", 'MLX_PORT="8099', "MLX_PORT: 8099", "MLX_PORT", "MLX_PORT='80'99"])
 def test_a_line_that_says_nothing_is_no_setting_that_is_passed_over(line: str, tmp_path: Path) -> None:
     (file := tmp_path / ".env").write_text(f"# a port\n\n{line}\nHTTP_THREADS=3\n")

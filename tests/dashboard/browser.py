@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from start_llm.host.processes import wait_until
+from tests.integration.live import Live
 from tests.lazy import Package
 from tests.waiting import PATIENCE_SECONDS
 
@@ -24,6 +26,7 @@ errors: Any = Package("selenium.common.exceptions")
 support: Any = Package("selenium.webdriver.support.wait")
 
 MARKUP = "<img src=x onerror=window.pwned=1>"  # as a model's name, a folder's, a session's, ...
+VIEWS = ("overview", "try", "models", "connect", "server")
 WAIT = 120.0  # a bound, not a measure
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1440,1000")
@@ -118,6 +121,14 @@ class Browser:
         """What the browser's console said since the last look: errors, refused content. Without the `expected`."""
         said = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
         return [line for line in said if not any(word in line for word in expected)]
+
+
+def ask(server: Live, said: str | list[dict[str, Any]], session: str, **more: Any) -> httpx.Response:
+    """Its answer, read to its end. `said`: a user's words, or all messages. `agent`: who asks."""
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    headers = {"User-Agent": more.pop("agent", "pi/1.0")}
+    body = {"model": "default", "messages": messages, "session_id": session, **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT)
 
 
 @contextmanager

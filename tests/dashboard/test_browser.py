@@ -20,7 +20,7 @@ from start_llm.core.settings import Settings
 from start_llm.models.pull import Pulled
 from tests.api.fakes import FakeService, make_server
 from tests.cli.places import checkpoint, safetensors
-from tests.dashboard.browser import MARKUP, WAIT, Browser
+from tests.dashboard.browser import MARKUP, VIEWS, WAIT, Browser, ask
 from tests.integration.live import TOOLS, Live
 from tests.lazy import Package
 from tests.models.hub import Hub, running, use
@@ -29,27 +29,14 @@ from tests.oracle.oracle import script
 webdriver: Any = Package("selenium.webdriver")
 pytestmark = pytest.mark.thorough
 
-VIEWS = ("overview", "try", "models", "connect", "server")
 LONG = "[[long 40]]"  # enough words to prove a conversation by
 
 
-def say(
-    server: Live, messages: list[dict[str, Any]], session: str, agent: str = "pi/1.0", **more: Any
-) -> dict[str, Any]:
+def say(server: Live, messages: list[dict[str, Any]], session: str, **more: Any) -> dict[str, Any]:
     """The answer's message, with the response's id as ``id``."""
-    body = {"model": "default", "messages": messages, "session_id": session, "max_tokens": 400, **more}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers={"User-Agent": agent}, timeout=WAIT)
+    answer = ask(server, messages, session, **{"max_tokens": 400, **more})
     assert answer.status_code == 200, answer.text
     return {**answer.json()["choices"][0]["message"], "id": answer.json()["id"]}
-
-
-def stream(server: Live, messages: list[Any], session: str) -> None:
-    """Asks for an answer piece by piece, and reads it to its end."""
-    body = {"model": "default", "messages": messages, "session_id": session, "max_tokens": 150, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as answer:
-        assert answer.status_code == 200
-        for _ in answer.iter_lines():
-            pass
 
 
 def conversation(server: Live, session: str, agent: str = "pi/1.0", **more: Any) -> list[dict[str, Any]]:
@@ -60,7 +47,7 @@ def conversation(server: Live, session: str, agent: str = "pi/1.0", **more: Any)
         {"role": "user", "content": f"First {LONG}"},
     ]
     for number in range(2):
-        answer = say(server, messages, session, agent, **more)
+        answer = say(server, messages, session, agent=agent, **more)
         messages.append({"role": "assistant", "content": answer["content"]})
         messages.append({"role": "user", "content": f"then {number} {LONG}"})
     return messages
@@ -91,22 +78,6 @@ def painted(page: Browser) -> bool:
     )
 
 
-def test_a_request_is_seen_reading_and_then_answering(
-    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0005")
-    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.02")
-    messages = [{"role": "user", "content": "word by word " * 900 + "[[long 200]]"}]
-    asking = threading.Thread(target=stream, args=(server, messages, "slow-one"))
-    asking.start()
-    page.until_text("#now .prefill", "slow-one", "reading", "tokens/s", "to compute")
-    assert page.run("return document.querySelector('#now .prefill .bar').getAttribute('aria-label')")
-    page.until_text("#now .answer", "slow-one", "answering", "tokens/s")
-    asking.join(WAIT)
-    page.until_text("#ended", "slow-one")
-    page.until_text("#now", "No request runs.")
-
-
 def test_a_miss_is_explained_with_a_difference_and_a_note_is_shown(page: Browser, server: Live) -> None:
     messages = conversation(server, "told-talk")
     changed = [{**messages[0], "content": messages[0]["content"].replace("mode: read", f"mode: {MARKUP}")}]
@@ -116,7 +87,9 @@ def test_a_miss_is_explained_with_a_difference_and_a_note_is_shown(page: Browser
     missed = opened(page, say(server, edited, "told-talk"))
     page.until_text(f"{missed} .diff del", "First")
     page.until_text(f"{missed} .diff ins", "Another")
-    page.until_text(f"{missed} dl", "message 2, content")
+    page.until_text(f"{missed} dl", "message 2, content", "The client changed text that had been sent before")
+    page.until_text(f"{missed} .tag", "text changed")
+    assert "diverged" not in page.text("#overview")
 
 
 def opened(page: Browser, answer: dict[str, Any]) -> str:
@@ -135,7 +108,7 @@ def test_what_clients_send_is_shown_as_text(page: Browser, server: Live) -> None
     ]
     messages = conversation(server, MARKUP, MARKUP, tools=tools, user=MARKUP)
     messages[1] = {"role": "user", "content": f"{MARKUP} {LONG}"}
-    marked = say(server, messages, MARKUP, f"{MARKUP}/1", user=MARKUP, metadata={"x": MARKUP})
+    marked = say(server, messages, MARKUP, agent=f"{MARKUP}/1", user=MARKUP, metadata={"x": MARKUP})
     headers = {"User-Agent": "<b>bold</b>", "X-Session-Id": MARKUP, "Accept-Language": MARKUP}
     gone = {"model": MARKUP, "messages": [{"role": "user", "content": MARKUP}]}
     assert httpx.post(f"{server.url}/v1/chat/completions", json=gone, headers=headers, timeout=WAIT).status_code == 404
@@ -157,6 +130,9 @@ def test_what_clients_send_is_shown_as_text(page: Browser, server: Live) -> None
 def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Browser, server: Live) -> None:
     page.view("try")
     page.run("document.querySelector('#try-form details').open = true")
+    page.one("#try-tools").send_keys("[")
+    page.send("Go.")
+    page.until_text("#try-told", "Tools are no JSON")
     page.run("document.getElementById('try-tools').value = arguments[0]", json.dumps(TOOLS))
     call = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
     page.send(script(f"<think>\nI look.\n</think>\n\n{call}", f"It says {MARKUP}.").replace("\n", " "))
@@ -175,22 +151,6 @@ def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Brows
     page.until(lambda: page.one("#try-again").is_enabled() and page.text("#said .text") == said, "the same again")
     page.one("#try-clear").click()
     page.until_text("#said", "Ask something.")
-
-
-def test_an_answer_can_be_stopped(page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
-    page.view("try")
-    page.send("Go on [[long 5000]]")
-    page.until_text("#said .assistant", "tokens/s")
-    page.one("#try-stop").click()
-    page.until_text("#said .assistant", "stopped")
-    monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")
-    page.until(lambda: server.app.engine.status().running == 0, "the end of the work")
-    page.run("document.querySelector('#try-form details').open = true")
-    page.one("#try-tools").send_keys("[")
-    page.send("again")
-    page.until_text("#try-told", "Tools are no JSON")
-    page.one("#try-tools").clear()
 
 
 # --- models and server ---------------------------------------------------------------------------

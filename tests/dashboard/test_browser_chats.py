@@ -142,6 +142,7 @@ def test_a_failure_has_retry_and_stop_keeps_what_was_said(
     page.until_text("#said .coming", "tokens/s")
     page.press("#try-stop")
     page.until_text("#said .assistant:last-child", "stopped", "Retry")
+    page.until(lambda: server.app.engine.status().running == 0, "the end of the work")
     monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")
     kept = page.text("#said .assistant:last-child .text")
     again(page, server)

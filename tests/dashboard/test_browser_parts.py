@@ -18,7 +18,7 @@ import pytest
 from start_llm.models.catalog import StoredModel
 from start_llm.models.recommended import RECOMMENDED
 from start_llm.proxy.nodes import NodeStatus
-from tests.dashboard.browser import WAIT, Browser
+from tests.dashboard.browser import VIEWS, WAIT, Browser, ask
 from tests.integration.live import Live
 from tests.lazy import Package
 from tests.oracle.oracle import script
@@ -28,14 +28,6 @@ pytestmark = pytest.mark.thorough
 
 AXE = "axe-core@4.14.1"
 NPM_SECONDS = 120
-VIEWS = ("overview", "try", "models", "connect", "server")
-
-
-def ask(server: Live, text: str, session: str, **more: Any) -> httpx.Response:
-    body = {"model": "default", "messages": [{"role": "user", "content": text}], "session_id": session, **more}
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
-
-
 # --- an empty server: this test stands first ----------------------------------------------------
 
 
@@ -69,34 +61,25 @@ def test_charts_tell_the_last_hour_and_day_in_words_and_as_a_table(page: Browser
     page.until_text("#pressure", "Memory", "weights", "running requests", "stored conversations")
 
 
-def test_a_running_request_is_cancelled_by_its_button(
+def test_a_request_is_seen_reading_and_then_answering_and_is_cancelled_by_its_button(
     page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0005")
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
+    words = "word by word " * 900 + "[[long 9000]]"
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(ask(server, "Go on [[long 9000]]", "endless")))
+    asking = threading.Thread(target=lambda: answers.append(ask(server, words, "endless", stream=True)))
     asking.start()
-    page.until_text("#now .run", "endless", "answering", "of memory")
+    page.until_text("#now .prefill", "endless", "reading", "tokens/s", "to compute")
+    assert page.run("return document.querySelector('#now .prefill .bar').getAttribute('aria-label')")
+    page.until_text("#now .answer", "endless", "answering", "tokens/s", "of memory")
     label = page.run("return document.querySelector('#now button').ariaLabel")
     assert label.startswith("Cancel the request of") and label.endswith(", endless")
     page.press("#now button")
     page.until_text("#now", "No request runs.")
     asking.join(WAIT)
-    assert answers[0].status_code == 499 and "cancelled on the server's page" in answers[0].text
+    assert "cancelled on the server's page" in answers[0].text
     page.until_text("#ended .bad", "499")
-
-
-def test_why_something_was_computed_again_is_a_sentence(page: Browser, server: Live) -> None:
-    said = "[[long 40]] " + "first words " * 100
-    made = ask(server, said, "edited", max_tokens=200).json()["choices"][0]["message"]
-    messages = [{"role": "user", "content": f"Edited. {said}"}, made, {"role": "user", "content": "Go on."}]
-    body = {"model": "default", "messages": messages, "session_id": "edited", "max_tokens": 8}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
-    line = f'#ended details[data-id="{answer.json()["id"]}"]'
-    page.press(f"{line} summary")
-    page.until_text(f"{line} dl", "The client changed text that had been sent before")
-    page.until_text(f"{line} .tag", "text changed")
-    assert "diverged" not in page.text("#overview")
 
 
 # --- models, agents, settings ----------------------------------------------------------------------

@@ -105,12 +105,10 @@ def test_log_lines_by_session_and_day(tmp_path: Path) -> None:
     assert first["miss"]["detail"] == "the clock"
     assert (second["status"], second["error"]) == (499, "The client went away.")
     assert [entry["status"] for entry in log.recent()] == [499, 200]
-
-
-def test_the_session_that_was_found_names_the_file(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path)
     log.ended(REQUEST, Outcome(200, 1.0, report=CacheReport(session="found")))
-    assert [path.name for path in tmp_path.glob("*/*")] == [f"session-{session_name('found')}.jsonl"]
+    assert path.with_name(f"session-{session_name('found')}.jsonl").exists(), (
+        "the session that was found names the file"
+    )
 
 
 def test_a_log_that_cannot_be_written_costs_nothing_and_is_said_once(

@@ -71,11 +71,19 @@ def test_today_begins_at_midnight() -> None:
 
 def test_it_begins_with_what_was_written_down() -> None:
     seen = history(Clock(NOON))
-    entry = AuditEntry(120, 100, 20, 16, 3, 1.0, 0.5, NOON - 7200, "a", "pi", "", "chat", "m", "answered", 200, "")
-    seen.begin_with([entry])
+
+    def written(when: float, prompt: int) -> AuditEntry:
+        names = ("id", "pi", "session", "chat", "m", "answered")
+        return AuditEntry(prompt, 60, 40, 30, 5, 1.0, None, when, *names, 200, "")
+
+    seen.begin_with([written(NOON - 8 * SLOT_SECONDS, 100), written(NOON, 0)])
     told = seen.as_dict()
-    assert told["hour"]["points"] == [] and told["day"]["points"][0][1:4] == [1, 100, 20]
-    assert told["spared"] == 100 and told["spared_seconds"] is None, "how quick a prefill is was not written down"
+    assert [place for place, *_ in told["hour"]["points"]] == [HOUR[1] - 1]
+    assert told["day"]["points"][0][1:4] == [1, 60, 40]
+    assert told["spared"] == 120 and told["spared_seconds"] is None, "how quick a prefill is was not written down"
+    end(seen, "pi", prompt=5, computed=5, new=5)
+    (pi,) = seen.day()["clients"]
+    assert pi["slots"] == [[SLOTS - 9, 1, 60, 30, 10], [SLOTS - 1, 1, 0, 5, 0]]
 
 
 @given(st.lists(st.floats(-40 * 3600, 40 * 3600), max_size=60))
@@ -120,20 +128,6 @@ def test_what_is_older_than_a_day_is_forgotten_and_failures_do_not_count() -> No
     daily.ended(ChatRequest("id", "chat", "m"), Outcome(400, 1.0))
     clock.now += SLOTS * SLOT_SECONDS
     assert daily.day()["clients"] == []
-
-
-def test_clients_begin_with_what_was_written_down() -> None:
-    clock = Clock(1_000_000.0)
-    daily = history(clock)
-
-    def written(when: float, prompt: int) -> AuditEntry:
-        names = ("id", "pi", "session", "chat", "m", "answered")
-        return AuditEntry(prompt, 60, 40, 30, 5, 1.0, None, when, *names, 200, "")
-
-    daily.begin_with([written(clock.now - SLOT_SECONDS, 100), written(clock.now, 0)])
-    end(daily, "pi", prompt=5, computed=5, new=5)
-    (pi,) = daily.day()["clients"]
-    assert pi["slots"] == [[SLOTS - 2, 1, 60, 30, 10], [SLOTS - 1, 1, 0, 5, 0]]
 
 
 def test_clients_are_bounded() -> None:

@@ -14,7 +14,9 @@ from start_llm.dashboard.process_log import KEPT, LINE_CHARS, JsonFormatter, Log
 CRASHES = """
 import logging, threading, warnings
 from start_llm.dashboard.process_log import log_as_json
-log_as_json()
+log_as_json("info")
+for name in ("start_llm.x", "library"):
+    logging.getLogger(name).info("said"), logging.getLogger(name).debug("no")
 logging.getLogger("a").warning("two\\nlines")
 warnings.warn("look out")
 thread = threading.Thread(target=lambda: 1 / 0)
@@ -42,24 +44,14 @@ def test_a_record_with_its_traceback() -> None:
 
 @pytest.mark.live
 def test_warnings_and_crashes_are_lines_too() -> None:
+    """The level is that of our own records."""
     run = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True, check=False)
     assert run.returncode == 1 and run.stdout == ""
-    said = [json.loads(line) for line in run.stderr.splitlines()]
+    first, *said = [json.loads(line) for line in run.stderr.splitlines()]
+    assert (first["logger"], first["level"], first["message"]) == ("start_llm.x", "info", "said")
     assert [entry["level"] for entry in said] == ["warning", "warning", "critical", "critical"]
     assert "look out" in said[1]["message"] and "ZeroDivisionError" in said[2]["message"]
     assert said[3]["traceback"].endswith("KeyError: 'gone'")
-
-
-@pytest.mark.live
-def test_the_level_is_that_of_our_own_records() -> None:
-    code = (
-        "import logging; from start_llm.dashboard.process_log import log_as_json; log_as_json('info')\n"
-        "for name in ('start_llm.x', 'library'):\n"
-        " logging.getLogger(name).info('said'); logging.getLogger(name).debug('no')"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (entry,) = [json.loads(line) for line in run.stderr.splitlines()]
-    assert (entry["logger"], entry["level"], entry["message"]) == ("start_llm.x", "info", "said")
 
 
 def test_only_the_last_lines_are_kept_and_they_are_numbered() -> None:

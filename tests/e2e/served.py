@@ -11,7 +11,7 @@ from pathlib import Path
 
 from start_llm.host.ports import ask_json, free_port
 from start_llm.host.processes import wait_until
-from tests.e2e.world import ROOT, World, begin, end
+from tests.e2e.world import World, begin, end, server_settings
 
 KEY = "sk-end-to-end"
 
@@ -33,17 +33,8 @@ def make_served(folder: Path, oracle: Path, *paths: Path) -> Iterator[tuple[dict
         paths: where the server's Python looks for modules, too.
     """
     port, proxy_port = free_port(), free_port()
-    given = {
-        "MODEL_PATH": str(oracle),
-        "SERVED_MODEL_NAME": "oracle",
-        "TRUST_REMOTE_CODE": "true",
-        "MLX_PORT": str(port),
-        "PROXY_PORT": str(proxy_port),
-        "START_LLM_CACHE_DIR": str(folder / "cache"),
-        "LOG_ROOT": str(folder / "logs"),
-        "LITELLM_MASTER_KEY": KEY,
-        "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
-    }
+    given = server_settings(folder, oracle, port, *paths)
+    given |= {"PROXY_PORT": str(proxy_port), "LITELLM_MASTER_KEY": KEY}
     process = begin([sys.executable, "-m", "start_llm", "serve"], folder, os.environ | given, folder / "server.txt")
     url, proxy_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,8 +68,8 @@ class Session:
         self.figures: dict[str, Figures] = {}
         self.reused = ""
 
-    def turn(self, turn: str, ask: str, texts: list[str], how: tuple[list[str], str]) -> Run:
-        arguments, text = how
+    def turn(self, turn: str, ask: str, texts: list[str], how: Callable[[str, Path], tuple[list[str], str]]) -> Run:
+        arguments, text = how(self.prompt(ask, texts), self.data)
         requests, scenario = len(texts), self.scenario
         if turn == "resumed" and scenario.sub_agent:
             requests += SUB_AGENT_REQUESTS + scenario.told
@@ -121,20 +122,20 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str], re
     skip_unless_installed(name)
     scenario = SCENARIOS[name]
     session = Session(world, scenario, counter)
-    repo, data = session.repository, session.data
+    repo = session.repository
     whole = RUN.whole or request.config.getoption("--e2e")  # two turns show the same of every day's run
     beside = world.beside(name, repo, *scenario.beside) if scenario.beside else nullcontext()
     try:
         with beside:
             if scenario.live:
-                live_turns(session, repo, data)
+                live_turns(session, repo)
             else:
-                first_turn(session, repo, data)
-                second_turn(session, repo, data)
+                first_turn(session, repo)
+                second_turn(session, repo)
                 if whole:
-                    resumed_turn(session, repo, data)
+                    resumed_turn(session, repo)
             if whole:
-                fresh_session(session, repo, data)
+                fresh_session(session, repo)
     finally:
         table.append(session.line())
     later = {turn: figures.going_on for turn, figures in session.figures.items() if turn != "first"}
@@ -143,46 +144,36 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str], re
     assert over | {turn: ratio for turn, ratio in ratios.items() if ratio > MOST_COMPUTED} == {}
 
 
-def live_turns(session: Session, repo: Path, data: Path) -> None:
-    scenario = session.scenario
+def live_turns(session: Session, repo: Path) -> None:
     session.live()
     assert (repo / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     assert (repo / "NOTES.md").read_text().strip() == NOTES.strip()
-    texts = scenario.look(repo)
-    ask = session.prompt("What does add do?", texts)
-    session.turn("resumed", ask, texts, scenario.again(ask, data))
+    session.turn("resumed", "What does add do?", session.scenario.look(repo), session.scenario.again)
 
 
-def first_turn(session: Session, repo: Path, data: Path) -> None:
-    texts = session.scenario.work(repo)
-    ask = session.prompt(REPAIR, texts)
-    session.turn("first", ask, texts, session.scenario.first(ask, data))
+def first_turn(session: Session, repo: Path) -> None:
+    session.turn("first", REPAIR, session.scenario.work(repo), session.scenario.first)
     assert (repo / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     assert (repo / "out.txt").read_text() == "3\n"
 
 
-def second_turn(session: Session, repo: Path, data: Path) -> None:
-    texts = session.scenario.note(repo)
-    ask = session.prompt(WRITE_DOWN, texts)
-    session.turn("second", ask, texts, session.scenario.again(ask, data))
+def second_turn(session: Session, repo: Path) -> None:
+    session.turn("second", WRITE_DOWN, session.scenario.note(repo), session.scenario.again)
     assert (repo / "NOTES.md").read_text().strip() == NOTES.strip()
     assert (repo / "status.txt").exists()
 
 
-def resumed_turn(session: Session, repo: Path, data: Path) -> None:
+def resumed_turn(session: Session, repo: Path) -> None:
     texts = session.scenario.more(repo)
-    ask = session.prompt(DEFINES, texts)
-    run = session.turn("resumed", ask, texts, session.scenario.again(ask, data))
+    run = session.turn("resumed", DEFINES, texts, session.scenario.again)
     if session.scenario.sub_agent:
         expected = len(texts) + SUB_AGENT_REQUESTS + session.scenario.told
         assert len(run.served) >= expected, f"no sub-agent ran\n{run.output[-2000:]}"
 
 
-def fresh_session(session: Session, repo: Path, data: Path) -> None:
+def fresh_session(session: Session, repo: Path) -> None:
     scenario = session.scenario
-    texts = scenario.look(repo)
-    ask = session.prompt("Does add add?", texts)
-    run = session.turn("fresh", ask, texts, (scenario.fresh or scenario.first)(ask, data))
+    run = session.turn("fresh", "Does add add?", scenario.look(repo), scenario.fresh or scenario.first)
     opening = next(entry for entry in run.served if entry["tools"] or scenario.name == "aider")
     session.reused = f"  {opening['reused'] / opening['prompt']:.1%} of the fresh session's first prompt reused"
     assert opening["reused"] >= scenario.fresh_reuse * opening["prompt"], opening

@@ -12,63 +12,45 @@ SYSTEM = {"role": "system", "content": "You help.\nToday: Monday"}
 ASK = {"role": "user", "content": "Look."}
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "ls", "arguments": "{}"}}]}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "a.py\nb.py\n"}
+TOLD = {"role": "user", "content": TRANSIENT}
+MADE_UP = [{"role": "assistant", "content": text} for text in ("Generated.", "Ok.")]
+FIRST = "You help.\nToday: Monday" + "Look." + 2 * MARKUP + OPENING
+GOES_ON = "a.py\nb.py\n" + TOOL_MARKUP + CLOSING + OPENING
 
 
-def body(*messages: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": list(messages)}
-
-
-@pytest.fixture
-def new() -> NewTokens:
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        pytest.param([], [SYSTEM, ASK], FIRST, id="a first request altogether"),
+        pytest.param([SYSTEM, ASK], [SYSTEM, ASK, CALL, RESULT], GOES_ON, id="the result, not what was generated"),
+        pytest.param([SYSTEM, ASK, CALL, RESULT], [SYSTEM, ASK, *[CALL, RESULT] * 2], GOES_ON, id="that result again"),
+        pytest.param(
+            [SYSTEM, ASK],
+            [{"role": "system", "content": "You help.\nToday: Tuesday"}, ASK],
+            "Today: Tuesday" + OPENING,
+            id="only the changed line",
+        ),
+        pytest.param([SYSTEM, ASK], [ASK, SYSTEM], OPENING, id="not a text that moved"),
+        pytest.param([SYSTEM, ASK, TOLD], [SYSTEM, ASK, TOLD], TRANSIENT + MARKUP + OPENING, id="a transient message"),
+        pytest.param(
+            [{"role": "user", "content": "Look.\nNow\n"}],
+            [{"role": "user", "content": "Look.  \nNow  \n"}],
+            OPENING,
+            id="not white space",
+        ),
+        pytest.param([SYSTEM, ASK], [SYSTEM, ASK, *MADE_UP], f"Ok.{MARKUP}{CLOSING}{OPENING}", id="made-up replies"),
+    ],
+)
+def test_what_is_new(before: list[dict[str, Any]], now: list[dict[str, Any]], new: str) -> None:
     """Tokens are characters here."""
-    return NewTokens(len)
-
-
-def test_a_first_request_is_new_altogether(new: NewTokens) -> None:
-    assert new.count(body(SYSTEM, ASK)) == len("You help.\nToday: Monday" + "Look.") + 2 * len(MARKUP) + len(OPENING)
-
-
-def test_what_was_generated_is_not_new_and_its_result_is(new: NewTokens) -> None:
-    new.count(body(SYSTEM, ASK))
-    assert new.count(body(SYSTEM, ASK, CALL, RESULT)) == len("a.py\nb.py\n") + len(TOOL_MARKUP) + len(CLOSING + OPENING)
-
-
-def test_the_same_result_again_is_new_again(new: NewTokens) -> None:
-    new.count(body(SYSTEM, ASK, CALL, RESULT))
-    again = body(SYSTEM, ASK, CALL, RESULT, CALL, RESULT)
-    assert new.count(again) == len("a.py\nb.py\n") + len(TOOL_MARKUP) + len(CLOSING + OPENING)
-
-
-def test_only_the_changed_line_of_a_changed_text_is_new(new: NewTokens) -> None:
-    new.count(body(SYSTEM, ASK))
-    changed = {"role": "system", "content": "You help.\nToday: Tuesday"}
-    assert new.count(body(changed, ASK)) == len("Today: Tuesday") + len(OPENING)
-
-
-def test_a_text_that_moved_is_not_new(new: NewTokens) -> None:
-    new.count(body(SYSTEM, ASK))
-    assert new.count(body(ASK, SYSTEM)) == len(OPENING)
-
-
-def test_a_transient_message_is_new_every_time(new: NewTokens) -> None:
-    transient = {"role": "user", "content": TRANSIENT}
-    new.count(body(SYSTEM, ASK, transient))
-    assert new.count(body(SYSTEM, ASK, transient)) == len(TRANSIENT) + len(MARKUP) + len(OPENING)
+    counter = NewTokens(len)
+    if before:
+        counter.count({"messages": before})
+    assert counter.count({"messages": now}) == len(new)
 
 
 def test_dialects_and_openings() -> None:
-    assert is_opening(body(SYSTEM, ASK)) and not is_opening(body(SYSTEM, ASK, CALL, RESULT))
+    assert is_opening({"messages": [SYSTEM, ASK]}) and not is_opening({"messages": [SYSTEM, ASK, CALL, RESULT]})
     assert is_opening({"input": "hi"}) and not is_opening({"input": [ASK, {"type": "function_call", "name": "ls"}]})
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}
     assert NewTokens(len).count({"messages": [result]}) == len("x") + len(TOOL_MARKUP) + len(OPENING)
-
-
-def test_white_space_that_a_client_adds_is_not_new(new: NewTokens) -> None:
-    new.count(body(SYSTEM, {"role": "user", "content": "Look.\nNow\n"}))
-    assert new.count(body(SYSTEM, {"role": "user", "content": "Look.  \nNow  \n"})) == len(OPENING)
-
-
-def test_replies_that_a_client_makes_up_are_new(new: NewTokens) -> None:
-    new.count(body(SYSTEM, ASK))
-    more = [{"role": "assistant", "content": text} for text in ("Generated.", "Ok.")]
-    assert new.count(body(SYSTEM, ASK, *more)) == len("Ok.") + len(MARKUP) + len(CLOSING + OPENING)

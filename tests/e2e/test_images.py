@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from start_llm.clients import CLIENTS
@@ -162,10 +161,3 @@ def test_images_through_the_proxy(way: str, targets: tuple[dict[str, Target], Na
         messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
         after = claude.messages.create(messages=messages, **given)
         assert after.content[-1].type == "text" and after.content[-1].text == f"Now I see {first}, {second}."
-
-
-def test_the_proxy_says_that_the_model_sees(targets: tuple[dict[str, Target], Names]) -> None:
-    proxy = targets[0]["proxy"]
-    answer = httpx.get(f"{proxy.url}/model/info", headers={"Authorization": f"Bearer {proxy.key}"})
-    told = {entry["model_name"]: entry["model_info"]["supports_vision"] for entry in answer.json()["data"]}
-    assert told and set(told.values()) == {True}

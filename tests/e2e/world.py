@@ -251,6 +251,19 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def server_settings(folder: Path, oracle: Path, port: int, *paths: Path) -> dict[str, str]:
+    """`paths`: where the server's Python looks for modules, too."""
+    return {
+        "MODEL_PATH": str(oracle),
+        "SERVED_MODEL_NAME": "oracle",
+        "TRUST_REMOTE_CODE": "true",
+        "MLX_PORT": str(port),
+        "LOG_ROOT": str(folder / "logs"),
+        "START_LLM_CACHE_DIR": str(folder / "cache"),
+        "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
+    }
+
+
 @contextmanager
 def make_world(
     folder: Path, oracle: Path, *paths: Path, more: Mapping[str, str] = MappingProxyType({})
@@ -263,18 +276,8 @@ def make_world(
     """
     with loopback_network() as network:
         world = World(folder, network, *(FIXED_PORTS if network else (free_port(), free_port())))
-        settings = {
-            "MODEL_PATH": str(oracle),
-            "SERVED_MODEL_NAME": "oracle",
-            "MODEL_PROBE": "off",
-            "TRUST_REMOTE_CODE": "true",
-            "MLX_PORT": str(world.server_port),
-            "PROXY": "off",
-            "LOG_ROOT": str(world.logs),
-            "START_LLM_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
-            **more,
-        }
+        settings = server_settings(folder, oracle, world.server_port, *paths)
+        settings |= {"MODEL_PROBE": "off", "PROXY": "off", **more}
         environment = {name: value for name, value in os.environ.items() if name in (*KEPT, "PATH", "HOME")} | settings
         ports = [str(world.client_port), str(world.server_port)]
         commands = {

@@ -14,18 +14,20 @@ pytestmark = [
 ]
 
 
-def said(program: str, *words: str) -> str:
-    command = [sys.executable, "-c", program, *words]
+def said(program: str, how: str) -> str:
+    command = [sys.executable, "-c", HEAD + program, how]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-HEAPS = """
-import ctypes, re, sys, threading
-from start_llm.host.heap import bound_heaps
+HEAD = """
+import ctypes, psutil, sys, threading
+from start_llm.host.heap import bound_heaps, trim_heaps
 if sys.argv[1] == "bound":
     assert bound_heaps()
 c = ctypes.CDLL(None)
-c.malloc.restype = ctypes.c_void_p
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+"""
+HEAPS = """
 together = threading.Barrier(24)
 def take():
     together.wait()
@@ -44,12 +46,6 @@ def test_threads_share_two_heaps() -> None:
 
 
 LARGE = """
-import ctypes, sys
-from start_llm.host.heap import bound_heaps
-if sys.argv[1] == "bound":
-    assert bound_heaps()
-c = ctypes.CDLL(None)
-c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 c.free(c.malloc(16 << 20))
 [c.malloc(256 << 10) for _ in range(16)]
 class Told(ctypes.Structure):
@@ -64,11 +60,6 @@ def test_what_is_large_is_in_no_heap() -> None:
 
 
 HOLES = """
-import ctypes, psutil
-from start_llm.host.heap import bound_heaps, trim_heaps
-bound_heaps()
-c = ctypes.CDLL(None)
-c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 pieces = [c.malloc(100_000) for _ in range(400)]
 for piece in pieces:
     ctypes.memset(piece, 1, 100_000)
@@ -81,4 +72,4 @@ print(before - psutil.Process().memory_info().rss)
 
 
 def test_what_lies_free_below_something_kept_goes_back() -> None:
-    assert int(said(HOLES)) > 30_000_000
+    assert int(said(HOLES, "bound")) > 30_000_000

@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from start_llm.host.ports import address, ask_json, free_port, is_free, listener, model_cards, server_state, who_listens
-from tests.launch.stub import serving
+from start_llm.host.ports import address, free_port, is_free, listener, who_listens
 
 
 def test_a_taken_port_is_known_with_its_holder() -> None:
@@ -31,11 +30,3 @@ def test_a_free_port_stays_free_until_it_is_used() -> None:
 def test_addresses() -> None:
     assert address("0.0.0.0", 1) == "http://127.0.0.1:1" and address("::1", 2) == "http://[::1]:2"
     assert address("::", 3) == "http://[::1]:3" and address("mac.local", 4) == "http://mac.local:4"
-
-
-def test_a_server_tells_what_it_is() -> None:
-    with serving() as port:
-        card, *_ = model_cards(address("127.0.0.1", port)) or ()
-        assert server_state("127.0.0.1", port) == "ready" and card["id"] == "served-name"
-    assert server_state("127.0.0.1", port) is None and model_cards(address("127.0.0.1", port)) is None
-    assert ask_json(address("127.0.0.1", port)) == (0, None)

@@ -105,12 +105,13 @@ def test_at_an_edge_it_changes_once_in_ten_seconds_at_most(seed: int) -> None:
     assert all(later - sooner >= STEADY_SECONDS for (sooner, _), (later, _) in pairwise(changes))
 
 
-def test_it_is_told_again_while_memory_is_short() -> None:
-    levels = [NORMAL, NORMAL, WARNING, WARNING, WARNING]
+def test_it_is_told_again_while_memory_is_short_and_a_look_that_fails_is_not_the_last_one() -> None:
+    levels: list[Pressure | None] = [NORMAL, NORMAL, None, WARNING]
     heard: list[tuple[Pressure, bool]] = []
 
     def read() -> Reading:
-        level = levels.pop(0) if len(levels) > 1 else WARNING
+        if (level := levels.pop(0) if len(levels) > 1 else WARNING) is None:
+            raise OSError("gone")
         return Reading(level, level)
 
     watch = MemoryWatch(lambda level, changed: heard.append((level, changed)), read)
@@ -128,22 +129,6 @@ def test_free_memory_goes_back_now_and_then(monkeypatch: pytest.MonkeyPatch) -> 
     watch.start()
     until(lambda: len(trimmed) > 1)
     watch.stop()
-
-
-def test_a_look_that_fails_is_not_the_last_one() -> None:
-    looks, heard = list[int](), list[Pressure]()
-
-    def read() -> Reading:
-        looks.append(1)
-        if len(looks) == 2:
-            raise OSError("gone")
-        return Reading(WARNING, WARNING)
-
-    watch = MemoryWatch(lambda level, changed: heard.append(level), read)
-    watch.start()
-    until(lambda: bool(heard))
-    watch.stop()
-    assert len(looks) >= 3
 
 
 def test_a_system_that_says_nothing_is_not_watched(caplog: pytest.LogCaptureFixture) -> None:

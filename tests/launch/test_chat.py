@@ -3,10 +3,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from start_llm.core.settings import load_settings
 from start_llm.host.ports import free_port
 from start_llm.launch import chat
 from start_llm.launch.conversation import COMMANDS, MarkdownPrinter
+from tests.web import Handler, running
 
 CHUNKS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"reasoning_content": "hm"}}]},
@@ -34,39 +33,25 @@ def answering(chunks: list[Any], status: int = 200) -> Iterator[tuple[int, list[
     """A server that always answers the same; its port, and what it was asked."""
     asked: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
+    class Stub(Handler):
         def do_GET(self) -> None:
             if status == 401 and self.path != "/health":
-                self._send(401, b'{"error": {"message": "no key"}}')
+                self.answer(401, {"error": {"message": "no key"}})
                 return
             card = {"id": "served", "context_length": 4096}
-            self._send(200, json.dumps({"state": "ready", "data": [card, {**card, "id": "second"}]}).encode())
+            self.answer(200, {"state": "ready", "data": [card, {**card, "id": "second"}]})
 
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            asked.append(self.asked())
             if status != 200:
-                self._send(status, b'{"error": {"message": "no room"}}')
+                self.answer(status, {"error": {"message": "no room"}})
                 return
             texts = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
             lines = [f"data: {text}\n\n" for text in texts]
-            self._send(200, "".join([": ping\n\n", *lines, "data: [DONE]\n\n"]).encode())
+            self.answer(200, "".join([": ping\n\n", *lines, "data: [DONE]\n\n"]).encode())
 
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_address[1], asked
-    finally:
-        server.shutdown()
-        server.server_close()
+    with running(Stub) as port:
+        yield port, asked
 
 
 class Terminal(io.StringIO):
@@ -87,9 +72,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_pipe_gets_the_text_alone(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(CHUNKS) as (port, asked):
         assert run(port, "review", "this", stdin=io.StringIO("a diff\n")) == 0
-    assert capsys.readouterr().out == "Hello\n"
-    assert asked[0]["messages"] == [{"role": "user", "content": "review this\n\na diff"}]
-    assert asked[0]["model"] == "served"
+        assert capsys.readouterr().out == "Hello\n"
+        assert asked[0]["messages"] == [{"role": "user", "content": "review this\n\na diff"}]
+        assert asked[0]["model"] == "served"
+        assert run(port) == 2 and len(asked) == 1, "nothing was asked"
 
 
 def test_a_flag_names_the_model_that_is_asked(run: Any) -> None:
@@ -120,8 +106,7 @@ def test_no_escape_sequence_reaches_the_terminal(
         assert run(port, "--json", "hi") == 0
         told = capsys.readouterr().out
         assert json.loads(told)["text"] == SPOKEN and not set(told) & set("\x1b\x9b\x07")
-        typed = iter(["hi", f"/model {SPOKEN}", "/exit"])
-        monkeypatch.setattr("builtins.input", lambda _: next(typed))
+        types(monkeypatch, "hi", f"/model {SPOKEN}", "/exit")
         assert run(port, stdin=Terminal()) == 0
         told = capsys.readouterr().out
         assert told.count("]52;c;aGk=") >= 3 and not set(told) & set("\x1b\x9b\x07")
@@ -135,30 +120,26 @@ def test_no_escape_sequence_reaches_the_terminal(
         assert run(port, "hi") == 1 and not set(capsys.readouterr().err) & set("\x1b\x9b\x07")
 
 
-def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with answering(CHUNKS) as (port, asked):
-        assert run(port) == 2 and asked == []
-    with answering([], status=507) as (port, _):
-        assert run(port, "hi") == 1
-    assert "no room" in capsys.readouterr().err
-    with answering([{"error": {"message": "the model died"}}]) as (port, _):
-        assert run(port, "hi") == 1
-    assert "the model died" in capsys.readouterr().err
+NO_CHAT = "chat: http://127.0.0.1:{port} streams what is no chat completion"
 
 
-@pytest.mark.parametrize("chunk", [["no object"], {"choices": [{"delta": "Hel"}]}, "not JSON"])
-def test_a_stream_that_is_no_chat_completion_is_told_in_a_sentence(
-    run: Any, capsys: pytest.CaptureFixture[str], chunk: Any
+@pytest.mark.parametrize(
+    ("chunks", "status", "says"),
+    [
+        ([], 507, "no room"),
+        ([], 401, "The server at http://127.0.0.1:{port} needs its API key: set API_KEY"),
+        ([{"error": {"message": "the model died"}}], 200, "the model died"),
+        ([["no object"]], 200, NO_CHAT),
+        ([{"choices": [{"delta": "Hel"}]}], 200, NO_CHAT),
+        (["not JSON"], 200, NO_CHAT),
+    ],
+)
+def test_what_goes_wrong_is_told_in_a_sentence(
+    run: Any, capsys: pytest.CaptureFixture[str], chunks: list[Any], status: int, says: str
 ) -> None:
-    with answering([chunk]) as (port, _):
+    with answering(chunks, status) as (port, _):
         assert run(port, "hi") == 1
-    assert f"chat: http://127.0.0.1:{port} streams what is no chat completion" in capsys.readouterr().err
-
-
-def test_a_server_with_another_key_is_told_in_a_sentence(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with answering([], status=401) as (port, _):
-        assert run(port, "hi") == 1
-    assert f"The server at http://127.0.0.1:{port} needs its API key: set API_KEY" in capsys.readouterr().err
+    assert says.format(port=port) in capsys.readouterr().err
 
 
 def test_a_server_that_was_stopped_meanwhile_is_told_in_words() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,30 +105,26 @@ def test_the_vendors_key_does_not_reach_the_client(port: int, tmp_path: Path, ou
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("small", "name"),
+    ("served", "given", "told"),
     [
-        ({"source": "owner/served"}, "served-name"),
-        ({"source": "owner/served", "adapter": "titles"}, "claude-haiku-4-5"),
-        ({"source": "owner/other-name"}, "claude-haiku-4-5"),
+        ({"small": {"source": "owner/served"}}, {}, "ANTHROPIC_DEFAULT_HAIKU_MODEL=served-name"),
+        ({"small": {"source": "owner/other-name"}}, {}, "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5"),
+        (
+            {"small": {"source": "owner/served", "adapter": "titles"}},
+            {},
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5",
+        ),
+        ({"scale": 4.0}, {}, "CLAUDE_CODE_AUTO_COMPACT_WINDOW=200000"),
+        ({}, {"context_scale": 2.0}, "CLAUDE_CODE_AUTO_COMPACT_WINDOW=50000"),
     ],
 )
-def test_claude_codes_small_model_may_be_the_main_one_with_an_adapter(
-    tmp_path: Path, out: Path, small: dict[str, str], name: str
+def test_claude_code_is_told_what_the_server_that_runs_says(
+    tmp_path: Path, out: Path, served: dict[str, Any], given: dict[str, float], told: str
 ) -> None:
-    with serving(small=small) as port:
-        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
-    assert f"ANTHROPIC_DEFAULT_HAIKU_MODEL={name}" in lines(out)
-
-
-@pytest.mark.live
-def test_claude_compacts_by_the_counts_that_it_is_told(tmp_path: Path, out: Path) -> None:
-    """The server that runs says by what it multiplies them, whatever the settings of this process say."""
-    with serving(context=50_000, scale=4.0) as port:
-        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
-    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=200000" in lines(out)
-    with serving(context=50_000) as port:
-        assert main(["claude"], settings(tmp_path, mlx_port=port, context_scale=2.0)) == 7
-    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=50000" in lines(out)
+    """Of its small model, and by what it multiplies counts: whatever the settings of this process say."""
+    with serving(**served) as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port, **given)) == 7
+    assert told in lines(out)
 
 
 @pytest.mark.live

@@ -1,13 +1,11 @@
 """The oracle tells the truth, and says so when its cache lies."""
 
 import copy
-import json
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import trim_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from tests.kinds import some
@@ -74,33 +72,6 @@ def test_script_answers_turn_by_turn(oracle: Oracle) -> None:
     assert oracle.say(messages) == "again"
 
 
-def test_a_system_text_may_say_the_answer(oracle: Oracle) -> None:
-    messages = [
-        {"role": "system", "content": "Write a title. [[say: A title]]"},
-        {"role": "user", "content": "Go. " + script("Something else")},
-    ]
-    assert text(oracle, oracle.generate(oracle.prompt(messages))) == "A title"
-
-
-def test_a_scripted_turn_comes_back_with_the_same_tokens(oracle: Oracle) -> None:
-    """What the template makes of a parsed answer equals what was generated."""
-    question = [{"role": "user", "content": script(CALL)}]
-    generated = [*oracle.prompt(question), *oracle.generate(oracle.prompt(question)), 3]
-    call = {"type": "function", "function": {"name": "ls", "arguments": {"path": "."}}}
-    turn = {"role": "assistant", "content": "See.", "reasoning_content": "hm", "tool_calls": [call]}
-    again = oracle.prompt([*question, turn, {"role": "tool", "content": "x"}])
-    assert again[: len(generated)] == generated
-
-
-def test_a_script_copies_what_it_could_not_know(oracle: Oracle) -> None:
-    messages = [
-        {"role": "user", "content": script("Who?", "{after: agent_id}, {after: nobody}.")},
-        {"role": "assistant", "content": "Who?"},
-        {"role": "tool", "content": '{"agent_id": "old"}{"agent_id": "0a-1b", "name": "Max"}'},
-    ]
-    assert oracle.say(messages) == "0a-1b, ."
-
-
 def test_find_counts_what_is_visible(oracle: Oracle) -> None:
     messages = [
         {"role": "system", "content": "Current time is 10:05. Current time is 10:05."},
@@ -109,20 +80,6 @@ def test_find_counts_what_is_visible(oracle: Oracle) -> None:
         {"role": "user", "content": "[[find: Current time is 10:05.]][[find: 10:06]]"},
     ]
     assert oracle.say(messages) == "find: 3@2 0@-1"
-
-
-def test_long_and_default_answers(oracle: Oracle) -> None:
-    assert len(oracle.generate(oracle.prompt("[[long 57]]"))) == 57
-    assert oracle.say("a") == oracle.say("a") != oracle.say("b")
-
-
-def test_a_prompt_without_chat_markers_gets_some_words(oracle: Oracle) -> None:
-    prompt = oracle.tokenizer.encode("Once upon a time " * 30)
-    answer = oracle.generate(prompt, limit=400)
-    assert answer == oracle.generate(prompt, limit=400)
-    oracle.model.work.reset()
-    oracle.generate(prompt, limit=400)
-    assert oracle.model.work.computed == len(prompt) - 1  # mlx-lm feeds the last one apart: it looks like an answer's
 
 
 def test_answers_stand_firm_against_penalties_and_sampling(oracle: Oracle) -> None:
@@ -134,12 +91,6 @@ def test_answers_stand_firm_against_penalties_and_sampling(oracle: Oracle) -> No
         logits_processors=[make_logits_processors(None, 1.08, 256)],
     )
     assert text(oracle, answers[0]) == "la " * 50
-
-
-def test_without_thinking_the_reasoning_is_left_out(oracle: Oracle) -> None:
-    prompt = oracle.prompt(script("<think>\nhm\n</think>\n\nSo."), enable_thinking=False)
-    assert text(oracle, prompt).endswith("</think>\n\n")
-    assert text(oracle, oracle.generate(prompt)) == "So."
 
 
 def test_ragged_batches_answer_as_single_rows(oracle: Oracle) -> None:
@@ -205,16 +156,6 @@ def test_a_state_that_missed_a_token_is_told(tmp_path: Path) -> None:
     assert text(oracle, oracle.generate(prompt[-3:], stale)).startswith(MISMATCH + "layer 0")
 
 
-def test_trimming_every_layer_is_fine_where_it_can_be(tmp_path: Path) -> None:
-    oracle = Oracle.load(build_oracle(tmp_path, "plain"))
-    prompt = oracle.prompt("some words " * 50)
-    cache = oracle.model.make_cache()
-    oracle.generate(prompt, cache)
-    trim_prompt_cache(cache, cache[0].offset - 30)
-    rest = oracle.prompt("[[truth]]")
-    assert text(oracle, oracle.generate(rest, cache)) == expected_truth(prompt[:30] + rest)
-
-
 def test_the_log_counts_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = Oracle.load(build_oracle(tmp_path, "hybrid"))
     log = tmp_path / "work.jsonl"
@@ -226,15 +167,6 @@ def test_the_log_counts_the_same_work(tmp_path: Path, monkeypatch: pytest.Monkey
     oracle.generate(oracle.prompt("b"))
     assert work_done(log, before) == len(oracle.prompt("b"))
     assert work_done(log, 0, before) == len(prompt)
-
-
-def test_a_given_reply_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    oracle = Oracle.load(build_oracle(tmp_path, "plain"))
-    replies = tmp_path / "reply.txt"
-    monkeypatch.setenv("ORACLE_REPLIES", str(replies))
-    before = oracle.say("a")
-    replies.write_text("As recorded.")
-    assert oracle.say("a") == "As recorded." != before
 
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
@@ -253,13 +185,3 @@ def test_templates_render_and_answer(template: str, tmp_path: Path) -> None:
     )
     answer = text(oracle, oracle.generate(prompt))
     assert answer == ("</think>\n\n" if template == "opened" else "") + expected_truth(prompt)
-
-
-def test_the_tokenizer_is_fine_for_tools(tmp_path: Path) -> None:
-    oracle = Oracle.load(build_oracle(tmp_path, "plain"))
-    assert oracle.tokenizer.has_tool_calling and oracle.tokenizer.has_thinking
-    assert oracle.tokenizer.eos_token_ids == {3}
-    sample = 'Read 文件 🎉 naïve\n\t{"a": [1, 2]}<tool_call>x</tool_call>'
-    assert oracle.tokenizer.decode(oracle.tokenizer.encode(sample)) == sample
-    tools = [{"type": "function", "function": {"name": "ls", "description": "d", "parameters": {"type": "object"}}}]
-    assert json.dumps(tools[0]["function"]["name"]) in text(oracle, oracle.prompt("a", tools=tools))

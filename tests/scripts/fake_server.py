@@ -5,12 +5,12 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from scripts.bench.counting import text_of
 from tests.oracle import Oracle
+from tests.web import Handler, running
 
 THOUGHT = re.compile(r"^<think>\n(.*?)\n</think>\n\n", re.DOTALL)
 CALL = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
@@ -39,24 +39,18 @@ def chunks(text: str) -> Iterator[dict[str, Any]]:
         yield {"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": function}]}
 
 
-class Handler(BaseHTTPRequestHandler):
+class OracleHandler(Handler):
     oracle: Oracle
     lock: threading.Lock
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
 
     def _send(self, data: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
 
     def do_GET(self) -> None:
-        body = json.dumps({"data": [{"id": "oracle"}]}).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(200, {"data": [{"id": "oracle"}]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.asked()
         with self.lock:
             prompt = self.oracle.prompt([_for_template(m) for m in body["messages"]], tools=body.get("tools"))
             text = self.oracle.tokenizer.decode(self.oracle.generate(prompt))
@@ -73,13 +67,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fake_server(checkpoint: Path) -> Iterator[str]:
     """Runs it on a free port; gives its URL."""
-    handler = type("OracleHandler", (Handler,), {"oracle": Oracle.load(checkpoint), "lock": threading.Lock()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(type("", (OracleHandler,), {"oracle": Oracle.load(checkpoint), "lock": threading.Lock()})) as port:
+        yield f"http://127.0.0.1:{port}"

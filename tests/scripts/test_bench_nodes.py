@@ -6,7 +6,6 @@ import httpx
 import pytest
 
 from scripts import bench_nodes as bench
-from scripts import node_processes
 from start_llm.proxy.asgi import last_event
 
 
@@ -17,19 +16,6 @@ def test_the_work_is_as_it_is_described() -> None:
     assert len({each.system for each in work}) == 6, "three system texts, and three of sub-agents"
     assert not {each.system for each in work} & {each.system for each in bench.workload("b", 12, 3, 8)}
     assert len([each for each in work if each.begins == 4 and len(each.turns) == 4]) == 3, "fresh starts"
-
-
-def test_computed_tokens_are_read_when_they_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Node:
-        def __init__(self, *shown: int) -> None:
-            self.shown = list(shown)
-
-        def computed(self) -> int:
-            return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
-
-    monkeypatch.setattr(node_processes, "STILL_SECONDS", 0.0)
-    assert node_processes.all_computed([Node(5), Node(1, 1, 2, 7)]) == [5, 1], "one that does not move for so long"
-    assert node_processes.all_computed([Node(5, 6, 6), Node(1, 2, 7, 7)]) == [6, 7]
 
 
 WHOLE = {

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-from mlx_lm.models.cache import PromptTrie
 
 from scripts import bench_overhead
 
@@ -23,12 +22,6 @@ def test_the_stored_sequences_are_found_as_far_as_they_agree() -> None:
     other = np.concatenate([main[:450], main[:100] + bench_overhead.VOCABULARY])
     assert store.lookup(tuple(other.tolist())).length == 450
     assert store.stats()["leaves"] > bench_overhead.STORED // 2
-
-
-def test_mlx_lms_trie_still_has_the_interface_that_is_timed() -> None:
-    trie = PromptTrie()
-    trie.add("model", [1, 2, 3], "kv")
-    assert trie.search("model", [1, 2, 9]).common_prefix == 2
 
 
 def test_it_measures_the_guard(capsys) -> None:

@@ -30,37 +30,30 @@ def history(system: str = "Be good.\nTime is 10:05 now.", **assistant: Any) -> l
     return [say("system", system), say("user", "one two three"), say("assistant", "fine thanks", **assistant)]
 
 
-CALL = {"tool_calls": [{"function": {"name": "ls", "arguments": '{"a":2,"b":1}'}}]}
+CALLS = [{"tool_calls": [{"function": {"name": "ls", "arguments": arguments}}]} for arguments in
+         ('{"a":2,"b":1}', '{"b": 1, "a": 2}', {"a": 2, "b": 1})]  # fmt: skip
+CALL = CALLS[0]
+THOUGHT = {"reasoning_content": "let me think"}
+SAME = history(**THOUGHT, **CALL)
+DOUBLED = {**SAME[2], "content": "<think>\nlet me think\n</think>\n\nfine thanks"}
 
 
-def test_an_appended_message_costs_itself_and_the_generation_prompt(books: NewTokens) -> None:
-    units = request_units([*history(reasoning_content="let me think", **CALL), say("user", "four")])
-    assert books.new(units) == books.price([HEADER, "four\n", END, "<|im_start|>assistant\n"])
-
-
-@pytest.mark.parametrize("arguments", ['{"a":2,"b":1}', '{"b": 1, "a": 2}', {"a": 2, "b": 1}])
-def test_the_way_arguments_are_written_costs_nothing(books: NewTokens, arguments: Any) -> None:
-    call = {"tool_calls": [{"function": {"name": "ls", "arguments": arguments}}]}
-    units = request_units(history(reasoning_content="let me think", **call))
-    assert books.new(units) == books.price(["<|im_start|>assistant\n"])
-
-
-def test_stripped_and_doubled_reasoning_cost_nothing(books: NewTokens) -> None:
-    stripped = request_units(history(**CALL))
-    doubled = history(reasoning_content="let me think", **CALL)
-    doubled[-1]["content"] = "<think>\nlet me think\n</think>\n\nfine thanks"
-    assert books.new(stripped) == books.new(request_units(doubled)) == books.price(["<|im_start|>assistant\n"])
-
-
-def test_a_changed_line_costs_that_line(books: NewTokens) -> None:
-    units = request_units(history("Be good.\nTime is 10:06 now.", reasoning_content="let me think", **CALL))
-    assert books.new(units) == books.price(["Time is 10:06 now.\n", "<|im_start|>assistant\n"])
-
-
-def test_an_insertion_costs_what_was_inserted(books: NewTokens) -> None:
-    messages = history(reasoning_content="let me think", **CALL)
-    messages.insert(1, say("user", "by the way"))
-    assert books.new(request_units(messages)) == books.price([HEADER, "by the way\n", END, "<|im_start|>assistant\n"])
+@pytest.mark.parametrize(
+    ("messages", "costs"),
+    [
+        pytest.param([*SAME, say("user", "four")], [HEADER, "four\n", END], id="an appended message"),
+        *(pytest.param(history(**THOUGHT, **call), [], id="the way arguments are written") for call in CALLS),
+        pytest.param(history(**CALL), [], id="stripped reasoning"),
+        pytest.param([*SAME[:2], DOUBLED], [], id="doubled reasoning"),
+        pytest.param(
+            history("Be good.\nTime is 10:06 now.", **THOUGHT, **CALL), ["Time is 10:06 now.\n"], id="a changed line"
+        ),
+        pytest.param([SAME[0], say("user", "by the way"), *SAME[1:]], [HEADER, "by the way\n", END], id="an insertion"),
+    ],
+)
+def test_what_a_change_costs(books: NewTokens, messages: list[dict[str, Any]], costs: list[str]) -> None:
+    """Itself, and the generation prompt."""
+    assert books.new(request_units(messages)) == books.price([*costs, "<|im_start|>assistant\n"])
 
 
 def test_a_changed_answer_costs_what_was_changed(books: NewTokens) -> None:

@@ -32,8 +32,10 @@ def test_pi_like_probe_passes_on_a_sound_server_with_a_picture_too(
     assert "image_url" in json.dumps(pi_like_probe.picture("2"))
 
 
-def test_pi_like_probe_fails_where_nobody_answers(server: Server) -> None:
+def test_where_nobody_answers_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert pi_like_probe.main(["--url", "http://127.0.0.1:9", "--model", "x", "--turns", "1"]) == 1
+    assert inspect_mlx_cache.main(["--url", "http://127.0.0.1:9"]) == 1
+    assert "127.0.0.1:9" in capsys.readouterr().err
 
 
 def test_probe_session_sees_that_nothing_is_reused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,20 +77,14 @@ def write_log(folder: Path) -> Path:
 
 
 def test_diff_turns_tells_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_log(tmp_path)
+    assert diff_turns.main(["--logs", str(tmp_path)]) == 1  # there are none
+    log = write_log(tmp_path)
     assert diff_turns.main(["--logs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "r2 prompt=100 reused=20 computed=80 new=5 twice=75" in out and "r1 prompt" not in out
     assert "diverged at token 20, message 0, content, rule clock" in out and "now:    'b'" in out
-
-
-def test_diff_turns_shows_all_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert diff_turns.main([str(write_log(tmp_path)), "--all"]) == 0
+    assert diff_turns.main([str(log), "--all"]) == 0
     assert "r1 prompt" in capsys.readouterr().out
-
-
-def test_diff_turns_without_logs(tmp_path: Path) -> None:
-    assert diff_turns.main(["--logs", str(tmp_path)]) == 1
 
 
 METRICS = """# TYPE start_llm_tokens counter
@@ -103,8 +99,3 @@ start_llm_first_token_seconds_count 2.0
 
 def test_metrics_of_ours_are_read() -> None:
     assert inspect_mlx_cache.figures(METRICS) == {"tokens_total (reused)": 41.0, "first_token_seconds_count": 2.0}
-
-
-def test_inspect_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect_mlx_cache.main(["--url", "http://127.0.0.1:9"]) == 1
-    assert "127.0.0.1:9" in capsys.readouterr().err

@@ -12,7 +12,8 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,18 +89,14 @@ class Client:
     # --- what a client may do ---
 
     async def _whole_answer(self, what: str) -> None:
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             for _ in range(self._random.randint(1, 3)):
                 writer.write(request(*self._question(stream=False)))
                 if await self._answer(what, reader) != 200:
                     break
-        finally:
-            await close(writer)
 
     async def _whole_stream(self, what: str) -> None:
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             writer.write(request(*self._question(stream=True)))
             if await self._head(what, reader) == 200:
                 end = (await reader.read(-1)).rstrip()
@@ -109,8 +106,6 @@ class Client:
                         self._tally.blame(what, f"an error inside: {end[-300:]!r}")
                 elif not end.endswith((b"[DONE]", b'"message_stop"}')) and b"response.completed" not in end:
                     self._tally.blame(what, f"broken off: {end[-80:]!r}")
-        finally:
-            await close(writer)
 
     async def _leave_stream(self, what: str) -> None:
         reader, writer = await self._connect()
@@ -126,8 +121,7 @@ class Client:
         self._abandon(what, writer)
 
     async def _slow_body(self, what: str) -> None:
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             raw = request(*self._question(stream=False))
             begin = raw.index(b"\r\n\r\n") + 4
             step = max(1, (len(raw) - begin) // self._random.randint(3, 20))
@@ -136,8 +130,6 @@ class Client:
                 await asyncio.sleep(self._random.random() * 0.2)
                 writer.write(raw[place : place + step])
             await self._answer(what, reader)
-        finally:
-            await close(writer)
 
     async def _hold_body(self, what: str) -> None:
         _, writer = await self._connect()
@@ -159,14 +151,11 @@ class Client:
         await self._ask(what, request(path, raw))
 
     async def _bad_head(self, what: str) -> None:
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             writer.write(self._random.choice(BAD_HEADS))
             await self._answer(what, reader)
             if await reader.read(1) != b"":
                 self._tally.blame(what, "the connection stayed open")
-        finally:
-            await close(writer)
 
     async def _large_body(self, what: str) -> None:
         """It goes to disk, and does not fit the context."""
@@ -174,8 +163,7 @@ class Client:
         await self._ask(what, request(CHAT, json.dumps(say(text)).encode()))
 
     async def _stored(self, what: str) -> None:
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             body = {"model": "default", "input": self._words(), "max_output_tokens": 8, "store": True}
             writer.write(request(RESPONSES, json.dumps(body).encode()))
             status, answer = await self._body(reader)
@@ -184,8 +172,6 @@ class Client:
                 writer.write(get(f"{RESPONSES}/{json.loads(answer)['id']}/input_items"))
                 if (status := await self._answer(what, reader)) not in {200, 429}:
                     self._tally.blame(what, f"what was stored is not there: {status}")
-        finally:
-            await close(writer)
 
     async def _idle(self, what: str) -> None:
         _, writer = await self._connect()
@@ -193,13 +179,10 @@ class Client:
         self._abandon(what, writer)
 
     async def _get(self, what: str) -> None:
-        reader, writer = await self._connect()
-        try:
+        async with self._connected() as (reader, writer):
             for _ in range(self._random.randint(1, 5)):
                 writer.write(get(self._random.choice(READ_ONLY)))
                 await self._answer(what, reader)
-        finally:
-            await close(writer)
 
     # --- how ---
 
@@ -223,13 +206,20 @@ class Client:
     async def _connect(self, limit: int = 1 << 16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self._port, limit=limit)
 
-    async def _ask(self, what: str, raw: bytes) -> None:
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         reader, writer = await self._connect()
         try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _ask(self, what: str, raw: bytes) -> None:
+        async with self._connected() as (reader, writer):
             writer.write(raw)
             await self._answer(what, reader)
-        finally:
-            await close(writer)
 
     async def _answer(self, what: str, reader: asyncio.StreamReader) -> int:
         status, _ = await self._body(reader)
@@ -294,14 +284,6 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, int]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     _, _, length = head.partition("content-length: ")
     return int(head.split()[1]), int(length.split()[0]) if length else 0
-
-
-async def close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    try:
-        await writer.wait_closed()
-    except OSError:
-        return
 
 
 _BAD_BODIES: list[tuple[str, bytes]] = []

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx
 import psutil
 
 from tests.api.attacks import ATTACKS
 from tests.fuzz.test_attacks import ATTACKS as DEAR
 from tests.integration.processes import process
 from tests.oracle import build_oracle
-from tests.stress.watch import Health, HealthProbe, quantile
+from tests.stress.watch import Health, HealthProbe, quantile, until_at_rest
 
 CHAT = "/v1/chat/completions"
 HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -89,7 +88,7 @@ def besiege(model: Path, folder: Path, seconds: float, say: Callable[[str], None
                 continue
             found.append(_one(port, child.pid, name, siege, seconds))
             say(found[-1].line())
-            _at_rest(url)
+            until_at_rest(port)
         assert child.poll() is None
         say(f"the server holds {psutil.Process(child.pid).memory_info().rss >> 20} MiB afterwards")
     return found
@@ -142,17 +141,6 @@ while True:
         pass
     connection.close()
 """
-
-
-def _at_rest(url: str) -> None:
-    """Waits until nothing of the last attack runs any more."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        lines = (line.split() for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines())
-        figures = {line[0]: float(line[1]) for line in lines if line[0].startswith("start_llm_") and "{" not in line[0]}
-        if figures["start_llm_requests_active"] == 0 and figures["start_llm_http_waiting"] <= 1:
-            return
-        time.sleep(0.2)
 
 
 # --- what clients do that is no body ---
