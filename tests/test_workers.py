@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis.internal.conjecture import providers
 
@@ -66,3 +68,15 @@ def test_no_example_is_drawn_from_what_happens_to_be_imported(request: pytest.Fi
 def test_files_that_import_the_same_slow_packages_come_to_one_worker() -> None:
     kinds = Counter(shared(str(path.relative_to(ROOT))) for path in (ROOT / "tests").rglob("test_*.py"))
     assert set(kinds) == {"", *SHARED} and all(kinds[kind] > 1 for kind in SHARED)
+
+
+def test_a_second_client_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    httpx.Client().close()
+    read: list[object] = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: read.append(1))
+    httpx.Client().close()
+    assert not read
+
+
+def test_by_itself_it_waits_for_a_minute() -> None:
+    assert httpx.Client().timeout == httpx.AsyncClient().timeout == httpx.Timeout(60.0)

@@ -1,14 +1,15 @@
-"""What the page is told of requests."""
+"""What the page is told of requests, and since when none runs."""
 
 from __future__ import annotations
 
 import threading
+from typing import Any, cast
 
 from start_llm.core.events import Progress, Started, TextDelta
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.board import KEPT, Board
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Activity, Outcome
 from start_llm.dashboard.request_log import RequestLog
 from tests.clock import Clock
 
@@ -91,3 +92,20 @@ def test_who_waits_is_woken_by_news():
     assert woken.wait(60)
     thread.join(60)
     board.wait(version, 30)  # something has happened already: returns at once
+
+
+ANY = cast(Any, None)
+
+
+def test_idle_is_the_time_since_the_last_request_has_ended() -> None:
+    activity = Activity(clock := Clock(10.0))
+    clock.now = 13.0
+    assert activity.idle_seconds() == 3.0
+    activity.started(ANY)
+    activity.started(ANY)
+    activity.ended(ANY, ANY)
+    clock.now = 20.0
+    assert activity.idle_seconds() == 0.0
+    activity.ended(ANY, ANY)
+    clock.now = 25.0
+    assert activity.idle_seconds() == 5.0

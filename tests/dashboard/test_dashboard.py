@@ -20,8 +20,11 @@ from start_llm.core.events import FirstToken, Progress, Started, TextDelta, Usag
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from start_llm.dashboard import progress
 from start_llm.dashboard.metrics import COUNTERS, GAUGES, Metrics
 from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.process_log import KEPT, LINE_CHARS, JsonFormatter, LogTail, Redactor, json_line
+from start_llm.dashboard.progress import ProgressLines
 from start_llm.dashboard.request_log import RequestLog, session_name
 from start_llm.dashboard.terminal import (
     JsonLines,
@@ -317,3 +320,109 @@ def test_the_terminal_decides() -> None:
     assert isinstance(observer, JsonLines)
     observer.ended(REQUEST, GOOD)
     assert json.loads(stream.getvalue())["reused"] == 1000
+
+
+def test_a_step_is_told_when_it_begins_and_ends_and_in_between_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    lines = ProgressLines(said.append, LiveRows(Console(file=io.StringIO())))
+    for step, part in (("download [x]", 0.0), ("download [x]", 0.5), ("download [x]", 1.0), ("convert", 0.0)):
+        lines(step, part)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    lines("convert", 0.25)
+    lines("convert", -1.0)
+    lines("convert", 0.0)
+    assert said == [
+        "download [x] ...", "download [x]: done (0 s)", "convert ...", "convert: 25%", "convert: failed (0 s)",
+        "convert ...",
+    ]  # fmt: skip
+
+
+def test_a_terminal_has_bars_and_the_ends_as_lines() -> None:
+    stream, said = io.StringIO(), list[str]()
+    console = Console(file=stream, force_terminal=True, width=80)
+    rows = LiveRows(console)
+    lines = ProgressLines(said.append, rows)
+    lines("download [x]\x1b]52;c;aGk=\x07", 0.0)
+    lines("download [x]\x1b]52;c;aGk=\x07", 0.45)
+    lines("loading y", 0.0)
+    assert said == [] and rows._drawn is not None
+    rows._drawn.refresh()
+    assert "45% download [x]]52;c;aGk=" in stream.getvalue() and "0% loading y" in stream.getvalue()
+    lines("download [x]\x1b]52;c;aGk=\x07", 1.0)
+    assert len(said) == 1 and "\x1b" not in said[0] and rows._drawn is not None
+    lines("loading y", -1.0)
+    assert said[1] == "loading y: failed (0 s)" and rows._drawn is None
+    assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+def test_a_terminal_is_given_back_in_the_middle_of_a_step() -> None:
+    said: list[str] = []
+    rows = LiveRows(Console(file=io.StringIO(), force_terminal=True))
+    lines = ProgressLines(said.append, rows)
+    lines("loading y", 0.0)
+    rows.close()
+    lines("loading y", 0.5)
+    lines("loading y", 1.0)
+    assert rows._drawn is None and said[-1] == "loading y: done (0 s)"
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
+    assert not LiveRows(console).live and not LiveRows(None).live
+
+
+CRASHES = """
+import logging, threading, warnings
+from start_llm.dashboard.process_log import log_as_json
+log_as_json("info")
+for name in ("start_llm.x", "library"):
+    logging.getLogger(name).info("said"), logging.getLogger(name).debug("no")
+logging.getLogger("a").warning("two\\nlines")
+warnings.warn("look out")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise KeyError("gone")
+"""
+
+
+def test_a_line_is_one_object() -> None:
+    entry = json.loads(json_line('a\n"b" \x1b é', level="error", extra=1))
+    assert entry["message"] == 'a\n"b" \x1b é' and (entry["level"], entry["extra"]) == ("error", 1)
+    assert "\n" not in json_line("a\nb") and entry["time"].endswith("+00:00")
+
+
+def test_a_record_with_its_traceback() -> None:
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        record = logging.LogRecord("x.y", logging.WARNING, "f", 1, "it %s", ("failed",), sys.exc_info())
+    entry = json.loads(JsonFormatter().format(record))
+    assert (entry["level"], entry["logger"], entry["message"]) == ("warning", "x.y", "it failed")
+    assert entry["traceback"].endswith("ValueError: bad")
+
+
+@pytest.mark.live
+def test_warnings_and_crashes_are_lines_too() -> None:
+    """The level is that of our own records."""
+    run = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and run.stdout == ""
+    first, *said = [json.loads(line) for line in run.stderr.splitlines()]
+    assert (first["logger"], first["level"], first["message"]) == ("start_llm.x", "info", "said")
+    assert [entry["level"] for entry in said] == ["warning", "warning", "critical", "critical"]
+    assert "look out" in said[1]["message"] and "ZeroDivisionError" in said[2]["message"]
+    assert said[3]["traceback"].endswith("KeyError: 'gone'")
+
+
+def test_only_the_last_lines_are_kept_and_they_are_numbered() -> None:
+    tail = LogTail(Redactor().text)
+    for number in range(KEPT + 3):
+        tail.emit(logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "line %d", "args": (number,)}))
+    lines, last = tail.after(0)
+    assert len(lines) == KEPT and lines[0].endswith("line 3") and last == KEPT + 3
+    assert tail.after(last - 1)[0] == lines[-1:]
+    tail.emit(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
+    tail.emit(logging.makeLogRecord({"msg": "x" * 10_000}))
+    lines, _ = tail.after(last)
+    assert "%d" in lines[0] and len(lines[1]) == LINE_CHARS

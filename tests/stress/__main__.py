@@ -1,6 +1,5 @@
 """The storm by hand: ``python -m tests.stress --seconds 600 --clients 200`` prints what was seen as JSON.
-
-``--minutes 61`` is a soak instead: how much the server's memory grows from the eleventh minute to the last.
+A soak is ``scripts/days.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.oracle import build_oracle
-from tests.stress.run import soak, stress
+from tests.stress.run import stress
 
 
 def main() -> int:
@@ -19,14 +18,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--kind", choices=("plain", "hybrid"), default="plain", help="the oracle model's")
-    parser.add_argument("--minutes", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = build_oracle(Path(folder) / "model", options.kind)
-        if options.minutes:
-            by_minute = soak(model, Path(folder), options.clients, options.minutes)
-            print(by_minute, f"{by_minute[-1] / by_minute[10] - 1:+.1%}")
-            return 0
         result = stress(model, Path(folder), options.clients, options.seconds)
     print(result.text())
     return 1 if result.faults() else 0
