@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,22 +11,20 @@ from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, sync: bool) -> None:
+@pytest.mark.parametrize("named", [Path, str, os.path.basename])
+def test_a_file_is_replaced_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Callable[[Path], str | Path], sync: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "state.json"
-    write_atomic(path, "Grüße", sync=sync)
+    given = named(path)
+    write_atomic(given, "Grüße", sync=sync)
     assert path.read_text("utf-8") == "Grüße" and path.stat().st_mode & 0o777 == 0o600
     with path.open("rb") as reader:
-        write_atomic(path, b"\x00new", sync=sync, mode=0o644)
+        write_atomic(given, b"\x00new", sync=sync, mode=0o644)
         assert reader.read().decode() == "Grüße"  # who reads has one or the other
     assert path.read_bytes() == b"\x00new" and path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_string_is_a_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_atomic("here", "words", sync=True)
-    write_atomic(str(tmp_path / "there"), "words")
-    assert (tmp_path / "here").read_text() == (tmp_path / "there").read_text() == "words"
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:

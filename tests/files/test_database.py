@@ -40,32 +40,16 @@ def filled(folder: Path) -> Path:
     return base.path
 
 
-def truncated(path: Path) -> None:
-    os.truncate(path, 5000)
-
-
 def overwritten(path: Path) -> None:
     path.write_bytes(b"no database " * 1000)
 
 
-def a_folder(path: Path) -> None:
-    path.unlink()
-    (path / "inside").mkdir(parents=True)
+def in_its_place(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.unlink()
+        make(path)
 
-
-def a_loop(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def a_dangling_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.parent / "nowhere" / "at all")
-
-
-def a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+    return damage
 
 
 def other_tables(path: Path) -> None:
@@ -82,12 +66,21 @@ def a_folder_for_the_journal(path: Path) -> None:
     journal.mkdir()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [truncated, overwritten, a_folder, a_loop, a_dangling_link, a_pipe, other_tables, a_folder_for_the_journal],
-)
-def test_damage_at_open(tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture) -> None:
-    path = filled(tmp_path)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, 5000),
+    "overwritten": overwritten,
+    "a folder": in_its_place(lambda path: (path / "inside").mkdir(parents=True)),
+    "a loop": in_its_place(lambda path: path.symlink_to(path)),
+    "a link to nowhere": in_its_place(lambda path: path.symlink_to(path.parent / "nowhere" / "at all")),
+    "a pipe": in_its_place(os.mkfifo),
+    "other tables": other_tables,
+    "a folder for the journal": a_folder_for_the_journal,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_at_open(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    path, damage = filled(tmp_path), DAMAGES[name]
     damage(path)
     base = database(tmp_path)
     put(base, "new")

@@ -38,14 +38,6 @@ def test_a_lock_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [] and FileLock(tmp_path / "lock").take()
 
 
-def test_a_file_that_was_removed_under_a_waiting_taker_is_not_taken(tmp_path: Path) -> None:
-    first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
-    assert first.take()
-    (tmp_path / "lock").unlink()
-    assert second.take()  # a new file: the old holder's lock is on one that nobody finds
-    assert (tmp_path / "lock").exists()
-
-
 def test_what_stands_in_a_locks_place_leads_nowhere_else(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "lock", tmp_path / "elsewhere"
     path.symlink_to(elsewhere)
@@ -61,7 +53,7 @@ def test_a_lock_that_is_not_taken_over_from_somebody_elses_file(tmp_path: Path) 
     first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     assert first.take() and first.stands()
     (tmp_path / "lock").unlink()
-    assert not first.stands() and second.take()
+    assert not first.stands() and second.take()  # a new file: the first one's lock is on one that nobody finds
     first.drop()
     assert second.stands()  # its file was not removed
 

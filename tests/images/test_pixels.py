@@ -7,29 +7,12 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from start_llm.images.pixels import ImageFile, ImageTooLarge, Unreadable
-from start_llm.images.reader import decoded
-from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case, raw_png
+from tests.images.corpus import MOST_PIXELS, raw_png
 from tests.images.pictures import encoded, noise
 
 
 def opened(data: bytes) -> ImageFile:
     return ImageFile(data, MOST_PIXELS)
-
-
-def test_the_corpus_is_large() -> None:
-    assert len(CASES) >= 40 and len({case.name for case in CASES}) == len(CASES)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_corpus(case: Case) -> None:
-    if case.seen:
-        image = opened(decoded(case.source, MOST_BYTES))
-        assert f"{image.width}x{image.height} {image.format}" == case.seen
-        picture = opened(decoded(case.source, MOST_BYTES)).upright()
-        assert (picture.mode, picture.size) == ("RGB", (image.width, image.height))
-        return
-    with pytest.raises(Unreadable, match=case.problem):
-        opened(decoded(case.source, MOST_BYTES)).identity()
 
 
 def test_the_same_pixels_are_the_same_image() -> None:
