@@ -29,26 +29,11 @@ def bare(kind: Any) -> Any:
 
 def least(kind: Any) -> Any:
     """The smallest value of a type."""
-    kind = bare(kind)
-    origin = get_origin(kind)
-    if kind in _WORDS:
-        return _WORDS[kind]
-    if origin is typing.IO or kind is os.PathLike or origin is os.PathLike:
-        return DATA  # what the library makes of a file
-    if origin is Literal:
-        return get_args(kind)[0]
-    if origin in (typing.Union, types.UnionType):
-        return least(get_args(kind)[0])
-    if origin in (list, Iterable, Sequence, typing.Iterable):
-        return [least(get_args(kind)[0])]
-    if origin in (dict, Mapping):
-        return {}
-    return {name: _named(name, hint) for name, (hint, needed) in _fields(kind).items() if needed}
+    return next(forms(kind, set()))
 
 
-def _named(name: str, hint: Any) -> Any:
-    """The least value of a field; some words mean something by the field's name."""
-    value = least(hint)
+def _named(name: str, value: Any) -> Any:
+    """Some words mean something by the field's name."""
     return _BY_NAME.get(name, value) if value == "x" else value
 
 
@@ -64,7 +49,11 @@ def forms(kind: Any, seen: set[Any]) -> Iterator[Any]:
     """The least value, and one for each form of each field inside."""
     kind = bare(kind)
     origin = get_origin(kind)
-    if origin is Literal:
+    if kind in _WORDS:
+        yield _WORDS[kind]
+    elif origin in (typing.IO, os.PathLike) or kind is os.PathLike:
+        yield DATA  # what the library makes of a file
+    elif origin is Literal:
         yield from get_args(kind)
     elif origin in (typing.Union, types.UnionType):
         for member in get_args(kind):
@@ -72,15 +61,15 @@ def forms(kind: Any, seen: set[Any]) -> Iterator[Any]:
     elif origin in (list, Iterable, Sequence, typing.Iterable):
         for value in forms(get_args(kind)[0], seen):
             yield [value]
-    elif kind in _WORDS or origin in (dict, Mapping, typing.IO, os.PathLike) or kind is os.PathLike:
-        yield least(kind)
+    elif origin in (dict, Mapping):
+        yield {}
     elif kind not in seen:
         seen.add(kind)
-        start = least(kind)
+        start = {name: _named(name, least(hint)) for name, (hint, needed) in _fields(kind).items() if needed}
         yield start
         for name, (hint, _) in _fields(kind).items():
             for value in forms(hint, seen):
-                yield start | {name: _BY_NAME.get(name, value) if value == "x" else value}
+                yield start | {name: _named(name, value)}
 
 
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:

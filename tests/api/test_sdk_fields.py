@@ -22,43 +22,31 @@ DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 CHAT: Any = Package("openai.types.chat.completion_create_params")
 RESPONSES: Any = Package("openai.types.responses.response_create_params")
 MESSAGES: Any = Package("anthropic.types.beta.message_create_params")
-TOOL = {"type": "function", "function": {"name": "x"}}
-
-
-def chat(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield body | ({"tools": [TOOL]} if "tool_choice" in body else {})
-
-
-def responses(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"input": "x"} | body | ({"tools": [{"type": "function", "name": "x"}]} if "tool_choice" in body else {})
-
-
-def messages(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The library has one type for the blocks of all roles."""
-    body |= {"tools": [{"name": "x", "input_schema": {}}]} if "tool_choice" in body else {}
-    yield body
-    yield body | {"messages": [message | {"role": "assistant"} for message in body["messages"]]}
-
-
-# The library's type of a body, and the forms in which it is sent.
-
-
-WALKS: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[dict[str, Any]]]]] = {
-    "Chat": (lambda: CHAT.CompletionCreateParamsBase, chat),
-    "Responses": (lambda: RESPONSES.ResponseCreateParamsBase, responses),
-    "Messages": (lambda: MESSAGES.MessageCreateParamsBase, messages),
+# The library's type of a body, and a tool that one with a choice of tools needs.
+WALKS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "Chat": (lambda: CHAT.CompletionCreateParamsBase, {"type": "function", "function": {"name": "x"}}),
+    "Responses": (lambda: RESPONSES.ResponseCreateParamsBase, {"type": "function", "name": "x"}),
+    "Messages": (lambda: MESSAGES.MessageCreateParamsBase, {"name": "x", "input_schema": {}}),
 }
+
+
+def sent(api: str, body: dict[str, Any], tool: Any) -> Iterator[dict[str, Any]]:
+    """The forms in which a body is sent. Anthropic's library has one type for the blocks of all roles."""
+    body |= {"tools": [tool]} if "tool_choice" in body else {}
+    yield body
+    if api == "Messages":
+        yield body | {"messages": [message | {"role": "assistant"} for message in body["messages"]]}
 
 
 def refusals(api: str) -> dict[str, StartLLMError]:
     """By field, without numbers."""
-    kind, variants = WALKS[api]
+    kind, tool = WALKS[api]
     found: dict[str, StartLLMError] = {}
-    sent = [*bodies(kind())]
-    assert len(sent) > 300
-    for body in sent:
+    all_bodies = [*bodies(kind())]
+    assert len(all_bodies) > 300
+    for body in all_bodies:
         errors = []
-        for variant in variants(body):
+        for variant in sent(api, body, tool):
             try:
                 read(api.lower(), **variant)
             except StartLLMError as error:

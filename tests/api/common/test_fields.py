@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from start_llm.api.common import fields
 from start_llm.api.common.fields import BodyModel, parse_body
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import LARGE
+from tests.together import together
 
 
 class Body(BodyModel):
@@ -31,11 +33,7 @@ def test_large_bodies_are_checked_one_after_the_other(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fields, "validate", validate)
     large = json.dumps({"text": "x" * LARGE}).encode()
-    threads = [threading.Thread(target=parse_body, args=(Body, large)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(parse_body, Body, large)] * 8)
     assert most == [1] * 8
 
 

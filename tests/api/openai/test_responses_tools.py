@@ -30,41 +30,23 @@ def box(*tools: Any, choice: Any = None) -> Toolbox:
     return toolbox([(f"tools[{index}]", tool) for index, tool in enumerate(tools)], choice)
 
 
-@pytest.mark.parametrize(
-    ("name", "inside", "flat"),
-    [
-        ("f", None, "f"),
-        ("f", "", "f"),
-        ("f", "n", "n__f"),
-        ("f", "mcp__n", "mcp__n__f"),
-        ("f", "mcp__n__", "mcp__n__f"),
-    ],
-)
-def test_flat_names(name: str, inside: str | None, flat: str) -> None:
-    assert flat_name(name, inside) == flat
-
-
 def test_a_namespace_is_told_once() -> None:
-    made = box(function("read"), AGENTS, namespace("mute", function("f")))
+    """Where it comes in two parts: with the first tool of each, with all that is said of it so far."""
+    groups = [namespace(name, function("f")) for name in ("mute", "mcp__n", "mcp__m__")]
+    made = box(function("read"), AGENTS, *groups, namespace("agents", function("stop"), function("go"), about="More."))
+    helpers = "About all tools named agents__*: Helpers.\n\nAbout all tools named agents__*: More."
     assert made.tools == (
         Tool("read", "", SCHEMA),
-        Tool("agents__spawn", "About all tools named agents__*: Helpers.\n\nBegins one.", SCHEMA),
-        Tool("agents__wait", "", SCHEMA),
-        Tool("mute__f", "", SCHEMA),
+        Tool("agents__spawn", f"{helpers}\n\nBegins one.", SCHEMA),
+        *(Tool(name, "", SCHEMA) for name in ("agents__wait", "mute__f", "mcp__n__f", "mcp__m__f")),
+        *(Tool(name, "", SCHEMA) for name in ("agents__stop", "agents__go")),
     )
     assert made.notes == ()
     assert [made.origin(tool.name) for tool in made.tools] == [
-        Named("read"), Named("spawn", "agents"), Named("wait", "agents"), Named("f", "mute"),
-    ]  # fmt: skip
-
-
-def test_a_namespace_in_two_parts() -> None:
-    """Tools that come later are introduced with all that is said of them."""
-    made = box(AGENTS, namespace("agents", function("stop"), about="More."), namespace("agents", function("go")))
-    assert [tool.name for tool in made.tools] == ["agents__spawn", "agents__wait", "agents__stop", "agents__go"]
-    assert made.tools[0].description == (
-        "About all tools named agents__*: Helpers.\n\nAbout all tools named agents__*: More.\n\nBegins one."
-    )
+        *(Named("read"), Named("spawn", "agents"), Named("wait", "agents"), Named("f", "mute"), Named("f", "mcp__n")),
+        *(Named("f", "mcp__m__"), Named("stop", "agents"), Named("go", "agents")),
+    ]
+    assert flat_name("f", "") == "f"
 
 
 def test_what_a_call_means() -> None:
@@ -140,12 +122,11 @@ def test_allowed_tools(nested: bool) -> None:
     assert [(tool.name, tool.description) for tool in made.tools] == [
         ("agents__wait", "About all tools named agents__*: Helpers."), ("patch", FREE_TEXT_NOTE),
     ]  # fmt: skip
-
-
-def test_a_whole_namespace_allowed() -> None:
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]}
-    made = box(function("read"), AGENTS, choice=choice)
-    assert [tool.name for tool in made.tools] == ["agents__spawn", "agents__wait"]
+    whole = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]}
+    assert [tool.name for tool in box(function("read"), AGENTS, choice=whole).tools] == [
+        "agents__spawn",
+        "agents__wait",
+    ]
 
 
 @pytest.mark.parametrize(
