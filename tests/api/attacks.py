@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 from tests.api.fakes import USER
 
@@ -42,6 +46,21 @@ def raw(head: bytes, repeated: bytes, count: int, tail: bytes) -> Callable[[], b
 
 def many_biases() -> bytes:
     return b'{"logit_bias":{' + b",".join(b'"%d":1' % i for i in range(2_000_000)) + b"}}"
+
+
+def worst_health(url: str, *acts: Callable[[], object]) -> float:
+    """Seconds of the slowest answer of `/health` while all of these are done, each on a thread of its own."""
+    worst = 0.0
+    with ThreadPoolExecutor(len(acts)) as pool, httpx.Client(base_url=url, timeout=60) as client:
+        begun = [pool.submit(act) for act in acts]
+        while not all(each.done() for each in begun):
+            asked = time.monotonic()
+            assert client.get("/health").status_code == 200
+            worst = max(worst, time.monotonic() - asked)
+            time.sleep(0.005)
+    for each in begun:
+        each.result()
+    return worst
 
 
 ATTACKS = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from start_llm.api.common.fields import short, within
 from start_llm.api.server import ApiServer
 from start_llm.core import limits
 from start_llm.core.errors import BadRequest
-from tests.api.attacks import ATTACKS, Attack
+from tests.api.attacks import ATTACKS, Attack, worst_health
 from tests.api.fakes import FakeService
 from tests.kinds import RUN
 
@@ -48,20 +48,8 @@ def test_health_answers_while_large_bodies_are_refused(server: ApiServer) -> Non
     """The first of these bodies alone once took 50 s. `tests/stress/test_sieges.py` holds the limit of 0.2 s."""
     bodies = [(attack.path, attack.body) for attack in ATTACKS if len(attack.body) > 500_000]
     assert len(bodies) > 8
-    bodies = bodies[:: 1 if RUN.whole else 12]
-    threads = [threading.Thread(target=post, args=(server, path, body)) for path, body in bodies]
-    worst = 0.0
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        began = time.monotonic()
-        connection.request("GET", "/health")
-        assert connection.getresponse().read()
-        worst = max(worst, time.monotonic() - began)
-        time.sleep(0.005)
-    connection.close()
-    assert worst < 20.0
+    posts = [partial(post, server, *each) for each in bodies[:: 1 if RUN.whole else 12]]
+    assert worst_health(server.url, *posts) < 20.0
 
 
 def test_what_is_within_the_limits_is_read(server: ApiServer, service: FakeService) -> None:

@@ -149,6 +149,8 @@ def test_keep_alive_and_pipelining(server: ApiServer, connect: Connect) -> None:
     for _ in range(3):
         status, headers, _ = raw.post(PATH, CHAT).response()
         assert (status, headers["connection"]) == (200, "keep-alive")
+        status, headers, _ = raw.get("/nothing").response()
+        assert (status, headers["connection"]) == (404, "keep-alive")
     one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     raw.send(one + one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     data = b""
@@ -157,18 +159,13 @@ def test_keep_alive_and_pipelining(server: ApiServer, connect: Connect) -> None:
     assert data.count(b"HTTP/1.1 200") == 2
 
 
-def test_streams_close_their_connection(server: ApiServer, connect: Connect) -> None:
-    status, headers, body = connect(server).post(PATH, CHAT | {"stream": True}).response()
-    assert (status, headers["connection"]) == (200, "close")
-    assert headers["content-type"].startswith("text/event-stream")
-    assert body.endswith(b"data: [DONE]\n\n")
-
-
-def test_pings_are_comments(serve: Serve, service: FakeService, connect: Connect) -> None:
+def test_streams_have_pings_and_close_their_connection(serve: Serve, service: FakeService, connect: Connect) -> None:
     server = serve(sse_ping_seconds=0.001)
     service.script = lambda request: [FIRST, Progress(1234, 5678), TextDelta("a"), DONE]
-    body = connect(server).post(PATH, CHAT | {"stream": True}).response()[2]
-    assert b": ping 1234/5678 tokens\n\n" in body
+    status, headers, body = connect(server).post(PATH, CHAT | {"stream": True}).response()
+    assert b": ping 1234/5678 tokens\n\n" in body and body.endswith(b"data: [DONE]\n\n")
+    assert (status, headers["connection"]) == (200, "close")
+    assert headers["content-type"].startswith("text/event-stream")
 
 
 def test_what_is_too_large_is_refused_unread(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / 
 
 
 def recorded(client: str) -> Iterator[dict[str, Any]]:
-    for path in sorted((FOLDER / client).glob("*.jsonl")):
+    for path in sorted(FOLDER.glob(f"{client}/*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             yield json.loads(line)
 

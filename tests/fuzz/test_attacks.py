@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,12 +13,11 @@ import pytest
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.patience import Patience
 from start_llm.modelpool import handles
+from tests.api.attacks import CHAT, Attack, chat, worst_health
 from tests.fuzz.world import World, world
 from tests.kinds import some
 from tests.oracle import build_oracle
 
-CHAT = "/v1/chat/completions"
-USER = [{"role": "user", "content": "Hi"}]
 HEALTH_SECONDS = 20.0
 """The rest is for neighbours: `tests/stress/test_sieges.py` holds the limit of 0.2 s."""
 
@@ -37,8 +35,14 @@ def schema(**keywords: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": keywords}}
 
 
-def chat(**fields: Any) -> bytes:
-    return json.dumps({"model": "default", "messages": USER} | fields).encode()
+def attack(name: str, says: str, **fields: Any) -> Attack:
+    return Attack(name, CHAT, chat(model="default", **fields), 400, says)
+
+
+def prompt(name: str, words: str, count: int) -> Attack:
+    """It is made in its test."""
+    made = lambda: attack(name, "", messages=[{"role": "user", "content": words * count}]).body  # noqa: E731
+    return Attack(name, CHAT, made, 400, "at least")
 
 
 STRINGS = {f"p{i}": {"type": "string"} for i in range(5_000)}
@@ -49,51 +53,29 @@ RINGS = {"x": {"$ref": "#/$defs/y"}, "y": {"anyOf": [{"$ref": "#/$defs/x"}]}}
 RING = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": RINGS}}
 ALTERNATIVES = [{"anyOf": [{"required": [f"p{i}_{j}"]} for j in range(20)], "type": "object"} for i in range(40)]
 MANY = "within the limit of a context, each word. "
-ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "5,000 properties": (lambda: chat(response_format=schema(type="object", properties=STRINGS)), "3,000 schemas"),
-    "5,000 properties of a strict tool": (lambda: chat(tools=[{"function": STRICT}]), "3,000 schemas"),
-    "30,000 alternatives": (
-        lambda: chat(response_format=schema(anyOf=[{"const": i} for i in range(30_000)])),
-        "3,000 schemas",
-    ),
-    "a prompt of 40 MB": (lambda: chat(messages=[{"role": "user", "content": "a" * 40_000_000}]), "at least"),
-    "a prompt of 8 MB": (lambda: chat(messages=[{"role": "user", "content": MANY * 190_000}]), "at least"),
-    "a multiple of several primes": (lambda: chat(response_format=PRODUCT), "3,000 schemas"),
-    "15,000 names that are required": (lambda: chat(response_format=REQUIRED), "3,000 schemas"),
-    "a schema that refers to itself": (lambda: chat(response_format=schema(**{"$ref": "#"})), "leads back to itself"),
-    "a ring of a strict tool": (lambda: chat(tools=[{"function": RING}], stream=True), "leads back to itself"),
-    "a constant of 200 kB": (
-        lambda: chat(response_format=schema(const="x" * 200_000), stream=True),
-        "20,000 characters",
-    ),
-    "40 times 20 alternatives": (lambda: chat(response_format=schema(allOf=ALTERNATIVES)), "schema too large"),
-}
+ATTACKS = [
+    attack("5,000 properties", "3,000 schemas", response_format=schema(type="object", properties=STRINGS)),
+    attack("5,000 properties of a strict tool", "3,000 schemas", tools=[{"function": STRICT}]),
+    attack("30,000 alternatives", "3,000 schemas", response_format=schema(anyOf=[{"const": i} for i in range(30_000)])),
+    attack("a multiple of several primes", "3,000 schemas", response_format=PRODUCT),
+    attack("15,000 names that are required", "3,000 schemas", response_format=REQUIRED),
+    attack("a schema that refers to itself", "leads back to itself", response_format=schema(**{"$ref": "#"})),
+    attack("a ring of a strict tool", "leads back to itself", tools=[{"function": RING}], stream=True),
+    attack("a constant of 200 kB", "20,000 characters", response_format=schema(const="x" * 200_000), stream=True),
+    attack("40 times 20 alternatives", "schema too large", response_format=schema(allOf=ALTERNATIVES)),
+    prompt("a prompt of 8 MB", MANY, 190_000),
+    prompt("a prompt of 40 MB", "a", 40_000_000),
+]
 
 
-def watched(served: World, act: Callable[[], httpx.Response]) -> tuple[httpx.Response, float]:
-    """What `act` gives, and the slowest answer of `/health` meanwhile."""
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(act()))
-    worst = 0.0
-    thread.start()
-    with httpx.Client(base_url=served.app.server_url, timeout=60) as client:
-        while thread.is_alive():
-            asked = time.monotonic()
-            assert client.get("/health").status_code == 200
-            worst = max(worst, time.monotonic() - asked)
-            time.sleep(0.01)
-    return answers[0], worst
-
-
-@pytest.mark.parametrize("name", some(sorted(ATTACKS, key=lambda name: "40 MB" in name), 4))
-def test_it_is_refused_and_health_answers(name: str, served: World) -> None:
-    make, says = ATTACKS[name]
-    body = make()
+@pytest.mark.parametrize("attack", some(ATTACKS, 4), ids=lambda attack: attack.name)
+def test_it_is_refused_and_health_answers(attack: Attack, served: World) -> None:
+    body, answers = attack.body, list[httpx.Response]()
     headers = {"Content-Type": "application/json"}
-    url = f"{served.app.server_url}{CHAT}"
-    answer, worst = watched(served, lambda: httpx.post(url, content=body, headers=headers))
-    assert answer.status_code == 400, answer.text
-    assert says in answer.json()["error"]["message"]
+    url = served.app.server_url
+    worst = worst_health(url, lambda: answers.append(httpx.post(f"{url}{CHAT}", content=body, headers=headers)))
+    assert answers[0].status_code == 400, answers[0].text
+    assert attack.names in answers[0].json()["error"]["message"]
     assert worst < HEALTH_SECONDS
     assert served.noise.found == []
 
@@ -108,7 +90,7 @@ def test_a_grammar_that_is_never_made_is_given_up(served: World, monkeypatch: py
         return run(self, call, *args)
 
     monkeypatch.setattr(Patience, "run", briefly)
-    body = json.loads(chat(response_format=schema(type="object")))
+    body = json.loads(attack("a form", "", response_format=schema(type="object")).body)
     with httpx.Client(base_url=served.app.server_url, timeout=60) as client:
         try:
             answers = [client.post(CHAT, json=body) for _ in range(3)]
@@ -117,4 +99,4 @@ def test_a_grammar_that_is_never_made_is_given_up(served: World, monkeypatch: py
         assert [answer.status_code for answer in answers] == [400, 400, 503]
         assert "within 1 s" in answers[0].json()["error"]["message"]
         assert "others are being made" in answers[2].json()["error"]["message"]
-        assert client.post(CHAT, json=json.loads(chat())).status_code == 200
+        assert client.post(CHAT, json=body | {"response_format": None}).status_code == 200

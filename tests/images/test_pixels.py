@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
@@ -53,9 +51,7 @@ def test_what_is_transparent_is_white() -> None:
 
 
 def test_what_a_jpeg_costs_is_bounded_by_its_scans_and_its_size() -> None:
-    picture = io.BytesIO()
-    Image.new("L", (7000, 7000)).save(picture, "JPEG", progressive=True)
-    data = picture.getvalue()
+    data = encoded(Image.new("L", (7000, 7000)), "JPEG", progressive=True)
     scans = data.count(b"\xff\xda")
     assert scans >= 6 and ImageFile(data, 50_000_000).width == 7000
     with pytest.raises(Unreadable, match="too many scans"):
@@ -63,15 +59,13 @@ def test_what_a_jpeg_costs_is_bounded_by_its_scans_and_its_size() -> None:
 
 
 def test_what_finding_out_has_cost_is_told_of_files_that_give_no_picture_too() -> None:
-    plain, many = io.BytesIO(), io.BytesIO()
-    Image.new("RGB", (70, 70)).save(plain, "PNG")
-    Image.new("RGB", (70, 70)).save(many, "JPEG", progressive=True)
-    data = many.getvalue()
-    assert opened(data).cost == opened(plain.getvalue()).cost == 4900
+    picture = Image.new("RGB", (70, 70))
+    plain, data = encoded(picture), encoded(picture, "JPEG", progressive=True)
+    assert opened(data).cost == opened(plain).cost == 4900
     scans = b"\xff\xda" * (50 - data.count(b"\xff\xda"))
     assert opened(data + scans).cost == 5 * 4900
     with pytest.raises(Unreadable) as found:
-        opened(plain.getvalue()[:-30]).identity()
+        opened(plain[:-30]).identity()
     assert found.value.cost == 4900
 
 
@@ -80,10 +74,8 @@ def test_texts_in_a_png_are_unpacked_within_a_limit(count: int) -> None:
     words = PngImagePlugin.PngInfo()
     for number in range(count):
         words.add_text(f"{number}", "a" * (3_000_000 // count), zip=True)
-    data = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(data, "PNG", pnginfo=words)
     with pytest.raises(Unreadable, match="a PNG whose texts are too long"):
-        opened(data.getvalue())
+        opened(encoded(Image.new("RGB", (1, 1)), pnginfo=words))
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,10 +64,8 @@ HEADLINE = f"{'attack':42}{'asked':>6}{'p50':>8}{'p99':>8}{'ours':>8}{'worst':>8
 def sieges() -> Iterator[tuple[str, Siege | tuple[str, bytes]]]:
     """Every attack by its name: what is done, or a body that is sent to a path again and again."""
     yield "nobody attacks", lambda port, over: None
-    for attack in ATTACKS:
+    for attack in (*ATTACKS, *DEAR):
         yield attack.name, (attack.path, attack.body)
-    for name, (make, _) in DEAR.items():
-        yield name, (CHAT, make())
     yield "16 bodies that are held back", partial(held_back, 16)
     yield "400 bodies that are held back", partial(held_back, 400)
     yield "20 bodies that trickle", partial(trickled, 20)

@@ -82,11 +82,7 @@ def test_only_who_has_ended_is_gone(late: bytes) -> None:
         assert is_gone(ours)
         assert ours.recv(10) == (late or b"x")[:10]  # nothing was taken
     assert is_gone(ours)
-
-
-@pytest.mark.usefixtures("branch")
-def test_half_a_connection_is_no_client() -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, theirs:  # half a connection is no client
         theirs.shutdown(socket.SHUT_WR)
         assert is_gone(ours)

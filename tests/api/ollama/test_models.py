@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from huggingface_hub import constants
+from safetensors.numpy import save_file
 
 from start_llm.api.server import ApiServer
 from start_llm.core.service import ModelCard
@@ -22,19 +24,6 @@ from tests.api.fakes import FakeService
 from tests.cli.places import checkpoint, safetensors
 from tests.models.hub import Hub, running, use
 from tests.waiting import until
-
-QUANTISED = {"weight": ("U32", [64, 16]), "weight.scales": ("F16", [64, 2]), "head": ("F16", [10, 10])}
-
-
-def weights(path: Path) -> None:
-    """A file whose header tells of 4-bit tensors."""
-    sizes, header, at = {"U32": 4, "F16": 2}, {}, 0
-    for name, (kind, shape) in QUANTISED.items():
-        end = at + sizes[kind] * shape[0] * shape[1]
-        header[name if "." in name else f"{name}.w"] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
 
 
 @pytest.fixture
@@ -148,7 +137,8 @@ def test_what_is_not_done_says_what_to_do(server: ApiServer, name: str, says: st
 def test_the_size_and_the_quantisation_are_read_from_the_files(
     server: ApiServer, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights(tmp_path / "model.safetensors")
+    arrays = {"a.weight": ((64, 16), np.uint32), "a.scales": ((64, 2), np.float16), "head": ((10, 10), np.float16)}
+    save_file({name: np.zeros(*given) for name, given in arrays.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization": {"bits": 4, "group_size": 64}}))
     card = ModelCard("tiny", 0, 8, details={"source": str(tmp_path)})
     monkeypatch.setattr(service, "cards", lambda: (card,))

@@ -27,7 +27,6 @@ from tests.api.ops.test_page import ask, feed
 from tests.proxy.node_stub import nodes
 
 SECRET = "open-sesame-17"
-READS = ("/page/stored", "/page/models", "/page/settings", "/page/agents", "/page/nodes")
 
 
 def test_the_feed_tells_of_the_machine_to_who_sees_everything(server: ApiServer) -> None:
@@ -35,13 +34,6 @@ def test_the_feed_tells_of_the_machine_to_who_sees_everything(server: ApiServer)
     for headers, told in (({"authorization": "Bearer mine"}, set()), ({}, {"log", "pull", "daily", "history"})):
         with feed(server, **headers) as messages:
             assert {"log", "pull", "daily", "history"} & next(messages).keys() == told
-
-
-def test_one_http_thread_serves_the_page_beside_its_feed(serve: Serve) -> None:
-    server = serve(http_threads=1)
-    with feed(server) as messages:
-        assert next(messages)["all"]
-        assert {httpx.get(server.url + path, timeout=20).status_code for path in ("/", *READS)} == {200}
 
 
 def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
