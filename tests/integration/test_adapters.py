@@ -254,16 +254,6 @@ def test_the_base_may_go_while_its_adapters_stay_and_its_weights_are_counted_as_
         assert unload("tiny-base").status_code == 200 and weights(server) == 0
 
 
-@pytest.mark.slow
-def test_adapters_of_one_model_are_one_model_for_the_limit(serve: Any) -> None:
-    with serve(max_loaded_models=1, pinned_models="") as server:
-        for name in ("tiny-base", *PAIRS):
-            ask(server, name, [user("x")])
-        assert {cards(server)[name]["state"] for name in ("tiny-base", *PAIRS)} == {"ready"}
-        ask(server, "other-base", [user("x")])
-        assert [name for name, card in cards(server).items() if card["state"] == "ready"] == ["other-base"]
-
-
 @pytest.mark.thorough
 def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
     serve: Any, monkeypatch: pytest.MonkeyPatch
@@ -277,17 +267,6 @@ def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
             ready = [other for other, card in cards(server).items() if card["state"] == "ready"]
             assert ready == [name]
             assert said(again) == said(first[name]) and again["report"]["computed"] < 16, (name, again["report"])
-
-
-@pytest.mark.thorough
-def test_adapters_may_be_preloaded_pinned_and_the_main_model_s_own(serve: Any, zoo: Path) -> None:
-    names = {"preload_models": "tiny-base+second", "pinned_models": "tiny-base+second"}
-    with serve(adapter_path=str(zoo / "adapters" / "first"), **names) as server:
-        main, second = ask(server, "default", [user(WORDS)]), ask(server, "tiny-base+second", [user(WORDS)])
-        fused = {name: said(ask(server, name, [user(WORDS)])) for name in PAIRS.values()}
-        assert (said(main), said(second)) == (fused["fused-first"], fused["fused-second"])
-        assert ask(server, "tiny-base+first", [user("x")])["body"]["model"] == "tiny-base"
-        assert cards(server)["tiny-base+second"]["pinned"] and "tiny-base+first" not in cards(server)
 
 
 def trained(smol_path: Path, folder: Path) -> tuple[Path, Path]:

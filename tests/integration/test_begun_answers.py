@@ -15,12 +15,38 @@ from tests.oracle import script
 ASKED = "Say what stands in this file: " + "def f(): return 1 " * 60
 BEGUN, REST = "The file holds:", "\n  - one function, and no more than that."
 ALONE: list[dict[str, Any]] = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": BEGUN}]
-DIALECTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("/v1/chat/completions", {}),
-    "messages": ("/v1/messages", {}),
-    "responses": ("/v1/responses", {}),
-    "ollama": ("/api/chat", {}),
+# Where it is asked, the words of a whole answer, and those of an event of a stream.
+DIALECTS: dict[str, tuple[str, Callable[[Any], str], Callable[[Any], str]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        lambda data: data["choices"][0]["message"]["content"],
+        lambda event: "".join(choice["delta"].get("content") or "" for choice in event["choices"]),
+    ),
+    "messages": (
+        "/v1/messages",
+        lambda data: "".join(block.get("text", "") for block in data["content"]),
+        lambda event: event["delta"].get("text", "") if event["type"] == "content_block_delta" else "",
+    ),
+    "responses": (
+        "/v1/responses",
+        lambda data: "".join(part["text"] for item in data["output"] for part in item.get("content", [])),
+        lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+    ),
+    "ollama": (
+        "/api/chat",
+        lambda data: data["message"]["content"],
+        lambda event: event.get("message", {}).get("content", ""),
+    ),
 }
+
+
+def said(dialect: str, text: str, stream: bool) -> tuple[str, dict[str, Any]]:
+    """The answer's words, and the report."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
+    events = [json.loads(line) for line in lines]
+    usages = [event.get("response", event).get("usage") or event for event in events]
+    reports = [usage["start_llm"] for usage in usages if usage.get("start_llm")]
+    return "".join(map(DIALECTS[dialect][1 + stream], events)), reports[-1]
 
 
 def body_of(dialect: str, messages: list[dict[str, Any]], stream: bool) -> dict[str, Any]:
@@ -29,34 +55,6 @@ def body_of(dialect: str, messages: list[dict[str, Any]], stream: bool) -> dict[
     most = {"options": {"num_predict": 60}} if dialect == "ollama" else {"max_tokens": 60}
     told = {"stream_options": {"include_usage": True}} if dialect == "chat" and stream else {}
     return {"model": "default", "messages": messages, "stream": stream, "think": False, **most, **told}
-
-
-def said(dialect: str, text: str, stream: bool) -> tuple[str, dict[str, Any]]:
-    """The answer's words, and the report."""
-    if not stream:
-        data = json.loads(text)
-        parts = {
-            "chat": lambda: data["choices"][0]["message"]["content"],
-            "messages": lambda: "".join(block.get("text", "") for block in data["content"]),
-            "responses": lambda: "".join(p["text"] for item in data["output"] for p in item.get("content", [])),
-            "ollama": lambda: data["message"]["content"],
-        }
-        return parts[dialect](), data["start_llm"] if dialect == "ollama" else data["usage"]["start_llm"]
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
-    events = [json.loads(line) for line in lines]
-    words, report = "", {}
-    for event in events:
-        if dialect == "chat" and event["choices"]:
-            words += event["choices"][0]["delta"].get("content") or ""
-        if dialect == "messages" and event["type"] == "content_block_delta":
-            words += event["delta"].get("text", "")
-        if dialect == "responses" and event["type"] == "response.output_text.delta":
-            words += event["delta"]
-        if dialect == "ollama":
-            words += event.get("message", {}).get("content", "")
-        usage = event.get("response", event).get("usage") or event
-        report = usage.get("start_llm") or report
-    return words, report
 
 
 @pytest.mark.parametrize("stream", some([True, False]), ids=["streamed", "whole"])

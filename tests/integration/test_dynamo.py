@@ -67,27 +67,28 @@ class Habit:
     helpers: bool = False  # a third of the conversations are of sub-agents, with the name of their caller
 
 
-def with_clock(every: int) -> Callable[[list[Message], int], list[Message]]:
-    """A line of the system text that is another one after so many requests of the conversation."""
+def with_line(every: int, change: Callable[[str, int], str]) -> Callable[[list[Message], int], list[Message]]:
+    """A line of the system text is another one after so many requests of the conversation."""
 
     def send(messages: list[Message], number: int) -> list[Message]:
         turn = sum(message.role == "assistant" for message in messages) // every
-        first, _, rest = messages[0].content.partition(" ")
-        clock = f"Current time: 2026-11-23 {10 + turn // 60}:{turn % 60:02d}"
-        return [replace(messages[0], content=f"{first}\n{clock}\n{rest}"), *messages[1:]]
+        return [replace(messages[0], content=change(messages[0].content, turn)), *messages[1:]]
 
     return send
+
+
+def with_clock(every: int) -> Callable[[list[Message], int], list[Message]]:
+    def change(text: str, turn: int) -> str:
+        first, _, rest = text.partition(" ")
+        return f"{first}\nCurrent time: 2026-11-23 {10 + turn // 60}:{turn % 60:02d}\n{rest}"
+
+    return with_line(every, change)
 
 
 def with_modes(every: int) -> Callable[[list[Message], int], list[Message]]:
-    """The system text ends with one of two modes, and with the other one after so many turns: a plan, then the work."""
-
-    def send(messages: list[Message], number: int) -> list[Message]:
-        turn = sum(message.role == "assistant" for message in messages) // every
-        mode = ("You only plan. Change nothing.", "You do what was planned.")[turn % 2]
-        return [replace(messages[0], content=f"{messages[0].content}\n{mode}"), *messages[1:]]
-
-    return send
+    """One of two modes at the end: a plan, then the work."""
+    modes = ("You only plan. Change nothing.", "You do what was planned.")
+    return with_line(every, lambda text, turn: f"{text}\n{modes[turn % 2]}")
 
 
 def with_message_id(messages: list[Message], number: int) -> list[Message]:

@@ -24,9 +24,12 @@ TURNS = 5
 
 
 def is_written(url: str, tokens: int = 1) -> bool:
-    """The figures are told together, about once a second: they count if they know of the last answer."""
+    """The figures are told together, about once a second: they count if they know of the last answer.
+
+    While one model goes for another there are none.
+    """
     told, names = figures(url), ("tokens", "disk_waiting_bytes", "disk_waiting_segments")
-    stored, *waiting = (told[f"start_llm_kv_{name}"] for name in names)
+    stored, *waiting = (told.get(f"start_llm_kv_{name}", 0.0) for name in names)
     return stored >= tokens - 8 and not any(waiting)
 
 
@@ -90,7 +93,7 @@ def test_kills_during_writes(folders: dict[str, Path], tmp_path: Path, kinds: li
                     read += usage["start_llm"]["reused"] if number == 0 else 0  # from the disk: the process is new
             if kill % 2 == 0:  # else a busy machine may not have written anything before any of the kills
                 until(lambda url=url: is_written(url))  # type: ignore[misc]
-            assert figures(url)["start_llm_kv_disk_damaged"] == 0, "a file was damaged by a kill"
+            assert not figures(url).get("start_llm_kv_disk_damaged"), "a file was damaged by a kill"
             asking = threading.Thread(target=ask_on, args=(url, [*talks]))
             asking.start()
             time.sleep(chance.uniform(0, 2.0))  # the random moment

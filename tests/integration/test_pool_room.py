@@ -55,13 +55,6 @@ def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) 
         assert states(server)["oracle-windowed"] == "ready", "who waited for longest came first"
 
 
-def test_nobody_waits_for_room_that_a_pinned_model_takes(serve: Any) -> None:
-    with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, pinned_models="oracle-plain") as server:
-        with at_work(server):
-            assert ask(server, "oracle-hybrid").status_code == 507
-        assert ask(server, "oracle-hybrid").status_code == 507
-
-
 def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
     body = {"model": "oracle-hybrid", "messages": ASKED, "stream": True}
     with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, sse_ping_seconds=0.5) as server:

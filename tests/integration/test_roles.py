@@ -125,23 +125,6 @@ def test_a_summary_costs_what_is_new_and_the_conversation_goes_on(server: Live, 
     assert behind["computed"] <= 1.05 * behind["report"]["new"] + 32, (behind["computed"], behind["report"])
 
 
-def test_what_is_shown_as_sent_is_told(servers: Callable[..., Live]) -> None:
-    talk = Talk.held(servers("plain"), 2000)
-    history = talk.messages[1:]
-    long = {"role": "system", "content": f"You plan. {RULES} {RULES}"}
-    written = "\n".join(f"[{one['role']}]: {one.get('content')}" for one in history)
-    asks = {
-        "longer than a tenth": [long, *history, user("Sum it up.")],
-        "a conversation in one message": [long, user(f"{written}\nSum it up.")],
-    }
-    for why, messages in asks.items():
-        answer = talk.ask(messages, [])
-        for report in (answer["told"], answer["report"]):
-            assert why in report["miss"]["detail"]
-        assert long["content"] in talk.shown(answer)[: len(long["content"]) + 100]
-        assert answer["computed"] > 1000
-
-
 def test_a_grammar_of_calls_has_no_tool_that_a_note_took_back(server: Live) -> None:
     talk = Talk.held(server, 2000)
     left = [tool for tool in TOOLS if tool["function"]["name"] != "read"]

@@ -176,18 +176,3 @@ def test_it_finds_the_context_calls_tools_and_goes_on(servers: Callable[..., Liv
     assert "".join(choice["delta"].get("content") or "" for each in last for choice in each["choices"]) == "It adds."
     report = server.get(f"/v1/cache/requests/{last[0]['id']}").json()
     assert report["computed"] <= 1.05 * report["new"] + 8, report
-
-
-def test_the_title_that_crush_asks_for_beside_it_does_not_break_its_conversation(servers: Callable[..., Live]) -> None:
-    server = servers("hybrid")
-    _, first, fields, _, _ = CLIENTS["Crush"]
-    said = f"Read the go mod {script('It is read.', 'More.')}"
-    begun = {"model": "default", "stream": True, **fields, "messages": first(said)}
-    title = [{"role": "system", "content": "You will generate a short title. " * 20}, {"role": "user", "content": said}]
-    beside = {"model": "default", "stream": True, **USAGE, "max_tokens": 40, "messages": title}
-    for body in (begun, beside):
-        list(chunks(server, "/v1/chat/completions", body))
-    begun["messages"] += [{"role": "assistant", "content": "It is read."}, {"role": "user", "content": "And now?"}]
-    last = list(chunks(server, "/v1/chat/completions", begun))
-    report = server.get(f"/v1/cache/requests/{last[0]['id']}").json()
-    assert report["computed"] <= 1.05 * report["new"] + 8, report
