@@ -60,13 +60,12 @@ def servers(
 ) -> Iterator[Callable[..., Live]]:
     """``servers("hybrid")``: a running server, shared by the tests of the session."""
     with ExitStack() as stack:
-        running: dict[tuple[str, str], Live] = {}
+        running: dict[str, Live] = {}
 
-        def server(kind: str, template: str = "") -> Live:
-            if (kind, template) not in running:
-                cache = tmp_path_factory.mktemp("cache")
-                running[kind, template] = stack.enter_context(live(oracle_path(kind, template), cache))
-            return running[kind, template]
+        def server(kind: str) -> Live:
+            if kind not in running:
+                running[kind] = stack.enter_context(live(oracle_path(kind), tmp_path_factory.mktemp("cache")))
+            return running[kind]
 
         yield server
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.integration.live import WAIT, Start
+from tests.integration.processes import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 WORDS = "word " * 300
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,26 +104,24 @@ def test_it_is_made_once_for_each_form(tmp_path: Path, fake_making: list[str]) -
     assert json.loads((other / "config.json").read_text())["quantised"]
 
 
-@pytest.mark.parametrize("how", ["cut", "weights", "changed", "gone", "a file"])
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda folder: os.truncate(folder / "config.json", 3),
+    "changed": lambda folder: (folder / "config.json").write_bytes((folder / "config.json").read_bytes()[:-1] + b"!"),
+    "gone": lambda folder: (folder / "config.json").unlink(),
+    "weights": lambda folder: os.truncate(folder / "model.safetensors", 80),
+    "a file": lambda folder: (shutil.rmtree(folder), folder.write_text("no folder")),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_one_is_made_again(
     tmp_path: Path, fake_making: list[str], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = ensure(tmp_path)
-    config = path / "config.json"
-    whole = config.read_bytes()
-    if how == "cut":
-        os.truncate(config, 3)
-    elif how == "changed":
-        config.write_bytes(whole[:-1] + b"!")
-    elif how == "gone":
-        config.unlink()
-    elif how == "weights":
-        os.truncate(path / "model.safetensors", 80)
-    else:
-        shutil.rmtree(path)
-        path.write_text("no folder")
+    whole = (path / "config.json").read_bytes()
+    DAMAGES[how](path)
     assert ensure(tmp_path) == path
-    assert fake_making == ["fetch", "convert"] * 2 and config.read_bytes() == whole
+    assert fake_making == ["fetch", "convert"] * 2 and (path / "config.json").read_bytes() == whole
     assert ("is damaged" in caplog.text) is (how != "a file")
 
 

@@ -15,7 +15,7 @@ from mlx_vlm.utils import get_model_and_args, save_weights, update_module_config
 
 from start_llm.models.vision import mend_mlx_vlm
 from tests.models.architectures import VOCAB, _fields, with_weights
-from tests.oracle import make_tokenizer
+from tests.oracle import build_oracle, make_tokenizer
 
 _MIXED = ["sliding_attention", "full_attention"] * 2
 _VISION = {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32, "num_heads": 2, "depth": 1}
@@ -132,12 +132,8 @@ def make(name: str, vocabulary: int = VOCAB) -> Any:
 
 def save(folder: Path, name: str, **more: Any) -> Path:
     """Writes a checkpoint with the oracle's tokenizer into `folder` (made if needed) and returns it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    size = tokenizer.get_vocab_size()
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    build_oracle(folder)
+    size = make_tokenizer().get_vocab_size()
     (folder / "config.json").write_text(json.dumps({**config_of(name, size), "eos_token_id": 3, **more}))
     save_weights(folder, make(name, size))
     return folder
