@@ -10,14 +10,16 @@ from tests.audio.voice import build_voice
 
 
 @pytest.fixture(scope="session")
-def whisper_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def needs_library() -> None:
     if not is_installed("mlx_audio"):
         pytest.skip("mlx-audio is not installed: pip install '.[audio]' -c constraints.txt")
+
+
+@pytest.fixture(scope="session")
+def whisper_path(needs_library: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_whisper(tmp_path_factory.mktemp("whisper") / "tiny-whisper")
 
 
 @pytest.fixture(scope="session")
-def voice_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not is_installed("mlx_audio"):
-        pytest.skip("mlx-audio is not installed: pip install '.[audio]' -c constraints.txt")
+def voice_path(needs_library: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_voice(tmp_path_factory.mktemp("voice") / "tiny-voice")

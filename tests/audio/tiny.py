@@ -9,22 +9,25 @@ from __future__ import annotations
 import io
 import json
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from tests.together import together
+
 RATE = 16000
 WORDS = 50257
-WIDTH, HEADS, LAYERS, TEXT, HEARD = 16, 2, 1, 32, 1500
 CONFIG: dict[str, Any] = {"model_type": "whisper", "n_mels": 80, "n_vocab": 51865}
-CONFIG |= {"n_audio_ctx": HEARD, "n_text_ctx": TEXT}
+CONFIG |= {"n_audio_ctx": 1500, "n_text_ctx": 32}
 for part in ("audio", "text"):
-    CONFIG |= {f"n_{part}_state": WIDTH, f"n_{part}_head": HEADS, f"n_{part}_layer": LAYERS}
+    CONFIG |= {f"n_{part}_state": 16, f"n_{part}_head": 2, f"n_{part}_layer": 1}
 
 
 def build_whisper(folder: Path, *, tokenizer: bool = True) -> Path:
@@ -33,7 +36,7 @@ def build_whisper(folder: Path, *, tokenizer: bool = True) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     if tokenizer:
         _write_tokenizer(folder)
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "mlx"})
+    save_file(random_weights(_model, 11, _drawn), folder / "model.safetensors", metadata={"format": "mlx"})
     return folder
 
 
@@ -78,51 +81,31 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    write_settings(folder, 80)
-
-
-def write_settings(folder: Path, mels: int) -> None:
-    """Of the tokenizer and of what hears."""
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **names}))
     extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "processor_class": "WhisperProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**extractor, "feature_size": mels}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**extractor, "feature_size": CONFIG["n_mels"]}))
 
 
-def _weights() -> dict[str, Any]:
-    random = np.random.default_rng(11)
-    weights: dict[str, Any] = {}
+def random_weights(
+    make: Callable[[], Any], seed: int, drawn: Callable[[str, tuple[int, ...]], tuple[float, float]]
+) -> dict[str, Any]:
+    """Of the names and shapes of a model that `make` makes. `drawn`: the mean and the spread of one of them."""
+    shapes = together([lambda: [(name, value.shape) for name, value in tree_flatten(make().parameters())]])[0]
+    random = np.random.default_rng(seed)
+    return {name: random.normal(*drawn(name, shape), shape).astype(np.float16) for name, shape in shapes}
 
-    def put(name: str, *shape: int, scale: float, mean: float = 0.0) -> None:
-        weights[name] = random.normal(mean, scale, shape).astype(np.float16)
 
-    def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> None:
-        put(f"{name}.weight", outputs, inputs, scale=0.25)
-        if bias:
-            put(f"{name}.bias", outputs, scale=0.05)
+def _model() -> Any:
+    from mlx_audio.stt.models.whisper.whisper import Model, ModelDimensions
 
-    def norm(name: str, mean: float = 1.0) -> None:
-        put(f"{name}.weight", WIDTH, scale=0.05, mean=mean)
-        put(f"{name}.bias", WIDTH, scale=0.05)
+    return Model(ModelDimensions.from_dict(CONFIG))
 
-    def block(name: str, *, crossed: bool) -> None:
-        for attention in ("attn", "cross_attn") if crossed else ("attn",):
-            for part in ("query", "key", "value", "out"):
-                linear(f"{name}.{attention}.{part}", WIDTH, WIDTH, bias=part != "key")
-            norm(f"{name}.{attention}_ln")
-        linear(f"{name}.mlp1", WIDTH, 4 * WIDTH)
-        linear(f"{name}.mlp2", 4 * WIDTH, WIDTH)
-        norm(f"{name}.mlp_ln")
 
-    put("encoder.conv1.weight", WIDTH, 3, 80, scale=0.3)
-    put("encoder.conv1.bias", WIDTH, scale=0.1)
-    put("encoder.conv2.weight", WIDTH, 3, WIDTH, scale=0.3)
-    put("encoder.conv2.bias", WIDTH, scale=0.1)
-    put("decoder.token_embedding.weight", CONFIG["n_vocab"], WIDTH, scale=1.0)
-    put("decoder.positional_embedding", TEXT, WIDTH, scale=3.0)
-    for layer in range(LAYERS):
-        block(f"encoder.blocks.{layer}", crossed=False)
-        block(f"decoder.blocks.{layer}", crossed=True)
-    norm("encoder.ln_post")
-    norm("decoder.ln", mean=12.0)
-    return weights
+def _drawn(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    *_, owner, kind = name.split(".")
+    if "embedding" in name:
+        return 0.0, 3.0 if "positional" in name else 1.0
+    if "ln" in owner:
+        return 0.0 if kind == "bias" else 12.0 if name.startswith("decoder.ln.") else 1.0, 0.05
+    return 0.0, (0.3, 0.1)[kind == "bias"] if "conv" in owner else (0.25, 0.05)[kind == "bias"]

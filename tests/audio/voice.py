@@ -12,14 +12,16 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-WIDTH, WIDE, LAYERS, HEADS, DECODER, FFT = 16, 32, 1, 2, 512, 2048
+from tests.audio.tiny import random_weights
+
+WIDTH, HEADS = 16, 2
 LETTERS = "aeot ."
 MARKS = ["[STOP]", "[TEXT]", "[START]", "[UNK]"]
 CONFIG: dict[str, Any] = {
     "model_type": "soprano",
     "hidden_size": WIDTH,
-    "intermediate_size": WIDE,
-    "num_hidden_layers": LAYERS,
+    "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": 1,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
     "head_dim": WIDTH // HEADS,
@@ -46,54 +48,21 @@ def build_voice(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"pad_token": "[STOP]", "eos_token": "[STOP]", "unk_token": "[UNK]"}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "mlx"})
+    weights = random_weights(_model, 5, _drawn)
+    weights["language_model.embed_tokens.weight"][:, 0] = np.eye(CONFIG["vocab_size"])[MARKS.index("[START]")] * 8
+    weights["language_model.lm_head.weight"][:, 0] = np.eye(CONFIG["vocab_size"])[MARKS.index("[STOP]")] * -4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
     return folder
 
 
-def _weights() -> dict[str, Any]:
-    random = np.random.default_rng(5)
-    weights: dict[str, Any] = {}
+def _model() -> Any:
+    from mlx_audio.tts.models.soprano.soprano import Model, ModelConfig
 
-    def put(name: str, *shape: int, scale: float, mean: float = 0.0) -> None:
-        weights[name] = random.normal(mean, scale, shape).astype(np.float16)
+    return Model(ModelConfig.from_dict({**CONFIG, "model_path": "tiny-voice"}))
 
-    def linear(name: str, inputs: int, outputs: int) -> None:
-        put(f"{name}.weight", outputs, inputs, scale=inputs**-0.5)
-        put(f"{name}.bias", outputs, scale=0.05)
 
-    def norm(name: str, width: int) -> None:
-        put(f"{name}.weight", width, scale=0.05, mean=1.0)
-        put(f"{name}.bias", width, scale=0.05)
-
-    top, each = "language_model", WIDTH // HEADS
-    put(f"{top}.embed_tokens.weight", CONFIG["vocab_size"], WIDTH, scale=1.0)
-    put(f"{top}.lm_head.weight", CONFIG["vocab_size"], WIDTH, scale=0.05)
-    weights[f"{top}.embed_tokens.weight"][:, 0] = np.eye(CONFIG["vocab_size"])[MARKS.index("[START]")] * 8
-    weights[f"{top}.lm_head.weight"][:, 0] = np.eye(CONFIG["vocab_size"])[MARKS.index("[STOP]")] * -4
-    put(f"{top}.norm.weight", WIDTH, scale=0.05, mean=1.0)
-    for layer in range(LAYERS):
-        begin = f"{top}.layers.{layer}"
-        for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            put(f"{begin}.self_attn.{part}.weight", WIDTH, WIDTH, scale=0.3)
-        for part in ("q_norm", "k_norm"):
-            put(f"{begin}.self_attn.{part}.weight", each, scale=0.05, mean=1.0)
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            put(f"{begin}.{part}.weight", WIDTH, scale=0.05, mean=1.0)
-        put(f"{begin}.mlp.gate_proj.weight", WIDE, WIDTH, scale=0.3)
-        put(f"{begin}.mlp.up_proj.weight", WIDE, WIDTH, scale=0.3)
-        put(f"{begin}.mlp.down_proj.weight", WIDTH, WIDE, scale=0.3)
-    decoder = "decoder.decoder"
-    put(f"{decoder}.embed.weight", DECODER, 3, WIDTH, scale=0.2)
-    put(f"{decoder}.embed.bias", DECODER, scale=0.05)
-    norm(f"{decoder}.norm", DECODER)
-    norm(f"{decoder}.final_layer_norm", DECODER)
-    for layer in range(8):
-        begin = f"{decoder}.convnext.{layer}"
-        put(f"{begin}.dwconv.weight", DECODER, 3, 1, scale=0.3)
-        put(f"{begin}.dwconv.bias", DECODER, scale=0.05)
-        norm(f"{begin}.norm", DECODER)
-        linear(f"{begin}.pwconv1", DECODER, 3 * DECODER)
-        linear(f"{begin}.pwconv2", 3 * DECODER, DECODER)
-        put(f"{begin}.gamma", DECODER, scale=0.05, mean=0.2)
-    linear("decoder.head.out", DECODER, FFT + 2)
-    return weights
+def _drawn(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    *_, owner, kind = name.split(".")
+    if kind in {"bias", "gamma"} or "norm" in owner:
+        return {"bias": 0.0, "gamma": 0.2}.get(kind, 1.0), 0.05
+    return 0.0, {"embed_tokens": 1.0, "lm_head": 0.05, "embed": 0.2, "dwconv": 0.3}.get(owner, shape[-1] ** -0.5)

@@ -173,66 +173,43 @@ def ignoring_the_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
     return padded
 
 
-def test_without_the_library_the_answer_is_the_command(
-    service: Service, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("path", ["some/model", None])
+def test_who_asks_in_vain_for_embeddings_is_not_kept(
+    path: str | None, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
-    for encoders in (service(), service(encoder_path)):
-        assert encoders.cards() == ()
-        with pytest.raises(NotSupported, match=r"uv pip install .* mlx-embeddings=="):
-            encoders.named("default")
-
-
-def test_without_a_model_the_answer_is_the_setting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: True)
-    with pytest.raises(NotSupported, match="set EMBEDDING_MODEL"):
-        service().named("default")
-
-
-def test_who_asks_in_vain_for_embeddings_is_not_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
-    encoders = service("some/model")
+    """Without the library the answer is the command, without a model the setting."""
+    monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: path is None)
+    encoders = service(path)
+    assert encoders.cards() == ()
     for _ in range(3):
-        with pytest.raises(NotSupported) as caught:
+        with pytest.raises(
+            NotSupported, match=r"uv pip install .* mlx-embeddings==" if path else "set EMBEDDING_MODEL"
+        ) as caught:
             encoders.named("default")
     assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3, "it grows by each request, with its texts"
 
 
-def spoil(path: Path, what: str) -> None:
-    if what == "weights":
-        (path / "model.safetensors").unlink()
-    elif what == "tokenizer":
-        (path / "tokenizer.json").unlink()
-    elif what == "vocabulary":
-        (path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 5}))
-    elif what == "pooling":
-        (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_sqrt_len_tokens": true}')
-    elif what == "two poolings":
-        (path / "1_Pooling" / "config.json").write_text('{"pooling_mode": ["cls", "mean"]}')
-    elif what == "modules":
-        (path / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM"}]')
-    elif what == "config":
-        (path / "config.json").unlink()
-
-
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("file", "content", "said"),
     [
-        ("weights", "no weights that MLX reads"),
-        ("tokenizer", "no tokenizer.json"),
-        ("vocabulary", r"knows the token \d+, its weights only 5"),
-        ("pooling", "pools by mean_sqrt_len_tokens"),
-        ("two poolings", "pools by cls, mean; known is one of"),
-        ("modules", "computes LSTM"),
-        ("config", "there is no config.json"),
+        ("model.safetensors", None, "no weights that MLX reads"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("config.json", None, "there is no config.json"),
+        ("config.json", CONFIG | {"vocab_size": 5}, r"knows the token \d+, its weights only 5"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_sqrt_len_tokens": True}, "pools by mean_sqrt_len_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "pools by cls, mean; known is one of"),
+        ("modules.json", [{"type": "sentence_transformers.models.LSTM"}], "computes LSTM"),
     ],
 )
 def test_what_is_wrong_with_a_checkpoint_is_said(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: Any, said: str
 ) -> None:
     monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: True)
     path = build_encoder(tmp_path / "broken")
-    spoil(path, what)
+    if content is None:
+        (path / file).unlink()
+    else:
+        (path / file).write_text(json.dumps(content))
     encoders = service(path)
     with pytest.raises(StartLLMError, match=said):
         encoders.named("default")

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.proxy.stub import (
+    HEADER,
+    UNKNOWN,
     chat_body,
     chat_events,
     messages_body,
@@ -26,7 +28,20 @@ _BODIES = {"chat/completions": chat_body, "messages": messages_body, "responses"
 _EVENTS = {"chat/completions": chat_events, "messages": messages_events, "responses": responses_events}
 _CUT_AT = {"chat/completions": 2, "messages": 6, "responses": 4}  # the event that has text of the answer in it
 _LOCKED = {"error": {"message": "A valid API key is needed.", "type": "authentication_error"}}
-_ELSE = {"embeddings": {"object": "list", "data": []}, "completions": {"object": "text_completion", "choices": []}}
+_ELSE = {
+    "embeddings": {"object": "list", "data": []},
+    "completions": {"object": "text_completion", "choices": []},
+    "messages/count_tokens": {"input_tokens": 12},
+    "responses/input_tokens": {"object": "response.input_tokens", "input_tokens": 12},
+}
+
+
+class Seen(NamedTuple):
+    """A request as it arrived. `path`: behind `/v1/`; `headers`: their names in small letters."""
+
+    path: str
+    body: dict[str, Any]
+    headers: dict[str, str]
 
 
 @dataclass
@@ -39,7 +54,9 @@ class NodeStub:
             ``frozen`` (nothing is answered any more), ``lies`` (counts are no numbers).
         stored: what `explain` says, tokens of a prompt of 1,000, but of one with as many words as nobody has sent;
             with `invents` of that one too.
-        seen: paths and bodies, explain left out. `keys`: what came as the API key with any request.
+        models: their names, or their cards. One that is called "nobody..." is unknown.
+        go: while it is cleared, streams stop after their first event, as a long prefill does.
+        seen: what came, explain left out. `keys`: what came as the API key with any request.
         looks: how often `/health` was asked.
         instead: writes every answer, in place of all that follows from the other attributes. `cookies`: what came as
             such with any request.
@@ -48,21 +65,23 @@ class NodeStub:
     mode: str = "ok"
     stored: int = 0
     invents: bool = False
-    models: list[str] = field(default_factory=lambda: ["served"])
+    models: list[Any] = field(default_factory=lambda: ["served"])
     running: int = 0
     waiting: int = 0
     looks: int = 0
-    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     explained: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     instead: Callable[[BaseHTTPRequestHandler], None] | None = None
     cookies: list[str] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)  # ids of responses that are stored there
     thaw: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
     was_read: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         stub = self
+        self.go.set()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -130,13 +149,16 @@ class NodeStub:
         if "/responses/" in handler.path:
             self._kept(handler)
             return
-        cards = [{"id": name, "object": "model", "details": {"state": "ready"}} for name in self.models]
-        send_json(handler, {"object": "list", "data": cards})
+        usual = {"object": "model", "details": {"state": "ready"}}
+        cards = [each if isinstance(each, dict) else {"id": each, **usual} for each in self.models]
+        _, _, name = handler.path.partition("/models/")
+        one = next((card for card in cards if card["id"] == name), None)
+        send_json(handler, one or {"object": "list", "data": cards})
 
     def _kept(self, handler: BaseHTTPRequestHandler) -> None:
         """What is asked of a stored response: its body, its items, that it is gone."""
         path = handler.path.partition("?")[0].removeprefix("/v1/")
-        self.seen.append((f"{handler.command} {path}", {}))
+        self.seen.append(Seen(f"{handler.command} {path}", {}, {}))
         name = path.split("/")[1]
         if name not in self.kept:
             send_json(handler, {"error": {"message": "There is no stored response."}}, 404)
@@ -165,7 +187,7 @@ class NodeStub:
             said = {"reused": 0 if unseen and not self.invents else self.stored, "prompt": 1000}
             send_json(handler, [{"reused": "all"}] if self.mode == "lies" else said)
             return
-        self.seen.append((path, body))
+        self.seen.append(Seen(path, body, {name.lower(): value for name, value in handler.headers.items()}))
         if self.mode == "drop":
             _hang_up(handler)
         elif self.mode == "locked":
@@ -174,6 +196,8 @@ class NodeStub:
             error = {"message": "64 requests are waiting already.", "type": "rate_limit_error"}
             refusal = {"x-start-llm-refusal": "queue_full"} if self.mode == "full" else {}
             send_json(handler, {"error": error}, 429 if self.mode == "full" else 503, **refusal)
+        elif "nobody" in str(body.get("model")):
+            send_json(handler, {"type": "error", "error": {"type": "not_found_error", "message": UNKNOWN}}, 404)
         elif body.get("stream") and path in _EVENTS:
             self._stream(handler, path, _EVENTS[path](body))  # type: ignore[operator]
         else:
@@ -183,11 +207,13 @@ class NodeStub:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.send_header("Transfer-Encoding", "chunked")
+        handler.send_header("x-start-llm-cache", HEADER)
         handler.end_headers()
         for number, (name, data) in enumerate(events):
             text = data if isinstance(data, str) else json.dumps(data)
             piece = f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
             handler.wfile.write(f"{len(piece.encode()):x}\r\n{piece}\r\n".encode())
+            self.go.wait(60)
             if self.mode == "cut" and number == _CUT_AT[path]:
                 self.was_read.wait(20)
                 _hang_up(handler)

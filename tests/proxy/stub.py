@@ -1,15 +1,11 @@
-"""A back end for the proxy's tests: records what arrives and gives one fixed answer in each dialect.
-
-The answer is a piece of reasoning, a text and, where the request brings tools, a call of the first one.
-"""
+"""One fixed answer in each dialect: a piece of reasoning, a text and, where the request brings tools, a call of the
+first one."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from start_llm.core.service import ModelCard
@@ -34,97 +30,6 @@ RESPONSES_USAGE = {
     "input_tokens": 12, "input_tokens_details": {"cached_tokens": 8}, "output_tokens": 5,
     "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17, "start_llm": REPORT,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One request as it arrived."""
-
-    path: str
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-
-@dataclass
-class StubServer:
-    """Listens on a free loopback port; `seen` grows in order of arrival.
-
-    While `go` is cleared, streams stop after their first event, as a long prefill does. `fails`: statuses that the next
-    requests are refused with; the last one stays.
-    """
-
-    seen: list[Seen] = field(default_factory=list)
-    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "served", "object": "model"}])
-    go: threading.Event = field(default_factory=threading.Event)
-    fails: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.go.set()
-        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen, self.models, self.go, self.fails))
-        self._httpd.daemon_threads = True
-        self._thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._httpd.server_address[1]}"
-
-    def stop(self) -> None:
-        self._httpd.shutdown()
-        self._httpd.server_close()
-
-
-def _handler(
-    seen: list[Seen], models: list[dict[str, Any]], go: threading.Event, fails: list[int]
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            _, _, name = self.path.partition("/v1/models/")
-            listing = {"object": "list", "data": models}
-            send_json(self, next(card for card in models if card["id"] == name) if name else listing)
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
-            status = 0 if not fails else fails.pop(0) if len(fails) > 1 else fails[0]
-            if status:
-                send_json(self, {"error": {"message": "The cloud is out.", "type": "server_error"}}, status)
-                return
-            path = self.path.split("?")[0]
-            if "nobody" in body.get("model", ""):
-                error = {"type": "not_found_error", "message": UNKNOWN}
-                send_json(self, {"type": "error", "error": error}, 404)
-            elif path.endswith("/messages/count_tokens"):
-                send_json(self, {"input_tokens": 12})
-            elif path.endswith("/responses/input_tokens"):
-                send_json(self, {"object": "response.input_tokens", "input_tokens": 12})
-            elif path.endswith("/messages"):
-                self._answer(messages_events(body) if body.get("stream") else messages_body(body))
-            elif path.endswith("/responses"):
-                self._answer(responses_events(body) if body.get("stream") else responses_body(body))
-            elif path.endswith("/chat/completions"):
-                self._answer(chat_events(body) if body.get("stream") else chat_body(body))
-            else:
-                self.send_error(404)
-
-        def _answer(self, answer: dict[str, Any] | Iterator[tuple[str | None, dict[str, Any] | str]]) -> None:
-            if isinstance(answer, dict):
-                send_json(self, answer)
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("x-start-llm-cache", HEADER)
-            self.end_headers()
-            for name, data in answer:
-                head = f"event: {name}\n" if name else ""
-                text = data if isinstance(data, str) else json.dumps(data)
-                self.wfile.write(f"{head}data: {text}\n\n".encode())
-                go.wait(60)
-
-    return Handler
 
 
 def send_json(handler: BaseHTTPRequestHandler, body: Any, status: int = 200, **headers: str) -> None:
@@ -207,21 +112,20 @@ def messages_events(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     for index, block in enumerate(whole["content"]):
         kind = block["type"]
         empty: dict[str, Any] = {
-            "thinking": {"type": kind, "thinking": "", "signature": ""},
-            "text": {"type": kind, "text": ""},
-            "tool_use": block | {"input": {}},
-        }[kind]
-        deltas: list[dict[str, Any]] = {
-            "thinking": [
-                {"type": "thinking_delta", "thinking": REASONING},
-                {"type": "signature_delta", "signature": "s"},
-            ],
-            "text": [{"type": "text_delta", "text": TEXT}],
-            "tool_use": [{"type": "input_json_delta", "partial_json": ARGUMENTS}],
-        }[kind]
-        yield "content_block_start", {"type": "content_block_start", "index": index, "content_block": empty}
-        for delta in deltas:
-            yield "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
+            "thinking": {"thinking": "", "signature": ""},
+            "text": {"text": ""},
+            "tool_use": {"input": {}},
+        }
+        deltas = {
+            "thinking": [("thinking_delta", "thinking", REASONING), ("signature_delta", "signature", "s")],
+            "text": [("text_delta", "text", TEXT)],
+            "tool_use": [("input_json_delta", "partial_json", ARGUMENTS)],
+        }
+        begun = block | empty[kind]
+        yield "content_block_start", {"type": "content_block_start", "index": index, "content_block": begun}
+        for delta, name, value in deltas[kind]:
+            told = {"type": delta, name: value}
+            yield "content_block_delta", {"type": "content_block_delta", "index": index, "delta": told}
         yield "content_block_stop", {"type": "content_block_stop", "index": index}
     stop = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
     yield "message_delta", {"type": "message_delta", "delta": stop, "usage": MESSAGES_USAGE}

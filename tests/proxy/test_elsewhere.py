@@ -18,9 +18,10 @@ from start_llm.core.settings import load_settings
 from start_llm.proxy.elsewhere import BACK_HEADER, names_elsewhere
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.api.fakes import make_server
+from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.real_proxy import DIALECTS, body_of, client_of, in_front_of
 from tests.proxy.scripted import Scripted
-from tests.proxy.stub import TEXT, StubServer
+from tests.proxy.stub import TEXT
 from tests.proxy.test_refusals import sentence
 
 KEY = "cloud-key-that-nobody-may-log"
@@ -46,17 +47,15 @@ def test_a_name_leads_elsewhere_only_with_a_provider_its_key_and_no_such_model_h
 
 
 @pytest.fixture(scope="module")
-def cloud() -> Iterator[StubServer]:
-    server = StubServer()
-    with pytest.MonkeyPatch.context() as patch:
+def cloud() -> Iterator[NodeStub]:
+    with nodes(1) as [server], pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
         patch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
         yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")
-def proxy(cloud: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
+def proxy(cloud: NodeStub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     folder: Path = tmp_path_factory.mktemp("elsewhere")
     table = f"gpt-5={MODEL}"
     settings = load_settings(None, mlx_port=0, proxy_port=0, log_root=folder, api_key="server-key", model_map=table)
@@ -66,11 +65,10 @@ def proxy(cloud: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def web(proxy: LiteLLMProxy, cloud: StubServer) -> Iterator[httpx.Client]:
+def web(proxy: LiteLLMProxy, cloud: NodeStub) -> Iterator[httpx.Client]:
     with client_of(proxy) as client:
         yield client
-    cloud.seen.clear()
-    cloud.fails.clear()
+    cloud.reset()
 
 
 @pytest.mark.timeout(400)
@@ -78,7 +76,7 @@ def web(proxy: LiteLLMProxy, cloud: StubServer) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_who_asks_by_the_name_is_answered_by_the_provider(
-    web: httpx.Client, cloud: StubServer, dialect: str, stream: bool
+    web: httpx.Client, cloud: NodeStub, dialect: str, stream: bool
 ) -> None:
     own: dict[str, Any] = {"min_p": 0.1, "chat_template_kwargs": {"a": 1}, "drafts": False}
     given = web.post(dialect, json=body_of(dialect, "hello", stream=stream) | own | {"model": "gpt-5"})
@@ -93,7 +91,7 @@ def test_who_asks_by_the_name_is_answered_by_the_provider(
 @pytest.mark.timeout(400)
 @pytest.mark.thorough
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_other_names_and_what_comes_back_stay_here(web: httpx.Client, cloud: StubServer, dialect: str) -> None:
+def test_other_names_and_what_comes_back_stay_here(web: httpx.Client, cloud: NodeStub, dialect: str) -> None:
     for name in ("tiny", "default", "claude-x", "gpt-5-mini"):
         given = web.post(dialect, json=body_of(dialect, "hello") | {"model": name})
         assert "From here" in given.text, given.text
@@ -106,11 +104,11 @@ def test_other_names_and_what_comes_back_stay_here(web: httpx.Client, cloud: Stu
 @pytest.mark.timeout(400)
 @pytest.mark.thorough
 def test_the_list_has_the_name_and_the_providers_error_is_told(
-    web: httpx.Client, proxy: LiteLLMProxy, cloud: StubServer
+    web: httpx.Client, proxy: LiteLLMProxy, cloud: NodeStub
 ) -> None:
     cards = {card["id"]: card for card in web.get("models").json()["data"]}
     assert cards["gpt-5"]["owned_by"] == "openai" and len(cards) > 1
-    cloud.fails[:] = [401]
+    cloud.mode = "locked"
     for dialect in DIALECTS:
         refused = web.post(dialect, json=body_of(dialect, "hello") | {"model": "gpt-5"})
         assert refused.status_code == 401 and sentence(refused), refused.text

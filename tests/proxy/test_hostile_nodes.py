@@ -22,14 +22,13 @@ import httpx
 import pytest
 
 from start_llm.core.settings import SettingsError, load_settings
-from start_llm.proxy import fleet as fleet_module
 from start_llm.proxy import nodes as module
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, json_of, look_at, node_client, status_of
 from tests.kinds import some
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import send_json
-from tests.proxy.test_fleet import WAIT, body, loaded, look_no_more, on_nodes, pick, until, watched
+from tests.proxy.test_fleet import WAIT, body, on_nodes, pick, until, watched
 from tests.proxy.test_nodes import make_certificate
 
 ENDLESS = 10**400
@@ -55,8 +54,8 @@ HEADS = {
     "a place that is no address": b"HTTP/1.1 302 Found\r\nLocation: mailto:x\r\nContent-Length: 0\r\n\r\n",
     "a place with a name that is none": b"HTTP/1.1 302 Found\r\nLocation: http://xn--a/\r\nContent-Length: 0\r\n\r\n",
     "a wrong length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-    "a wrong chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     "an encoding that unpacks": b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=zlib_codec\r\n\r\n{}",
+    "a wrong chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 }
 RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)  # of TLS, not made with the connection's keys
 
@@ -192,21 +191,6 @@ def test_models_without_an_end_are_left_out() -> None:
     assert [card["id"] for card in cards_of(answer)] == [str(number) for number in range(999)]
 
 
-def test_the_encoding_that_a_node_names_is_not_used() -> None:
-    """httpx fails at some of them, and unpacks what is packed."""
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        if handler.path == "/v1/loads":
-            says(b'{"version": "5", "loads": [{}]}', Content_Type="text/plain; charset=zlib_codec")(handler)
-        else:
-            stub._get(handler)
-
-    with nodes(1) as [stub]:
-        stub.instead = answer
-        [found] = look_at([ServerNode(stub.url)])
-        assert (found["state"], found["version"]) == ("ready", "5")
-
-
 @pytest.mark.parametrize("part", ["head", "body"])
 @on_nodes(1)
 async def test_an_answer_that_drips_ends_and_keeps_no_connection(
@@ -224,20 +208,22 @@ async def test_an_answer_that_drips_ends_and_keeps_no_connection(
         assert all(connection.is_idle() or connection.is_closed() for connection in pool.connections)
 
 
+@pytest.mark.parametrize(
+    ("content", "headers", "why"),
+    [
+        (GARBAGE["much"], {}, f"more than {MOST_BYTES} bytes"),
+        (gzip.compress(b" " * 2**24), {"Content_Encoding": "gzip"}, "packed"),
+    ],
+    ids=["long", "packed"],
+)
 @on_nodes(1)
-async def test_what_is_too_long_is_not_read(stubs: list[NodeStub]) -> None:
-    stubs[0].instead = says(GARBAGE["much"])
-    async with node_client() as client:
-        with pytest.raises(httpx.RemoteProtocolError, match=f"more than {MOST_BYTES} bytes"):
-            await ask(client, f"{stubs[0].url}/health")
-
-
-@on_nodes(1)
-async def test_what_is_packed_is_not_unpacked(stubs: list[NodeStub]) -> None:
-    stubs[0].instead = says(gzip.compress(b" " * 2**24), Content_Encoding="gzip")
+async def test_what_is_too_long_or_packed_is_not_read(
+    stubs: list[NodeStub], content: bytes, headers: dict[str, str], why: str
+) -> None:
+    stubs[0].instead = says(content, **headers)
     async with node_client() as client:
         assert client.headers["accept-encoding"] == "identity"
-        with pytest.raises(httpx.RemoteProtocolError, match="packed"):
+        with pytest.raises(httpx.RemoteProtocolError, match=why):
             await ask(client, f"{stubs[0].url}/health")
 
 
@@ -352,30 +338,3 @@ def test_a_question_lives_on_when_its_client_has_left() -> None:
         assert not fleet._late
 
     asyncio.run(test())
-
-
-@on_nodes(3)
-async def test_a_conversation_with_a_clock_and_no_name_stays_at_its_node(
-    stubs: list[NodeStub], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a clock in digits nobody is asked. Where the day has another name, the nodes say where it is stored."""
-    monkeypatch.setattr(fleet_module, "EXPLAIN_SECONDS", 20.0)  # a busy machine explains later
-    async with loaded(stubs) as fleet:
-        look_no_more(fleet)
-        given: dict[str, Any] = {"model": "served"}
-        given["messages"] = [{"role": "system"}, {"role": "user", "content": "a"}]
-
-        async def turn(clock: str) -> str:
-            given["messages"][0]["content"] = f"You are an agent.\nCurrent time: {clock}\nBe brief."
-            home = await pick(fleet, given)
-            given["messages"] += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-            return home
-
-        home = await turn("Monday, 2026-11-23 22:59:03 UTC")
-        asked = [len(stub.explained) for stub in stubs]
-        for minute in range(10):
-            assert await turn(f"Monday, 2026-11-23 23:{minute}:07 UTC") == home
-        assert [len(stub.explained) for stub in stubs] == asked
-        next(stub for stub in stubs if stub.name == home).stored = 900
-        assert await turn("Tuesday, 2026-11-24 00:01:00 UTC") == home
-        assert [len(stub.explained) for stub in stubs] == [number + 1 for number in asked]

@@ -14,7 +14,8 @@ from start_llm.core.settings import load_settings
 from start_llm.proxy.config import names_behind, proxy_config
 from start_llm.proxy.fleet import NodeFleet
 from start_llm.proxy.nodes import ServerNode
-from tests.proxy.stub import CARD, StubServer
+from tests.proxy.node_stub import nodes
+from tests.proxy.stub import CARD
 
 Abilities = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -48,12 +49,9 @@ def test_what_a_card_says_is_told_in_litellms_words(abilities_of: Abilities) -> 
 def test_a_name_that_the_server_does_not_know_is_made_its_main_models(abilities_of: Abilities) -> None:
     from start_llm.proxy.passthrough import ServerRoutes
 
-    back = StubServer()
-    try:
+    with nodes(1) as [back]:
         settings = load_settings(None, proxy_model_id="mine")
         config = proxy_config(settings, server_url=back.url, model_id="mine", master_key="k", card=CARD)
         fleet = NodeFleet([ServerNode(back.url)], names_behind(config))
         listed = json.loads(asyncio.run(ServerRoutes(config, fleet, {}).models(None)).body)  # type: ignore[arg-type]
-    finally:
-        back.stop()
     assert [card["id"] for card in listed["data"]] == ["mine", "served"]
