@@ -262,6 +262,22 @@ def test_an_unknown_conversation_read_from_a_file_is_shown_as_it_is():
     assert "Do it  \n" in text and text.index("A\n") < text.index("B\n")
 
 
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.thorough
+def test_strict_is_the_template_applied_to_the_clients_messages(family, echo):
+    pipe = pipeline(family, cache_drift_policy="strict")
+    client = Client(family, pipe, ECHOES[echo])
+    tokenizer = model(family)[1]
+    client.ask(SYSTEM, Message("user", "Fix the test."))
+    for step in range(3):
+        client.answer(say("" if family == "harmony" else f"Step {step}.", "Hm.", read={"path": f"b{step}.py"}))
+        tokens = client.ask(Message("tool", f"result {step}", tool_call_id="call_read")).prompt.tokens
+        fresh = pipeline(family, cache_drift_policy="strict")
+        assert tokens == fresh.prepare(request(client.messages, client.tools), thinking=True).prompt.tokens
+        assert tokens == tuple(tokenizer.encode(tokenizer.decode(tokens)))
+
+
 BEGUN, REST = "The file holds:", " one function, and no more than that."
 
 

@@ -66,20 +66,57 @@ def test_a_system_text_that_is_gone_no_longer_holds() -> None:
     assert prepared.notes == ("The system text at the top no longer holds.",)
 
 
+def test_a_retry_is_the_same_prompt() -> None:
+    client = talk()
+    first = aside(client, ASK, system=ROLE)
+    assert aside(client, ASK, system=ROLE).prompt.tokens == first.prompt.tokens
+    client.pipe.record(first, say("RAPPORT", None), model(client.family)[1].encode("RAPPORT<|im_end|>"))
+    assert aside(client, ASK, system=ROLE).prompt.tokens == first.prompt.tokens
+
+
+def test_plan_and_build_again_and_again_until_an_earlier_base_is_taken() -> None:
+    plan = Message("system", "You plan. You change no file.")
+    client = talk(turns=12)
+    for turn in range(5):
+        client.messages[0], client.tools = (MAIN, (READ, BASH)) if turn % 2 else (plan, ())
+        prepared = client.ask(Message("user", f"Turn {turn}"))
+        assert client.goes_on(prepared)
+        assert prepared.no_calls is (turn % 2 == 0)
+        expected = ["top holds again", "All tools described at the top"] if turn % 2 else [plan.content, NO_CALLS]
+        assert all(words in "\n".join(prepared.notes) for words in expected)
+        before = client.spoken
+        client.answer(say(f"Answer {turn}.", None))
+    client.messages[0], client.tools = MAIN, (READ, BASH)
+    prepared = client.ask(Message("user", "Turn 5"))
+    assert prepared.prompt.tokens[: len(before)] == before and not client.goes_on(prepared)
+    assert prepared.notes == () and prepared.miss is not None
+    assert "another one 5 times already" in prepared.miss.detail
+
+
+def test_two_roles_on_one_history_see_nothing_of_each_other() -> None:
+    client = talk()
+    roles = [Message("system", f"You are the helper {name}.") for name in ("Anna", "Bert")]
+    for role, other in (roles, roles[::-1]):
+        prepared = aside(client, ASK, system=role, tools=(READ,))
+        client.pipe.record(prepared, say("Yes.", None), model(client.family)[1].encode("Yes.<|im_end|>"))
+        text = decoded(client, prepared)
+        assert client.goes_on(prepared) and role.content in text and other.content not in text
+        assert "do not call: bash" in text
+
+
 @pytest.mark.parametrize("later", ["", "\nBranch: dev"])
 def test_lines_that_come_back_are_told_as_those_at_the_top(later: str) -> None:
     client = talk(turns=8)
     lines = MAIN.content.split("\n")
-    client.messages[0], client.tools = replace(MAIN, content="\n".join(lines[: len(lines) // 2])), ()
+    client.messages[0] = replace(MAIN, content="\n".join(lines[: len(lines) // 2]))
     assert client.goes_on(client.ask(Message("user", "Plan")))
     client.answer(say("I plan.", None))
-    client.messages[0], client.tools = replace(MAIN, content=f"{MAIN.content}{later}"), (READ, BASH)
+    client.messages[0] = replace(MAIN, content=f"{MAIN.content}{later}")
     prepared = client.ask(Message("user", "Build"))
     assert client.goes_on(prepared)
-    assert prepared.notes[-1] == "All tools described at the top can be called again."
     assert prepared.notes[0].startswith("The system text at the top holds again")
     assert ("but for what follows" in prepared.notes[0]) is bool(later)
-    assert len(prepared.notes) == 2 + 2 * bool(later) and (not later or "+Branch: dev" in prepared.notes)
+    assert len(prepared.notes) == 1 + 2 * bool(later) and (not later or "+Branch: dev" in prepared.notes)
 
 
 def test_the_same_block_of_several_messages_is_told_once() -> None:

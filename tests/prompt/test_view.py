@@ -434,3 +434,15 @@ def test_a_sentence_of_the_system_text_that_is_gone_stands_nowhere_any_more():
     )
     assert WIKI not in client.text
     assert client.prepared.view.base is None and client.prepared.miss.detail.startswith("line 2 differs")
+
+
+def test_a_sentence_that_a_note_told_and_that_is_gone_again_is_gone_with_the_note():
+    """What stood before it is computed once only."""
+    with_wiki = [system_text("You help.", WIKI), Message("user", "Go")]
+    client, spoken = two_turns([system_text("You help."), Message("user", "Go")], with_wiki)
+    assert WIKI in client.text
+    client.answer(say("It is done.", None))
+    client.messages[0] = system_text("You help.")
+    client.ask(Message("user", "More"))
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert WIKI not in client.text and "a listing" in client.text
