@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,9 @@ class Raw:
 
     def response(self, *, head_only: bool = False) -> tuple[int, dict[str, str], bytes]:
         """Reads one response: up to its Content-Length, or to the end of the connection."""
-        received = b""
-        while b"\r\n\r\n" not in received:
-            data = self.socket.recv(65536)
-            assert data, f"closed after {received!r}"
-            received += data
-        head, _, begun = received.partition(b"\r\n\r\n")
-        body = bytearray(begun)
-        lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        status = int(lines[0].split()[1])
-        length = 0 if head_only or status in (100, 204) else headers.get("content-length")
-        while length is None or len(body) < int(length):
-            data = self.socket.recv(65536)
-            if not data:
-                assert length is None, "the body was cut"
-                break
-            body += data
-        return status, headers, bytes(body)
+        answer = HTTPResponse(self.socket, method="HEAD" if head_only else None)
+        answer.begin()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
     def is_closed(self) -> bool:
         try:

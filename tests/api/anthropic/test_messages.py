@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
 import pytest
 
 from start_llm.api.server import ApiServer
-from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotSupported, OutOfMemory, StartLLMError
+from start_llm.core.errors import ContextLengthExceeded, NotSupported, OutOfMemory
 from start_llm.core.events import (
     Failed,
     TextDelta,
@@ -127,78 +126,6 @@ def test_a_conversation_keeps_its_order() -> None:
     )  # fmt: skip
 
 
-def test_thinking_and_effort() -> None:
-    assert read().thinking is False
-    assert read(thinking={"type": "adaptive"}).thinking is True
-    assert read(thinking={"type": "disabled"}).thinking is False
-    assert read(output_config={"effort": "high"}).reasoning_effort == "high"
-
-
-def test_tools_and_choice() -> None:
-    request = read(tools=[TOOL], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True})
-    assert (request.tool_choice.mode, request.tool_choice.name, request.parallel_tool_calls) == ("named", "f", False)
-    assert read(tools=[TOOL], tool_choice={"type": "any"}).tool_choice.mode == "required"
-    assert read(tool_choice={"type": "none"}).tool_choice.mode == "none"
-    assert read(tools=[TOOL], tool_choice={"type": "auto", "name": None}).tool_choice.mode == "auto"
-    schema = {"type": "json_schema", "schema": {"type": "object"}}
-    assert read(output_config={"format": schema}).response_format.kind == "json_schema"
-
-
-def test_sub_agents_have_sessions_of_their_own() -> None:
-    metadata = {"user_id": json.dumps({"device_id": "d", "session_id": "s"})}
-    assert read(metadata=metadata).session == "s"
-    assert read({"x-claude-code-agent-id": "a"}, metadata=metadata).session == "s/a"
-
-
-@pytest.mark.parametrize(
-    ("headers", "fields", "param"),
-    [
-        ({"x-session-id": "s" * 1025}, {}, "x-session-id"),
-        ({"x-session-id": "s", "x-claude-code-agent-id": "a" * 1024}, {}, "x-claude-code-agent-id"),
-        ({}, {"metadata": {"user_id": json.dumps({"session_id": "s" * 1025})}}, "metadata.user_id.session_id"),
-        ({}, {"extra_body": {"chat_id": "s" * 1025}}, "extra_body.chat_id"),
-    ],
-)
-def test_a_name_that_is_too_long_is_told_where_it_stands(
-    headers: dict[str, str], fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(BadRequest) as refused:
-        read(headers, **fields)
-    assert refused.value.param == param and str(refused.value).startswith(f"{param}: at most 1,024 characters")
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": 3}]}]},
-            "messages[0].content[0].input",
-        ),
-        ({"system": 4}, "system"),
-        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-        ({"tools": [TOOL, TOOL]}, "tools[1]"),
-        ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "f"}]}}, "tool_choice.type"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
-        ({"tools": [TOOL | {"strict": "yes"}]}, "tools[0].strict"),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
-            "tool_choice.disable_parallel_tool_use",
-        ),
-        ({"stop_sequences": "END", "thinking": {"type": "maybe"}}, "thinking.type"),
-    ],
-)  # fmt: skip
-def test_bad_fields_are_named(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(StartLLMError) as caught:
-        read(**body)
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
 def test_text_documents_and_references_are_text() -> None:
     content = [
         {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}},
@@ -210,10 +137,3 @@ def test_text_documents_and_references_are_text() -> None:
     with pytest.raises(NotSupported) as caught:
         read(messages=[{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}])
     assert caught.value.param == "messages[0].content[0]"
-
-
-def test_a_schema_knows_its_field() -> None:
-    form = {"type": "json_schema", "schema": {"type": "object"}}
-    assert read(output_config={"format": form}).response_format.param == "output_config.format.schema"
-    request = read(output_format=form, model=None)
-    assert request.response_format.param == "output_format.schema" and request.model == ""

@@ -98,17 +98,6 @@ def test_a_field_that_would_change_the_answer_is_not_passed_over(
         assert httpx.post(f"{server.url}/v1/{route}", json=body | {field: nothing}).status_code == 200
 
 
-def test_a_json_object_may_have_a_schema(client: openai.OpenAI, service: FakeService) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    form: Any = {"type": "json_object", "schema": schema}
-    client.chat.completions.create(model="m", messages=USER, response_format=form, top_logprobs=0)
-    assert service.requests[0].response_format.kind == "json_schema"
-    assert service.requests[0].response_format.schema == schema
-    for empty in ({}, None):  # any JSON value would do for an empty schema, and an object was asked for
-        client.chat.completions.create(model="m", messages=USER, response_format=form | {"schema": empty})
-        assert service.requests[-1].response_format.kind == "json_object"
-
-
 def test_errors_before_and_inside_a_stream(client: openai.OpenAI, service: FakeService) -> None:
     service.script = lambda request: [Failed(QueueFull("full", retry_after=3.2))]
     with pytest.raises(openai.RateLimitError) as caught:

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.api.openai.responses_items import unseal
 from start_llm.api.openai.responses_stream import seal
-from start_llm.core.errors import OutOfMemory, StartLLMError
+from start_llm.core.errors import OutOfMemory
 from start_llm.core.events import (
     Failed,
     TextDelta,
@@ -212,55 +212,6 @@ def test_items_of_one_turn_are_one_message() -> None:
         Message("user", "Payload:\nLook."),
         Message("assistant", reasoning="theirs"),
     )  # fmt: skip
-
-
-def test_fields() -> None:
-    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}
-    request = read(
-        {"session_id": "abc"}, tools=[TOOL], tool_choice={"type": "function", "name": "read"}, max_output_tokens=7,
-        reasoning={"effort": "low", "summary": "auto"}, text={"format": schema, "verbosity": "low"},
-        parallel_tool_calls=False, temperature=0.5,
-    )  # fmt: skip
-    assert (request.tool_choice.name, request.max_tokens, request.reasoning_effort) == ("read", 7, "low")
-    assert (request.thinking, request.response_format.name, request.session) == (True, "s", "abc")
-    assert not request.parallel_tool_calls and read(model=None).model == ""
-    added = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
-    assert [tool.name for tool in read(input=[added, {"role": "user", "content": "x"}]).tools] == ["read"]
-
-
-CALL = {"type": "function_call", "call_id": "c", "name": "f"}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": ["x"]}, "input[0]"),
-        ({"input": [{"type": "hologram"}]}, "input[0].type"),
-        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
-        ({"input": [CALL]}, "input[0].arguments"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-        ({"input": [CALL | {"arguments": "", "namespace": 1}]}, "input[0].namespace"),
-        ({"input": [{"type": "agent_message", "content": "x"}]}, "input[0].content"),
-        (
-            {"input": [{"type": "agent_message", "content": [{"type": "encrypted_content"}]}]},
-            "input[0].content[0].encrypted_content",
-        ),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_tool_calls": 0}, "max_tool_calls"),
-        ({"truncation": "x"}, "truncation"),
-        ({"service_tier": 5}, "service_tier"),
-        ({"model": 5}, "model"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-        ({"tool_choice": "required"}, "tool_choice"),
-    ],
-)
-def test_bad_fields_are_named(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(StartLLMError) as caught:
-        read(**body)
-    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize(
