@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,11 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from mlx_lm.tool_parsers import glm47, json_tools, mistral, qwen3_coder
 from tokenizers import Tokenizer, models
 
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.request import ChatRequest, ResponseFormat, Sampling, ToolChoice
 from start_llm.core.work import Constraint
@@ -26,6 +24,9 @@ from start_llm.engine.decode.sampling import make_processors, make_sampler
 from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, model_text, special_tokens
 from tests.engine.schemas import random_schema, random_tool
 from tests.engine.tiny import PLAIN, SPECIAL, Job, make_model, make_tokenizer, run
+from tests.parsing.helpers import run as read
+from tests.parsing.helpers import style
+from tests.together import together
 
 TOKENIZER = make_tokenizer()
 SPARE = 40  # rows of the model's head that the tokenizer does not know
@@ -71,10 +72,6 @@ def asked(**fields: Any) -> ChatRequest:
     return ChatRequest(id="x", dialect="chat", model="m", **fields)
 
 
-def how_many(request: pytest.FixtureRequest, all_of_them: int, few: int) -> int:
-    return all_of_them if request.config.getoption("--slow", default=False) else few
-
-
 # --- random schemas and signatures, temperature 1 ---
 
 
@@ -93,33 +90,11 @@ def test_random_schemas_give_valid_output_batched_and_alone(
     model: Any, grammars: Grammars, request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(7)
-    schemas = [random_schema(rng) for _ in range(how_many(request, 200, 6))]
+    schemas = [random_schema(rng) for _ in range(200 if request.config.getoption("--slow") else 6)]
     wanted = [asked(response_format=ResponseFormat("json_schema", schema)) for schema in schemas]
     asks = [(make_constraint(one, NO_REASONING), replace(HOT, seed=i)) for i, one in enumerate(wanted)]
     for schema, text in zip(schemas * 2, answers(model, grammars, asks), strict=True):
         jsonschema.validate(json.loads(text), schema)
-
-
-def parse(tool_format: str, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """mlx-lm's own parsers, which know nothing of our grammars."""
-    shapes = [tool.as_function() for tool in tools]
-    if tool_format == "mistral":
-        found = mistral.parse_tool_call(text.removeprefix("[TOOL_CALLS]"), shapes)
-        return found if isinstance(found, list) else [found]
-    if tool_format == "llama_xml":
-        calls = [part.removesuffix("</function>") for part in text.split("<function=")[1:]]
-        pairs = [call.strip().removesuffix("</function>").split(">", 1) for call in calls]
-        return [{"name": name, "arguments": json.loads(arguments)} for name, arguments in pairs]
-    if tool_format == "llama":
-        found, rest = [], text.strip()
-        while rest:
-            call, end = json.JSONDecoder().raw_decode(rest)
-            found.append({"name": call["name"], "arguments": call["parameters"]})
-            rest = rest[end:].strip()
-        return found
-    parser = {"hermes_json": json_tools, "qwen3_coder": qwen3_coder, "glm47": glm47}[tool_format]
-    blocks = [block.split("</tool_call>")[0] for block in text.split("<tool_call>")[1:]]
-    return [parser.parse_tool_call(block.strip(), shapes) for block in blocks]
 
 
 @pytest.mark.parametrize("tool_format", ["hermes_json", "qwen3_coder", "glm47", "mistral", "llama_xml", "llama"])
@@ -131,19 +106,19 @@ def test_random_signatures_give_valid_calls_batched_and_alone(
     xml = tool_format in ("qwen3_coder", "glm47")
     format_of = replace(NO_REASONING, tool_format=tool_format)
     wanted = []
-    for _ in range(how_many(request, 100, 3)):
+    for _ in range(100 if request.config.getoption("--slow") else 3):
         tools = tuple(random_tool(rng, k, xml=xml) for k in range(rng.randint(1, 3)))
         named = ToolChoice("named", rng.choice(tools).name)
         choice = named if rng.random() < 0.3 else ToolChoice("required")
         wanted.append(asked(tools=tools, tool_choice=choice, parallel_tool_calls=rng.random() < 0.5))
     asks = [(make_constraint(one, format_of), replace(HOT, seed=i)) for i, one in enumerate(wanted)]
     for one, text in zip(wanted * 2, answers(model, grammars, asks), strict=True):
-        calls = parse(tool_format, text, one.tools)
+        calls = read(text, form=style(tool_format, "null"), tools=one.tools)[1].tool_calls
         assert 1 <= len(calls) <= (MOST_CALLS if one.parallel_tool_calls else 1)
         for call in calls:
-            (tool,) = [tool for tool in one.tools if tool.name == call["name"]]
+            (tool,) = [tool for tool in one.tools if tool.name == call.name]
             assert one.tool_choice.name in (None, tool.name)
-            jsonschema.validate(call["arguments"], tool.parameters)
+            jsonschema.validate(json.loads(call.arguments), tool.parameters)
 
 
 # --- rows beside each other ---
@@ -163,7 +138,7 @@ def test_grammars_of_different_rows_do_not_disturb_each_other(model: Any, gramma
 def test_bias_penalties_and_seed_work_with_a_grammar_and_cannot_undo_it(model: Any, grammars: Grammars) -> None:
     digit = lark("start: /[0-9]{6}/")
     nine, letter = ids("9")[0], ids("q")[0]
-    favoured = replace(HOT, seed=1, logit_bias=((nine, 50.0), (letter, 100.0), (EOS, 100.0)))
+    favoured = replace(HOT, seed=1, top_k=40, logit_bias=((nine, 50.0), (letter, 100.0), (EOS, 100.0)))
     assert text_of(run(model, [job(grammars, digit, favoured)], [EOS])[0][0]) == "999999"
     varied = replace(favoured, frequency_penalty=2.0, presence_penalty=60.0, repetition_penalty=1.5)
     text = text_of(run(model, [job(grammars, digit, varied)], [EOS])[0][0])
@@ -307,11 +282,7 @@ def test_a_vocabulary_that_llguidance_gives_up_on_ends_no_thread(monkeypatch: py
 
 def test_prepare_in_many_threads_and_use_in_one(grammars: Grammars) -> None:
     constraints = [lark(f'start: "{chr(97 + i % 5)}" /[0-9]+/') for i in range(40)]
-    threads = [threading.Thread(target=grammars.prepare, args=(c,)) for c in constraints]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(partial(grammars.prepare, constraint) for constraint in constraints)
     for i, constraint in enumerate(constraints):
         assert allowed(step(grammars.processor(constraint), [0])) == {ids(chr(97 + i % 5))[0]}
 

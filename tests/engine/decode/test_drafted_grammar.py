@@ -8,22 +8,18 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
-from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
-from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.sampling import ThinkingBudget, make_processors, make_sampler
-from start_llm.engine.decode.verify import RowState, SingleRow
-from tests.engine.decode.test_verify import Eager, Prophet, said
-from tests.engine.fakes import new_row
+from start_llm.engine.decode.sampling import ThinkingBudget
+from start_llm.engine.decode.verify import SingleRow
+from tests.engine.decode.test_verify import PROMPT, Eager, Prophet, reference, said, single
 from tests.engine.tiny import make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 THINK, CLOSE = TOKENIZER.convert_tokens_to_ids(["<think>", "</think>"])
-PROMPT = TOKENIZER.encode("Answer.")
 COUNT = 60
 CALL = Constraint(
     LLMatcher.grammar_from_lark(
@@ -49,35 +45,20 @@ def model() -> Any:
     return make_model(len(TOKENIZER), seed=1)
 
 
-def parts(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> tuple[Any, list[Any]]:
-    processors: list[Any] = make_processors(sampling, PROMPT)
-    if thinking is not None:
-        processors.append(ThinkingBudget(thinking))
-    return make_sampler(sampling), [*processors, grammars().processor(constraint)]
+def held(constraint: Constraint, thinking: ThinkingLimit | None) -> list[Any]:
+    """To its grammar, and to its budget."""
+    budget: list[Any] = [] if thinking is None else [ThinkingBudget(thinking)]
+    return [*budget, grammars().processor(constraint)]
 
 
 def one_by_one(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> list[int]:
-    runner = BatchRunner(model(), eos=[EOS], max_rows=2)
-    sampler, processors = parts(constraint, sampling, thinking)
-    runner.insert(new_row(PROMPT, prefilled(), COUNT, sampler, processors))
-    tokens: list[int] = []
-    while True:
-        for row in runner.decode():
-            tokens.append(row.token)
-            if row.finish is not None:
-                return tokens
-
-
-def prefilled() -> list[Any]:
-    cache = make_prompt_cache(model())
-    BatchRunner(model(), eos=[], max_rows=1).prefill(cache, PROMPT[:-1])
-    return cache
+    processors = held(constraint, thinking)
+    return reference(model(), sampling, COUNT, frozenset([EOS]), processors=processors).tokens
 
 
 def alone(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> SingleRow:
-    sampler, processors = parts(constraint, sampling, thinking)
-    state = RowState(prefilled(), list(PROMPT[:-1]), PROMPT[-1], COUNT, sampler, processors)
-    return SingleRow(1, model(), state, eos=frozenset([EOS]), gate=Eager())
+    processors = held(constraint, thinking)
+    return single(model(), sampling, COUNT, eos=frozenset([EOS]), gate=Eager(), processors=processors)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])

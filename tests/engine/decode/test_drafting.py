@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scripts.bench.drafting import Published
 from start_llm.core.messages import Message
-from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
@@ -18,7 +18,7 @@ from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.prompt.drafts import Views
-from tests.engine.fakes import Collected
+from tests.engine.fakes import submit
 
 ASKED, SAID = list(range(100, 130)), list(range(500, 530))
 
@@ -30,8 +30,8 @@ def drafts() -> Any:
     made.close()
 
 
-def submit(tokens: Sequence[int], **more: Any) -> Submit:
-    return Submit("id", Prompt(tuple(tokens), generation=len(tokens)), Sampling(), 10, Collected(), **more)
+def request(**more: Any) -> Submit:
+    return submit("id", ASKED, **more)[0]
 
 
 def ready(row: RowDrafts) -> SuffixIndex:
@@ -52,12 +52,12 @@ def proposed(drafts: Drafts, work: Submit, start: Sequence[int]) -> list[int]:
 
 
 def test_nothing_of_another_request_is_proposed_not_even_of_one_with_the_same_prompt(drafts: Drafts) -> None:
-    ready(drafts.begin(submit(ASKED), SAID))
-    assert proposed(drafts, submit(ASKED), SAID[:3]) == []
+    ready(drafts.begin(request(), SAID))
+    assert proposed(drafts, request(), SAID[:3]) == []
 
 
 def test_what_a_row_had_said_before_it_was_interrupted_belongs_to_it(drafts: Drafts) -> None:
-    drafter = ready(drafts.begin(submit(ASKED), SAID[:5]))
+    drafter = ready(drafts.begin(request(), SAID[:5]))
     assert drafter.known == len(ASKED) + 5
     drafter.append(SAID[:3])
     found = drafter.propose(2)
@@ -84,7 +84,7 @@ def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog
     def broken() -> Any:
         raise ValueError("no tokenizer")
 
-    row = drafts.begin(submit(ASKED, views=broken), [])
+    row = drafts.begin(request(views=broken), [])
     assert row.find_drafter is not None
     drafts._builder.shutdown(wait=True)
     assert row.find_drafter() is None and row.find_drafter() is None
@@ -92,8 +92,7 @@ def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog
 
 
 def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
-    work = Submit("id", Prompt(tuple(ASKED), generation=30), Sampling(drafts=False), 10, Collected())
-    assert drafts.begin(work, []).find_drafter is None
+    assert drafts.begin(replace(request(), sampling=Sampling(drafts=False)), []).find_drafter is None
 
 
 def test_a_model_whose_cache_cannot_be_made_decodes_without_drafts(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,14 +30,19 @@ def ask(gate: DraftGate, match: int, most: int = 31, carried: int = 0, context: 
     return gate.choose([DraftOption(match, most)], carried=carried, context=context)[1]
 
 
-def test_where_width_costs_nothing_all_is_drafted_and_where_it_costs_in_proportion_nothing_is() -> None:
-    assert ask(gate(FLAT), 16) == 31
-    assert [ask(gate(STEEP), match) for match in (3, 8, 32)] == [0, 0, 0]
-
-
-def test_the_length_follows_the_machine_and_the_match() -> None:
-    assert (ask(gate(M4_PRO), 3), ask(gate(M4_PRO), 32)) == (2, 31)
-    assert (ask(gate(M1_LIKE), 3), ask(gate(M1_LIKE), 4), ask(gate(M1_LIKE), 32)) == (0, 0, 31)
+@pytest.mark.parametrize(
+    ("costs", "lengths"),
+    [
+        (FLAT, {16: 31}),
+        (STEEP, {3: 0, 8: 0, 32: 0}),
+        (M4_PRO, {3: 2, 32: 31}),
+        (M1_LIKE, {3: 0, 4: 0, 32: 31}),
+    ],
+    ids=["width costs nothing", "it costs in proportion", "M4 Pro", "M1"],
+)
+def test_the_length_follows_the_machine_and_the_match(costs: dict[int, float], lengths: dict[int, int]) -> None:
+    assert {match: ask(gate(costs), match) for match in lengths} == lengths
+    assert ask(gate(FLAT), 32, most=4) == 4, "no more than is proposed"
 
 
 def test_a_model_that_must_carry_drafts_less() -> None:
@@ -58,24 +63,13 @@ def test_proposals_that_keep_failing_are_not_drafted_until_they_are_right_again(
     assert ask(one, 3) > 0
 
 
-def test_no_more_than_proposed_and_no_match_too_short_gives_hope() -> None:
-    assert ask(gate(FLAT), 32, most=4) == 4
-    assert not gate(FLAT).hopeful(2, context=0)
-
-
 def test_the_loop_waits_only_where_a_draft_is_likely_to_be_worth_the_launch_of_a_pass() -> None:
     one = gate(FLAT)
-    assert one.hopeful(LEAST_MATCH, context=100)
+    assert one.hopeful(LEAST_MATCH, context=100) and not one.hopeful(LEAST_MATCH - 1, context=100)
     for _ in range(60):
         one.acceptance.observe(LEAST_MATCH - 1, False)
     assert not one.hopeful(LEAST_MATCH, context=100)
     assert one.hopeful(32, context=100), "a match that is there already goes on"
-
-
-def test_a_pass_of_a_row_tells_what_passes_cost() -> None:
-    one = DraftGate(PassCosts())
-    one.observe(1, 200_000, 3.0)
-    assert one.costs.by_width(200_000)[1] == pytest.approx(3.0, rel=0.25)
 
 
 def test_of_a_copy_and_a_head_the_one_is_taken_that_gains_more() -> None:
@@ -177,15 +171,6 @@ def test_where_nothing_pays_tries_take_under_a_hundredth_of_the_time(seed: int) 
     assert sum(length > 0 for length in lengths) > 5
 
 
-def test_a_hostile_clock_cannot_close_the_gate_for_good() -> None:
-    costs, chance = PassCosts(), random.Random(4)
-    for _ in range(2000):
-        costs.observe(chance.choice([1, 2, 8, 32, 512]), chance.randrange(100_000), 10 ** chance.uniform(-6, 3))
-    machine = Machine(DraftGate(costs), cheap, 31_611)
-    machine.decode(4000)
-    assert sorted(machine.decode(50))[1] > 20
-
-
 def noisy(chance: random.Random) -> Slowness:
     return lambda _: max(0.5, chance.gauss(1, 0.1))
 
@@ -229,22 +214,13 @@ def speeds(
     return said / machine.seconds, (sum(best.decode(1000, 16, learns=True)) + 1000) / best.seconds
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("clock", [noisy, bursty, power_mode, wrong])
-@pytest.mark.parametrize("before", ["nothing", "quiet", "busy"])
-@pytest.mark.parametrize("truth", [cheap, m4_pro, dear])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("clock", some([bursty, noisy, power_mode, wrong], 2))
+@pytest.mark.parametrize("before", some(["nothing", "quiet", "busy"]))
+@pytest.mark.parametrize("truth", some([m4_pro, cheap, dear]))
+@pytest.mark.parametrize("seed", some([1, 2, 3, 4]))
 def test_whatever_a_clock_says_it_is_about_as_fast_as_a_gate_that_knows(
     clock: Callable[[random.Random], Slowness], before: str, truth: Callable[[int, int], float], seed: int
 ) -> None:
     speed, best = speeds(clock, before, truth, seed)
     assert speed > 0.87 * best
     assert speed > 0.94 / truth(1, CONTEXT), "what it costs to learn that wide passes do not pay"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("truth", [cheap, m4_pro])
-def test_bursts_from_the_first_pass_on_are_not_taken_for_what_passes_cost(truth: Callable[[int, int], float]) -> None:
-    """Narrow passes are made where wide ones were slow: so most of them are in a burst."""
-    found = [speeds(bursty, "nothing", truth, seed) for seed in range(1, 13)]
-    assert min(ours / best for ours, best in found) > 0.87

@@ -11,13 +11,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from mlx_lm.models.cache import make_prompt_cache
+from hypothesis import settings
 from mlx_vlm.speculative import drafters
 
 from scripts.bench.drafting import Published
-from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate, DraftOption
 from start_llm.engine.decode.head import HeadedModel, HiddenTail
@@ -33,7 +30,11 @@ from tests.engine.decode.test_verify import (
     SAMPLINGS,
     Prophet,
     Said,
+    anywhere,
+    assert_same_kv,
+    check_run,
     drawing,
+    in_one_pass,
     liar,
     prefilled,
     reference,
@@ -71,15 +72,9 @@ def row_of(model: Any, label: str, count: int, gate: DraftGate, **more: Any) -> 
     return single(model, SAMPLINGS[label], count, gate=gate, **more)
 
 
-def assert_same(one: Said, model: HeadedModel, tolerance: float = 2e-4) -> None:
+def assert_same(one: Said, model: HeadedModel) -> None:
     """The KV, and the head's, is that of one pass over the same tokens."""
-    fresh = make_prompt_cache(model)
-    model(mx.array([list(one.held)]), cache=fresh)
-    for a, b in zip(leaves(one.kv), leaves(fresh), strict=True):
-        assert type(a) is type(b) and getattr(a, "offset", 0) == getattr(b, "offset", 0)
-        pairs = (a.state[0], b.state[0]) if isinstance(a, HiddenTail) else (rows_of(a), rows_of(b))
-        for x, y in zip(*pairs, strict=True):
-            np.testing.assert_allclose(np.array(x), np.array(y), rtol=tolerance, atol=tolerance)
+    assert_same_kv(one, in_one_pass(model, one.held))
 
 
 @pytest.mark.parametrize("label", [pytest.param("greedy", marks=pytest.mark.thorough), "seeded"])
@@ -89,8 +84,7 @@ def test_a_vision_model_says_the_same_with_copies_and_with_a_head(label: str) ->
     for model in (plain, headed_vision()):
         gate = Anything()
         gate.head = gate.head if isinstance(model, HeadedModel) else None
-        row = row_of(model, label, 24, gate)
-        row.offer(Prophet([*PROMPT, *expected.tokens], len(PROMPT), liar(3)))  # type: ignore[arg-type]
+        row = row_of(model, label, 24, gate, truth=expected.tokens, lies=liar(3))
         got = said(row)
         assert got.tokens == expected.tokens
         assert row.state.drafts.counts.accepted > 0
@@ -124,30 +118,11 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     assert counts.headed == counts.accepted == counts.drafted > 5 and counts.forwards < 20
 
 
-@given(
-    name=st.sampled_from(KINDS),
-    label=st.sampled_from(sorted(SAMPLINGS)),
-    seed=st.integers(0, 10**6),
-    steps=st.integers(1, 25),
-    count=st.integers(1, 20),
-    ends=st.none() | st.integers(0, 19),
-)
+@anywhere(*KINDS)
 @settings(max_examples=60, deadline=None)
 @pytest.mark.thorough
-def test_copies_and_heads_by_turns_left_or_ended_anywhere(
-    name: str, label: str, seed: int, steps: int, count: int, ends: int | None
-) -> None:
-    model = headed(name)
-    truth = reference(model, SAMPLINGS[label], 21)
-    eos = frozenset() if ends is None else frozenset([truth.tokens[ends]])
-    row = row_of(model, label, count, Anything(seed), eos=eos)
-    row.offer(Prophet([*PROMPT, *truth.tokens], len(PROMPT), liar(seed)))  # type: ignore[arg-type]
-    got = said(row, steps)
-    first_end = next((i for i, token in enumerate(truth.tokens) if token in eos), len(truth.tokens))
-    whole = truth.tokens[: min(count, first_end + 1)]
-    assert got.tokens == whole[: len(got.tokens)]
-    assert list(got.held) == [*PROMPT, *got.tokens]
-    assert_same(got, model)
+def test_copies_and_heads_by_turns_left_or_ended_anywhere(**run: Any) -> None:
+    check_run(**run, make=headed, gate=Anything(run["seed"]))
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "llama", "small"])
@@ -180,10 +155,10 @@ def test_proposing_leaves_everything_as_it_was() -> None:
     model = headed("qwen3_5")
     sampler, _ = drawing(SAMPLINGS["seeded"])
     cache = prefilled(model)
-    before = [np.array(a) for leaf in leaves(cache) if not isinstance(leaf, HiddenTail) for a in rows_of(leaf)]
+    before = [np.array(a) for leaf in leaves(cache) for a in rows_of(leaf)]
     first, again = (model.propose(cache, [PROMPT[-1]], None, 4, sampler) for _ in range(2))
     assert first == again and all(0 <= token < VOCAB for token in first)
-    after = [np.array(a) for leaf in leaves(cache) if not isinstance(leaf, HiddenTail) for a in rows_of(leaf)]
+    after = [np.array(a) for leaf in leaves(cache) for a in rows_of(leaf)]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -215,39 +190,6 @@ def test_rows_with_a_head_decode_together_and_alone_again(name: str) -> None:
     assert heard.pop(first) == expected and list(heard.values()) == [expected[:6]]
 
 
-@pytest.mark.parametrize("name", some(["small", "llama"]))
-def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
-    model, chance = headed(name), random.Random(7)
-    runner = BatchRunner(model, eos=[], max_rows=2)
-    prompts, truths, heard = {}, {}, dict[int, list[int]]()
-    for prompt in (PROMPT, PROMPT[:20]):
-        cache = model.make_cache()
-        runner.prefill(cache, prompt[:-1])
-        uid = runner.insert(new_row(prompt, cache, 60, *drawing(SAMPLINGS["greedy"])))
-        prompts[uid], truths[uid], heard[uid] = prompt, greedy(model, prompt, 40), []
-    verified = 0
-    while min(map(len, heard.values())) < 25:
-        if runner.verifies and runner.pending() is not None and len(heard[uid]) > 2:
-            drafts = {}
-            for each, said_before in heard.items():
-                at = len(said_before) + 1
-                draft = truths[each][at : at + chance.choice([0, 1, 3, 6])]
-                drafts[each] = [(token + (chance.random() < 0.2)) % VOCAB for token in draft]
-            found, _ = runner.verify(drafts)
-            verified += sum(len(tokens) - 1 for tokens in found.values())
-            for each, tokens in found.items():
-                heard[each] += tokens
-        else:
-            for row in runner.decode():
-                heard[row.uid].append(row.token)
-    assert verified > 10
-    for each, tokens in heard.items():
-        assert tokens == truths[each][: len(tokens)]
-        removed = runner.remove(each)
-        assert removed is not None and list(removed[1]) == [*prompts[each], *tokens]
-        assert_same(Said([], None, *removed), model)
-
-
 class TakesAll(Anything):
     """Of rows that decode together the whole of each draft."""
 
@@ -256,16 +198,18 @@ class TakesAll(Anything):
 
 
 @pytest.mark.parametrize("name", some(["llama", "small"]))
-def test_the_runner_has_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
-    model = headed(name)
-    runner = ModelRunner(model, eos=[], max_rows=2, gate=TakesAll())
-    expected, heard, counts = greedy(model, PROMPT, 30), dict[int, list[int]](), []
-    for most in (24, 30):  # one ends before the other, which goes on alone
-        prophet = Prophet([*PROMPT, *expected], len(PROMPT), liar(most))
+def test_rows_of_a_model_with_a_head_verify_copies_together(name: str) -> None:
+    """Of prompts that are not equally long; one ends before the other, which goes on alone."""
+    model, runner = headed(name), ModelRunner(headed(name), eos=[], max_rows=2, gate=TakesAll())
+    expected, heard, counts = dict[int, list[int]](), dict[int, list[int]](), []
+    for prompt, most in ((PROMPT, 24), (PROMPT[:20], 30)):
+        truth, cache = greedy(model, prompt, most), model.make_cache()
+        runner.prefill(cache, prompt[:-1])
+        prophet = Prophet([*prompt, *truth], len(prompt), liar(most))
         drafts = RowDrafts(lambda prophet=prophet: prophet)  # type: ignore[misc]
         counts.append(drafts.counts)
-        sampler, processors = drawing(SAMPLINGS["greedy"])
-        heard[runner.insert(new_row(PROMPT, prefilled(model), most, sampler, processors, drafts=drafts))] = []
+        uid = runner.insert(new_row(prompt, cache, most, *drawing(SAMPLINGS["greedy"]), drafts=drafts))
+        expected[uid], heard[uid] = truth, []
     ended = 0
     while ended < 2:
         both = ended == 0
@@ -276,20 +220,14 @@ def test_the_runner_has_rows_of_a_model_with_a_head_verify_copies_together(name:
                 assert_same(Said([], None, row.cache, row.tokens), model)  # type: ignore[arg-type]
         if both:
             right_together = sum(each.accepted for each in counts)
-    assert [len(tokens) for tokens in heard.values()] == [24, 30]
-    assert all(tokens == expected[: len(tokens)] for tokens in heard.values())
-    assert right_together > 5
+    assert heard == expected and right_together > 5
 
 
 def test_what_is_used_of_upstream_is_there() -> None:
     """Internals of mlx-vlm's heads, and that a model's inside returns what the output projection is given."""
     head, model = new_head(), fresh("qwen3_5")
-    assert list(inspect.signature(head._forward_hidden).parameters) == [
-        "token_embed",
-        "hidden",
-        "cache",
-        "position_ids",
-    ]
+    parameters = ["token_embed", "hidden", "cache", "position_ids"]
+    assert list(inspect.signature(head._forward_hidden).parameters) == parameters
     head.bind(model.language_model)
     assert head._input_embed is model.language_model.model.embed_tokens and head._input_embed_scale == 1.0
     state = model.language_model.model(mx.array([[1, 2]]))

@@ -100,7 +100,7 @@ def test_a_suspended_row_goes_on_as_if_nothing_had_happened() -> None:
         runner = make(name, start)
         other = begin(runner, name, PROMPTS[2], 100)
         uid = begin(runner, name, prompt, most)
-        found: list[int] = []
+        found = list[int]()
         while len(found) < after:
             found += [row.token for row in runner.decode() if row.uid == uid]
         row = runner.suspend(uid)
@@ -116,9 +116,9 @@ def test_a_suspended_row_goes_on_as_if_nothing_had_happened() -> None:
         assert runner.remove(other) is not None
 
 
-def test_a_row_can_be_removed_before_and_after_it_changed_over() -> None:
+def test_rows_can_be_removed_before_and_after_they_changed_over_and_nothing_is_left_after_a_clear() -> None:
+    runner = make("llama", 66)
     for after in (3, 12):
-        runner = make("llama", 66)
         uid = begin(runner, "llama", PROMPTS[0], 50)
         found: list[int] = []
         while len(found) < after:
@@ -129,10 +129,6 @@ def test_a_row_can_be_removed_before_and_after_it_changed_over() -> None:
         assert list(tokens) == [*PROMPTS[0], *found]
         assert cache[0].offset == len(tokens)
         assert (runner.decode(), runner.remove(uid), runner.suspend(uid)) == ([], None, None)
-
-
-def test_nothing_is_left_after_a_clear() -> None:
-    runner = make("llama", 66)
     uids = [begin(runner, "llama", prompt, 50) for prompt in PROMPTS]
     runner.decode()
     runner.clear()

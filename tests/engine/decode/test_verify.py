@@ -19,17 +19,17 @@ from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, Rotating
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.draft import LEAST_MATCH, Proposal, SuffixIndex
+from start_llm.engine.decode.draft import LEAST_MATCH, Proposal
 from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.head import HiddenTail
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.rewind import Rewinder
-from start_llm.engine.decode.row import RowState
-from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
+from start_llm.engine.decode.sampling import make_processors, make_sampler
 from start_llm.engine.decode.verify import SingleRow
 from start_llm.kvcache.kinds import leaves
 from tests.engine.fakes import new_row
-from tests.engine.zoo import NAMES, VOCAB, WINDOW, make
+from tests.engine.zoo import NAMES, VOCAB, make
 from tests.kinds import rounds, some
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
@@ -120,12 +120,18 @@ def drawing(sampling: Sampling) -> tuple[Any, list[Any]]:
 
 
 def reference(
-    model: Any, sampling: Sampling, count: int, eos: frozenset[int] = frozenset(), *, runner: Any = None
+    model: Any,
+    sampling: Sampling,
+    count: int,
+    eos: frozenset[int] = frozenset(),
+    *,
+    runner: Any = None,
+    processors: Sequence[Any] = (),
 ) -> Said:
-    """What `BatchGenerator` says."""
+    """What `BatchGenerator` says. `processors`: behind those of `sampling`."""
     runner = runner or BatchRunner(model, eos=eos, max_rows=2)
-    sampler, processors = drawing(sampling)
-    uid = runner.insert(new_row(PROMPT, prefilled(model), count, sampler, processors))
+    sampler, own = drawing(sampling)
+    uid = runner.insert(new_row(PROMPT, prefilled(model), count, sampler, [*own, *processors]))
     tokens: list[int] = []
     while True:
         for row in [row for row in runner.decode() if row.uid == uid]:
@@ -143,12 +149,11 @@ def single(
     lies: Callable[[int], tuple[int, int | None]] | None = None,
     eos: frozenset[int] = frozenset(),
     gate: DraftGate | None = None,
-    tap: LogprobTap | None = None,
+    processors: Sequence[Any] = (),
     **more: Any,
 ) -> SingleRow:
-    sampler, processors = drawing(sampling)
-    processors = processors if tap is None else [tap, *processors]
-    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
+    sampler, own = drawing(sampling)
+    state = new_row(PROMPT, prefilled(model), count, sampler, [*own, *processors])
     row = SingleRow(1, model, state, eos=eos, gate=Eager() if gate is None and lies is not None else gate, **more)
     if lies is not None:
         row.offer(Prophet([*PROMPT, *truth], len(PROMPT), lies))
@@ -176,7 +181,14 @@ def rows_of(leaf: Any) -> list[mx.array]:
     if isinstance(leaf, RotatingKVCache):
         held = min(leaf.max_size, leaf.offset)
         return [leaf._temporal_order(a)[..., -held:, :] for a in (leaf.keys, leaf.values)]
-    return [a for a in leaf.cache if a is not None]
+    return [a for a in (leaf.state[0] if isinstance(leaf, HiddenTail) else leaf.cache) if a is not None]
+
+
+def in_one_pass(model: Any, tokens: Sequence[int]) -> Said:
+    """The KV of these tokens."""
+    cache = make_prompt_cache(model)
+    model(mx.array([list(tokens)]), cache=cache)
+    return Said([], None, cache, tokens)
 
 
 def assert_same_kv(one: Said, other: Said, tolerance: float = 2e-4) -> None:
@@ -200,15 +212,6 @@ def test_every_architecture_says_the_same_with_drafts(name: str) -> None:
         assert_same_kv(got, expected)
         assert 0 < row.state.drafts.counts.accepted < row.state.drafts.counts.drafted
         assert row.state.drafts.counts.forwards < 24
-
-
-@pytest.mark.parametrize("name", some(["qwen3_5", "llama", "gemma3_text", "lfm2"], 2))
-def test_a_row_without_drafts_says_the_same(name: str) -> None:
-    model = make(name)
-    expected = reference(model, SAMPLINGS["penalties"], 20)
-    got = said(single(model, SAMPLINGS["penalties"], 20))
-    assert (got.tokens, got.finish) == (expected.tokens, "length")
-    assert_same_kv(got, expected)
 
 
 @pytest.mark.parametrize("lies", some([liar(1), None, liar(7)]))
@@ -264,36 +267,48 @@ def test_no_state_is_kept_where_none_is_needed_or_it_is_written_in_place(name: s
 
 
 @pytest.mark.parametrize("name", some(["qwen3_5", "llama", "gemma3_text"]))
-def test_a_rejection_at_every_place_of_a_block(name: str) -> None:
+def test_a_rejection_at_every_place_of_a_block_or_no_draft_at_all(name: str) -> None:
     model = make(name)
     expected = reference(model, SAMPLINGS["greedy"], 20)
-    for place in range(8):
-        got = said(single(model, SAMPLINGS["greedy"], 20, truth=expected.tokens, lies=partial(eight, place)))
-        assert got.tokens == expected.tokens
+    for place in (None, *range(8)):
+        lies = None if place is None else partial(eight, place)
+        got = said(single(model, SAMPLINGS["greedy"], 20, truth=expected.tokens, lies=lies))
+        assert (got.tokens, got.finish) == (expected.tokens, "length")
         assert_same_kv(got, expected)
 
 
 @cache
-def truth_of(name: str, label: str) -> Said:
+def truth_of(make: Callable[[str], Any], name: str, label: str) -> Said:
     return reference(make(name), SAMPLINGS[label], 21)
 
 
-ANYWHERE = given(
-    name=st.sampled_from(["llama", "qwen3_5", "gemma3_text", "gpt_oss", "lfm2"]),
-    label=st.sampled_from(sorted(SAMPLINGS)),
-    seed=st.integers(0, 10**6),
-    steps=st.integers(1, 25),
-    count=st.integers(1, 20),
-    ends=st.none() | st.integers(0, 19),
-)
+def anywhere(*names: str) -> Any:
+    """What `check_run` is given, of these models."""
+    return given(
+        name=st.sampled_from(names),
+        label=st.sampled_from(sorted(SAMPLINGS)),
+        seed=st.integers(0, 10**6),
+        steps=st.integers(1, 25),
+        count=st.integers(1, 20),
+        ends=st.none() | st.integers(0, 19),
+    )
 
 
-def check_run(name: str, label: str, seed: int, steps: int, count: int, ends: int | None) -> None:
+def check_run(
+    name: str,
+    label: str,
+    seed: int,
+    steps: int,
+    count: int,
+    ends: int | None,
+    *,
+    make: Callable[[str], Any] = make,
+    gate: DraftGate | None = None,
+) -> None:
     """A run with lies at places that `seed` chooses, left after so many steps, or ended by a token that is said."""
-    model, sampling = make(name), SAMPLINGS[label]
-    truth = truth_of(name, label)
+    model, truth = make(name), truth_of(make, name, label)
     eos = frozenset() if ends is None else frozenset([truth.tokens[ends]])
-    row = single(model, sampling, count, truth=truth.tokens, lies=liar(seed), eos=eos)
+    row = single(model, SAMPLINGS[label], count, truth=truth.tokens, lies=liar(seed), eos=eos, gate=gate)
     got = said(row, steps)
     first_end = next((i for i, token in enumerate(truth.tokens) if token in eos), len(truth.tokens))
     whole = truth.tokens[: min(count, first_end + 1)]
@@ -301,9 +316,10 @@ def check_run(name: str, label: str, seed: int, steps: int, count: int, ends: in
     if got.finish is not None:
         assert got.tokens == whole and (got.finish == "stop") == (whole[-1] in eos)
     assert list(got.held) == [*PROMPT, *got.tokens]
-    fresh = make_prompt_cache(model)
-    model(mx.array([list(got.held)]), cache=fresh)
-    assert_same_kv(got, Said([], None, fresh, got.held))
+    assert_same_kv(got, in_one_pass(model, got.held))
+
+
+ANYWHERE = anywhere("llama", "qwen3_5", "gemma3_text", "gpt_oss", "lfm2")
 
 
 @ANYWHERE
@@ -332,44 +348,6 @@ def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> Non
     assert got.tokens == expected.tokens and row.state.drafts.counts.accepted > 5
     assert any(isinstance(leaf, QuantizedKVCache) for leaf in got.kv)
     assert_same_kv(got, expected, tolerance=5e-3)
-
-
-def test_reported_logprobs_are_those_of_one_by_one() -> None:
-    model, sampling = make("llama"), SAMPLINGS["penalties"]
-
-    def tapped(run: Callable[[Sampling, LogprobTap], list[int]]) -> list[Any]:
-        tap = LogprobTap()
-        return [top_logprobs(tap.take(), token, 3) for token in run(sampling, tap)]
-
-    def batch(sampling: Sampling, tap: LogprobTap) -> list[int]:
-        runner = BatchRunner(model, eos=(), max_rows=2)
-        sampler, processors = drawing(sampling)
-        runner.insert(new_row(PROMPT, prefilled(model), 25, sampler, [tap, *processors]))
-        tokens: list[int] = []
-        while len(tokens) < 25:
-            tokens += [row.token for row in runner.decode()]
-        return tokens
-
-    expected = tapped(batch)
-    truth = [one.token for one in expected]
-
-    def alone(sampling: Sampling, tap: LogprobTap) -> list[int]:
-        return said(single(model, sampling, 25, truth=truth, lies=liar(5), tap=tap)).tokens
-
-    got = tapped(alone)
-    assert [one.token for one in got] == truth
-    for a, b in zip(got, expected, strict=True):
-        assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
-        assert [token for token, _ in a.top] == [token for token, _ in b.top]
-
-
-def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> None:
-    model = make("llama")
-    bias = Sampling(temperature=0, logit_bias=((3, 100.0),))
-    row = single(model, bias, 60, gate=DraftGate(Published({1: 1.0, 32: 1.5})))
-    row.offer(SuffixIndex(PROMPT))
-    assert said(row).tokens == [3] * 60
-    assert row.state.drafts.counts.forwards < 20
 
 
 def test_how_often_a_known_pair_becomes_a_match_is_learnt_from_every_token() -> None:
@@ -403,26 +381,6 @@ def test_a_drafter_may_come_late() -> None:
     first = [one.token for one in row.step()]
     assert len(first) > 1, "the pass that comes next has a draft"
     assert [*tokens, *first, *said(row).tokens] == expected.tokens
-
-
-def test_the_window_and_the_state_of_one_model_are_put_back_together() -> None:
-    """No architecture here mixes the two; a model of the oracle's kind may."""
-    window, state = RotatingKVCache(WINDOW), ArraysCache(1)
-    rows = [mx.random.normal((1, 1, n, 4)) for n in (40, 5, 2)]
-    window.update_and_fetch(rows[0], rows[0])
-    window.update_and_fetch(rows[0][..., :1, :], rows[0][..., :1, :])
-    state[0] = mx.array([1.0])
-    before = [np.array(a) for a in rows_of(window)]
-    rewinder = Rewinder([window, state])
-    assert rewinder.possible and rewinder.carries
-    saved = rewinder.save()
-    window.update_and_fetch(rows[1], rows[1])
-    state[0] = state[0] + 1
-    rewinder.restore(saved, 5)
-    assert window.offset == 41 and state[0].item() == 1.0
-    for a, b in zip(rows_of(window), before, strict=True):
-        np.testing.assert_array_equal(np.array(a), b)
-    window.update_and_fetch(rows[1][..., :1, :], rows[1][..., :1, :])  # and one token can follow
 
 
 def test_layers_that_are_unknown_are_never_asked_to_give_tokens_back() -> None:

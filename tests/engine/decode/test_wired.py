@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator
 
 from start_llm.core.errors import NotSupported
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.decode.wired import wire_weights, wired_bytes
+from start_llm.engine.decode.wired import wire_weights
 from start_llm.models.device import GIB, Device
 from tests.kvcache.tiny import model
-
-MAC = Device("macOS", "Apple M4 Max", 128 * GIB, "metal", 96 * GIB)
 
 
 @pytest.fixture
@@ -43,17 +43,6 @@ def test_our_runner_never_does(limits: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "weights", "expected"), [("auto", 15, []), ("auto", 60, [60]), ("off", 60, []), (70 * GIB, 60, [70])]
-)
-def test_loading_sets_it_once_or_not_at_all(
-    setting: str | int, weights: int, expected: list[int], limits: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mx, "get_active_memory", lambda: weights * GIB)
-    wire_weights(setting, MAC)  # type: ignore[arg-type]
-    assert limits == [limit * GIB for limit in expected]
-
-
-@pytest.mark.parametrize(
     ("setting", "gib", "usable", "weights", "expected"),
     [
         ("auto", 32, 24, 15, None),  # no slow-down was reported for such a model, panics were
@@ -65,17 +54,24 @@ def test_loading_sets_it_once_or_not_at_all(
         (20, 32, 24, 15, 20),
     ],
 )
-def test_wired_bytes(setting: str | int, gib: int, usable: int, weights: int, expected: int | None) -> None:
-    asked = setting * GIB if isinstance(setting, int) else setting
-    found = wired_bytes(asked, Device("macOS", "Apple M4 Max", gib * GIB, "metal", usable * GIB), weights * GIB)  # type: ignore[arg-type]
-    assert found == (None if expected is None else expected * GIB)
+@pytest.mark.parametrize("backend", ["metal", "cpu"])
+def test_loading_sets_it_once_or_not_at_all(
+    setting: str | int,
+    gib: int,
+    usable: int,
+    weights: int,
+    expected: int | None,
+    backend: str,
+    limits: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mx, "get_active_memory", lambda: weights * GIB)
+    asked: Any = setting * GIB if isinstance(setting, int) else setting
+    device = Device("macOS", "Apple M4 Max", gib * GIB, backend, usable * GIB)
+    assert wire_weights(asked, device) == bool(limits)
+    assert limits == ([] if expected is None or backend == "cpu" else [expected * GIB])
 
 
 def test_a_wired_limit_beyond_metals_is_refused_with_both_numbers() -> None:
     with pytest.raises(NotSupported, match=f"WIRED_LIMIT={40 * GIB}.*{24 * GIB}"):
-        wired_bytes(40 * GIB, Device("macOS", "Apple M4 Max", 32 * GIB, "metal", 24 * GIB), 15 * GIB)
-
-
-def test_nothing_is_wired_without_metal() -> None:
-    linux = Device("Linux", "some CPU", 64 * GIB, "cpu", 48 * GIB)
-    assert wired_bytes(20 * GIB, linux, 15 * GIB) is None
+        wire_weights(40 * GIB, Device("macOS", "Apple M4 Max", 32 * GIB, "metal", 24 * GIB))
