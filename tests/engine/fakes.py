@@ -79,11 +79,8 @@ class FakeRunner:
             finish = "stop" if token == EOS else "length" if made + 1 >= most else None
             if finish:
                 del self.rows[uid]
-            out.append(
-                DecodeRow(uid, token, None, finish, list(history), list(history))  # type: ignore[arg-type]
-                if finish
-                else DecodeRow(uid, token, None)
-            )  # type: ignore[arg-type]
+            held: Any = (list(history), list(history)) if finish else ()
+            out.append(DecodeRow(uid, token, None, finish, *held))  # type: ignore[arg-type]
         return out
 
     def next(self, history: list[int], prompt: int) -> int:
@@ -136,16 +133,10 @@ class FakeStore:
     budgets: list[int] = field(default_factory=list)
 
     def lookup(self, tokens: Any, limit: int | None = None) -> RestorePlan:
-        array = np.asarray(tokens)
-        seen = max((common_prefix(array, e) for e in self.entries), default=0)
-        if self.cuttable:
-            length = seen
-        else:
-            length = max((len(e) for e in self.entries if len(e) <= seen), default=0)
-        if limit is not None:
-            length = min(length, limit)
-            if not self.cuttable and not any(len(e) == length for e in self.entries):
-                length = max((len(e) for e in self.entries if len(e) <= length and len(e) <= seen), default=0)
+        seen = max((common_prefix(np.asarray(tokens), e) for e in self.entries), default=0)
+        length = seen if limit is None else min(seen, limit)
+        if not self.cuttable:
+            length = max((len(e) for e in self.entries if len(e) <= length), default=0)
         return RestorePlan(length, seen, seen, "" if length == seen else "no_checkpoint")
 
     def peek(self, tokens: Any, limit: int) -> RestorePlan:
@@ -347,3 +338,17 @@ def engine_step(scheduler: Scheduler) -> None:
             scheduler.idle_prefill.step()
     except Exception as error:  # noqa: BLE001 - as it does
         scheduler.recover(error)
+
+
+def steps(worker: Any, count: int) -> None:
+    """`worker`: a scheduler, or its idle work."""
+    for _ in range(count):
+        worker.step()
+
+
+def steps_until(scheduler: Scheduler, happened: Callable[[], Any], most: int = 100_000) -> None:
+    for _ in range(most):
+        if happened():
+            return
+        scheduler.step()
+    raise AssertionError("it does not happen")

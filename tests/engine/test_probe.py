@@ -54,7 +54,6 @@ class World:
         settings = self.settings(model, **more)
         self._reply.write_text(reply, "utf-8")
         loaded = load_model(settings, self.said.append)
-
         return at_once(probe_model(settings, loaded, self.said.append))
 
     def check(self, *args: Any) -> Generator[float, None, DecodingCheck | None]:
@@ -85,12 +84,6 @@ def test_the_format_that_a_model_writes_is_the_one_that_is_used(caller: Caller, 
         assert able.facts["tool_parser"] == Fact(caller.format, "probe")
         assert able.tool_parser == caller.format and f"wrote {caller.format}" in world.said[0]
     assert able.traits is not None and able.traits.tools and able.traits.fingerprint
-
-
-def test_a_model_that_writes_otherwise_than_its_family_is_believed(world: World) -> None:
-    mistral = next(caller for caller in CALLERS if caller.name == "Devstral-Small")
-    able = world.load(build_caller(world.folder, "Qwen3-8B", "hermes"), mistral.reply()).capabilities
-    assert able.facts["family"].value == "qwen3" and able.facts["tool_parser"] == Fact("mistral", "probe")
 
 
 def test_harmony_brings_its_reasoning_style_along(world: World) -> None:
@@ -255,15 +248,11 @@ def test_a_bad_file_is_told_before_the_weights_are_read(text: str, says: str, wo
     assert "\n" not in caught.value.message
 
 
-def test_an_unknown_family_is_told_with_the_nearest_one(world: World) -> None:
+def test_a_setting_chooses_the_family_and_an_unknown_one_is_told_with_the_nearest(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "keyed")
+    assert world.load(path, model_family="kimi").capabilities.facts["family"] == Fact("kimi", "setting")
     with pytest.raises(NotSupported, match=r"MODEL_FAMILY=lama: there is no such family; the nearest one is 'llama'"):
         world.load(path, model_family="lama")
-
-
-def test_a_setting_chooses_the_family(world: World) -> None:
-    able = world.load(build_caller(world.folder, "GLM-4.7", "keyed"), model_family="kimi").capabilities
-    assert able.facts["family"] == Fact("kimi", "setting")
 
 
 # --- context -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.scheduler import Scheduler
-from tests.engine.fakes import Collected, FakeStore, scheduler_on, submit
+from tests.engine.fakes import Collected, FakeStore, scheduler_on, steps_until, submit
 from tests.engine.schedule.test_scheduler import drain
 from tests.engine.tiny import make_model, make_tokenizer
 
@@ -107,9 +107,8 @@ def test_what_a_rows_own_processor_raises_ends_that_row_only(monkeypatch: pytest
     good, good_sink = submit("good", range(40, 90), max_tokens=24)
     scheduler.add(replace(good, sampling=GREEDY))
     scheduler.add(replace(bad, sampling=replace(GREEDY, presence_penalty=1.0)))
-    while len(bad_sink.tokens) < 4:
-        scheduler.step()
-    steps = scheduler.figures()["failed_steps"]
+    steps_until(scheduler, lambda: len(bad_sink.tokens) >= 4)
+    failed = scheduler.figures()["failed_steps"]
 
     def fail(self: Any, tokens: mx.array, logits: mx.array) -> mx.array:
         raise OverflowError("Python int too large to convert to C int")
@@ -118,7 +117,7 @@ def test_what_a_rows_own_processor_raises_ends_that_row_only(monkeypatch: pytest
     drain(scheduler)
     assert isinstance(bad_sink.final, Failed) and "OverflowError" in bad_sink.final.error.message
     assert good_sink.done.tokens == whole.done.tokens
-    assert scheduler.figures()["failed_steps"] == steps  # nobody was interrupted
+    assert scheduler.figures()["failed_steps"] == failed  # nobody was interrupted
 
 
 @pytest.mark.parametrize("size", [2**31, 2**63 - 1, 2**200])

@@ -19,11 +19,11 @@ from start_llm.core.request import Sampling
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.scheduler import Scheduler
-from start_llm.engine.vision import VisionModel, positions_of
+from start_llm.engine.vision import VisionModel
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import Collected, scheduler_on, submit
+from tests.engine.fakes import Collected, scheduler_on, steps, steps_until, submit
 from tests.engine.vision_zoo import CLOSES, CONFIGS, OPENS, PAD, VOCAB, make
 from tests.kinds import some
 
@@ -103,8 +103,7 @@ class Engine:
         return sink
 
     def run(self) -> None:
-        while self.scheduler.busy:
-            self.scheduler.step()
+        steps_until(self.scheduler, lambda: not self.scheduler.busy)
 
     def ask(self, parts: Sequence[list[int] | Picture], most: int = ANSWER) -> Collected:
         sink = self.add("a", prompt(self.family, parts), most)
@@ -169,19 +168,6 @@ def test_rows_beside_each_other_do_not_disturb_each_other(family: str) -> None:
         assert sink.done.tokens == cold(family, parts)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.thorough
-def test_another_image_shares_nothing_behind_it(family: str) -> None:
-    engine = Engine(family)
-    for seed in (1, 2):
-        parts: list[list[int] | Picture] = [text(1, 40), Picture(seed), text(2, 30)]
-        sink = engine.ask(parts, 12)
-        assert sink.done.tokens == cold(family, parts, 12)
-        assert sink.done.report.reused <= 41, "the text before the image, and what opens it"
-    again = engine.ask([text(1, 40), Picture(1), text(2, 30), text(9, 8)], 4)
-    assert again.done.report.reused >= 41 + Picture(1).length(family)
-
-
 @pytest.mark.parametrize("family", ["qwen3_5"])
 def test_after_a_restart_images_are_not_encoded_again(family: str, tmp_path: Path) -> None:
     parts: list[list[int] | Picture] = [text(1, 40), Picture(1), text(2, 30)]
@@ -218,8 +204,7 @@ def test_a_cancelled_prefill_keeps_whole_images() -> None:
     engine = Engine("qwen3_vl", step=8)
     parts: list[list[int] | Picture] = [text(1, 13), Picture(1), text(2, 60)]
     engine.add("a", prompt("qwen3_vl", parts))
-    for _ in range(4):
-        engine.scheduler.step()
+    steps(engine.scheduler, 4)
     engine.scheduler.requests.cancel("a")
     engine.run()
     sink = engine.ask(parts)
@@ -285,13 +270,6 @@ def test_ids_of_places_are_beyond_every_vocabulary_and_differ() -> None:
     one, two = image_ids("one", 500), image_ids("two", 500)
     assert all(FIRST_IMAGE_ID <= token < 2**31 for token in one + two)
     assert one[:300] == image_ids("one", 300) and not set(one) & set(two)
-
-
-def test_positions_go_on_behind_the_longer_side() -> None:
-    positions, following = positions_of(10, 10, [(2, (2, 3))])
-    assert positions.T.tolist()[:3] == [[10, 10, 10], [11, 11, 11], [12, 12, 12]]
-    assert positions[:, 2:8].tolist() == [[12] * 6, [12, 12, 12, 13, 13, 13], [12, 13, 14, 12, 13, 14]]
-    assert following.tolist() == [11, 12, *[15] * 6, 16, 17]
 
 
 def test_ids_of_places_never_reach_the_embedding() -> None:

@@ -18,7 +18,7 @@ from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import scheduler_on, submit
+from tests.engine.fakes import scheduler_on, steps_until, submit
 from tests.oracle import Oracle, build_oracle, expected_truth
 from tests.oracle.vision import VisionOracle, seen_as
 
@@ -73,8 +73,7 @@ class World:
             work, sink = submit(f"{number}", prompt.tokens, max_tokens=ANSWER)
             self.scheduler.add(replace(work, prompt=prompt, sampling=Sampling(temperature=0.0)))
             sinks.append((sink, seen))
-        while self.scheduler.busy:
-            self.scheduler.step()
+        steps_until(self.scheduler, lambda: not self.scheduler.busy)
         for sink, seen in sinks:
             said = self.tokenizer.decode(list(sink.done.tokens))
             assert said and expected_truth(seen).startswith(said), "the model saw something else than its prompt"
@@ -131,7 +130,6 @@ def test_an_oracle_that_is_shown_the_wrong_image_says_so(worlds: Callable[[str],
     wrong = replace(prompt.images[0], prepare=partial(dict, pixels=pixels(2, 9)))
     work, _ = submit("wrong", prompt.tokens, max_tokens=ANSWER)
     world.scheduler.add(replace(work, prompt=replace(prompt, images=(wrong,)), sampling=Sampling(temperature=0.0)))
-    while world.scheduler.busy:
-        world.scheduler.step()
+    steps_until(world.scheduler, lambda: not world.scheduler.busy)
     with pytest.raises(AssertionError, match="the model saw something else"):
         world.ask(["look", (1, 9), "here"])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.events import Failed, Sampled
+from start_llm.core.events import Failed
 from start_llm.engine.decode.row import DecodeRow
-from tests.engine.fakes import Collected, FakeRunner, FakeStore, ask
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, ask, steps, steps_until
 from tests.engine.schedule.test_scheduler import drain, make
 
 POISON = 666
@@ -111,16 +111,13 @@ def test_others_that_hold_what_those_of_the_failed_step_need_end_before_them(sho
         sinks.append(sink)
 
     add(100, 5000)
-    while len(sinks[0].tokens) < 1100:
-        scheduler.step()
+    steps_until(scheduler, lambda: len(sinks[0].tokens) >= 1100)
     add(10, 300)
-    while not sinks[1].tokens:
-        scheduler.step()
+    steps_until(scheduler, lambda: sinks[1].tokens)
     add(*((50, 100) if short_of == "places" else (900, 5000)))
     add(50, 100)
     runner.when = lambda rows: len(rows.rows) == 2 and not failed and not failed.append(1)
-    for _ in range(5000):
-        scheduler.step()
+    steps(scheduler, 5000)
     assert failed and not scheduler.busy and [sink.done.reason for sink in sinks[:2]] == ["stop", "length"]
 
 
@@ -129,19 +126,32 @@ def add_all(scheduler: Any) -> list[Any]:
     return [ask(scheduler, f"r{i}", prompt, max_tokens=30) for i, prompt in enumerate(PROMPTS)]
 
 
-def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list[list[int]]) -> None:
+class Lending(FakeStore):
+    """Notes whether what it takes back may still be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[bool] = []
+
+    def take_back(self, cache: list[Any], *, valid: bool = True) -> None:
+        self.taken.append(valid)
+
+
+def test_a_row_that_cannot_be_taken_out_gives_its_kv_up_and_costs_the_others_no_token(
+    expected: list[list[int]],
+) -> None:
     class Stuck(FakeRunner):
         def remove(self, uid: int) -> Any:
-            if not self.steps < 4:
-                raise RuntimeError("no")
-            return super().remove(uid)
+            raise RuntimeError("of the device")
 
-    runner = Stuck(answer=20)
-    scheduler, *_ = make(runner)
+    runner, store = Stuck(answer=20), Lending()
+    scheduler, *_ = make(runner, store=store)
     sinks = add_all(scheduler)
-    while len([e for e in sinks[2].events if isinstance(e, Sampled)]) < 6:
-        scheduler.step()
+    steps_until(scheduler, lambda: len(sinks[2].tokens) >= 6)
+    store.taken.clear()
     scheduler.requests.cancel("r2")
+    scheduler.step()
+    assert store.taken and not any(store.taken)
     drain(scheduler)
     gone = sinks.pop(2)
     assert gone.done.reason == "cancelled"
@@ -183,27 +193,6 @@ def test_a_step_that_always_fails_elsewhere_gives_up_and_serves_the_next(monkeyp
     assert after.done.reason == "stop"
 
 
-def test_recovering_loses_no_token(expected: list[list[int]]) -> None:
-    scheduler, *_ = make(FakeRunner(answer=20))
-    sinks = add_all(scheduler)
-    for _ in range(5):
-        scheduler.step()
-    scheduler.recover(RuntimeError("out of nowhere"))
-    drain(scheduler)
-    assert [sink.tokens for sink in sinks] == expected
-
-
-class Lending(FakeStore):
-    """Notes whether what it takes back may still be used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: list[bool] = []
-
-    def take_back(self, cache: list[Any], *, valid: bool = True) -> None:
-        self.taken.append(valid)
-
-
 @pytest.mark.parametrize("until", ["its end", "its prompt is cancelled", "its answer is cancelled", "its prompt fails"])
 def test_what_was_lent_is_given_back_however_a_request_ends(until: str) -> None:
     class Noting(Lending):
@@ -220,9 +209,9 @@ def test_what_was_lent_is_given_back_however_a_request_ends(until: str) -> None:
     runner = FakeRunner(answer=20, fail_on=POISON if until == "its prompt fails" else None)
     scheduler, *_ = make(runner, store=store, step=16)
     ask(scheduler, "a", [*range(1, 64), POISON, 7], max_tokens=30)
-    for steps in range(1000):
+    for number in range(1000):
         (job,) = scheduler.requests
-        has_begun = bool(job.generated) if until == "its answer is cancelled" else steps > 0
+        has_begun = bool(job.generated) if until == "its answer is cancelled" else number > 0
         if until.endswith("cancelled") and has_begun:
             assert out, "it holds what it was lent"
             scheduler.cancel("a")
@@ -237,23 +226,7 @@ def test_after_an_error_of_the_device_no_lent_kv_is_used_again(error: Exception)
     store = Lending()
     scheduler, *_ = make(FakeRunner(answer=20), store=store)
     ask(scheduler, "a", PROMPTS[0], max_tokens=30)
-    while not scheduler.running:
-        scheduler.step()
+    steps_until(scheduler, lambda: scheduler.running)
     store.taken.clear()
     scheduler.recover(error)
     assert store.taken == [isinstance(error, ValueError)]
-
-
-def test_a_row_that_cannot_be_taken_out_by_an_error_of_the_device_gives_its_kv_up() -> None:
-    class Broken(FakeRunner):
-        def remove(self, uid: int) -> Any:
-            raise RuntimeError("of the device")
-
-    store = Lending()
-    scheduler, *_ = make(Broken(answer=20), store=store)
-    ask(scheduler, "a", PROMPTS[0], max_tokens=30)
-    while not any(job.generated for job in scheduler.requests):
-        scheduler.step()
-    scheduler.requests.cancel("a")
-    scheduler.step()
-    assert not scheduler.busy and store.taken[-1] is False and store.taken.count(True) == 0

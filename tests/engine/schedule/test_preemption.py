@@ -27,7 +27,7 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.device import GIB, STORED_SHARE
 from start_llm.models.room import Weights
 from tests.engine.decode.test_verify import Eager
-from tests.engine.fakes import Collected, FakeRunner, FakeStore, FixedMemory, ask, scheduler_on, submit
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, FixedMemory, ask, scheduler_on, steps_until, submit
 from tests.engine.schedule.test_scheduler import drain, make
 from tests.kvcache.tiny import model, random_tokens
 
@@ -71,8 +71,7 @@ def test_the_youngest_row_waits_and_goes_on_where_it_was() -> None:
         alone.append(sink.tokens)
     scheduler, runner, _ = short_of_memory(3 * 1200, runner=FakeRunner(answer=1500))
     sinks = add(scheduler, 3)
-    while not paused(scheduler):
-        scheduler.step()
+    steps_until(scheduler, lambda: paused(scheduler))
     assert (len(runner.rows), len(scheduler.requests.waiting)) == (2, 1)
     assert [len(sink.tokens) > 1000 for sink in sinks] == [True] * 3
     work = runner.work
@@ -87,8 +86,7 @@ def test_a_row_that_was_paused_goes_before_those_that_never_ran() -> None:
     scheduler, _, _ = short_of_memory(2 * 1300, runner=FakeRunner(answer=1400))
     first = add(scheduler, 2)
     late_sink = ask(scheduler, "late", range(90_001, 91_101), max_tokens=FAR)
-    while not paused(scheduler):
-        scheduler.step()
+    steps_until(scheduler, lambda: paused(scheduler))
     assert [job.work.id for job in scheduler.requests.waiting] == ["r1", "late"]
     drain(scheduler, 6000)
     everything = [sink.done for sink in (*first, late_sink)]
@@ -100,8 +98,7 @@ def test_a_prompt_in_the_middle_of_its_prefill_can_wait_too() -> None:
     scheduler, runner, store = short_of_memory(6000, runner=FakeRunner(answer=200))
     old = add(scheduler, 1)[0]
     young = ask(scheduler, "young", range(50_001, 51_701), max_tokens=FAR)
-    while len(old.tokens) < 5:
-        scheduler.step()
+    steps_until(scheduler, lambda: len(old.tokens) >= 5)
     store.token_bytes = 2 * MIB  # a token takes more than was thought
     scheduler.step()
     assert (paused(scheduler), len(scheduler.requests.waiting), len(runner.rows)) == (1, 1, 1)
@@ -113,8 +110,7 @@ def test_a_prompt_in_the_middle_of_its_prefill_can_wait_too() -> None:
 def test_cancelling_a_paused_row() -> None:
     scheduler, _, store = short_of_memory(2 * 1300, runner=FakeRunner(answer=1400))
     sinks = add(scheduler, 2)
-    while not paused(scheduler):
-        scheduler.step()
+    steps_until(scheduler, lambda: paused(scheduler))
     said = len(sinks[1].tokens)
     scheduler.requests.cancel("r1")
     scheduler.step()
@@ -190,6 +186,12 @@ def real(
     return scheduler_on(runner, guarded, 4, FixedMemory(total, most), drafts=drafts, step=32)
 
 
+def small(monkeypatch: pytest.MonkeyPatch, typical: int = 4, growth: int = 4) -> None:
+    """Answers are taken to be short, and rows grow in small steps."""
+    for name, tokens in (("TYPICAL_ANSWER", typical), ("LEAST_ANSWER", 4), ("GROWTH", growth)):
+        monkeypatch.setattr(pressure, name, tokens)
+
+
 def requests(way: str) -> list[tuple[Submit, Collected]]:
     out = []
     for i in range(3):
@@ -221,8 +223,7 @@ def answers(scheduler: Scheduler, way: str, together: bool) -> list[Collected]:
 def test_paused_rows_say_what_they_say_alone(
     name: str, way: str, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for setting, tokens in (("TYPICAL_ANSWER", 8), ("LEAST_ANSWER", 4), ("GROWTH", 5)):
-        monkeypatch.setattr(pressure, setting, tokens)
+    small(monkeypatch, 8, 5)
     plenty = real(name, 2**40, kv_bits=more.get("kv_bits"))
     enough = 3 * plenty.store.estimate(LONGEST + 18)  # to begin together, not to go on together
     alone = answers(plenty, way, together=False)
@@ -237,9 +238,6 @@ def test_paused_rows_say_what_they_say_alone(
             assert [p.logprob for p in said if p] == pytest.approx([p.logprob for p in meant if p], abs=1e-2)
 
 
-SMALL = (("TYPICAL_ANSWER", 4), ("LEAST_ANSWER", 4), ("GROWTH", 4))
-
-
 @pytest.mark.parametrize(
     ("name", "way", "drafted"),
     [
@@ -252,8 +250,7 @@ def test_a_row_that_decodes_alone_is_paused(
     name: str, way: str, drafted: bool, indexed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is younger than a long prompt that is still on its way, and has begun to decode before that."""
-    for setting, tokens in SMALL:
-        monkeypatch.setattr(pressure, setting, tokens)
+    small(monkeypatch)
     drafts = Drafts(Eager()) if drafted else None
     long, _ = submit("long", random_tokens(360, seed=1), max_tokens=4)
     short, _ = submit("short", random_tokens(40, seed=2), max_tokens=100)
@@ -267,8 +264,7 @@ def test_a_row_that_decodes_alone_is_paused(
     found = [Collected(), Collected()]
     for work, sink, said in zip((long, short), found, alone, strict=True):
         scheduler.add(replace(work, sink=sink, views=partial(list, [said.tokens])))
-    while len(found[1].tokens) < 3:
-        scheduler.step()
+    steps_until(scheduler, lambda: len(found[1].tokens) >= 3)
     assert found[0].tokens == []
     scheduler.requests._memory.shared.fixed = plenty.store.estimate(380)  # room for the longer one only
     scheduler.step()
@@ -282,8 +278,7 @@ def test_a_row_that_decodes_alone_is_paused(
 
 
 def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting, tokens in SMALL:
-        monkeypatch.setattr(pressure, setting, tokens)
+    small(monkeypatch)
     scheduler = real("llama", real("llama", 2**40).store.estimate(120))
     sink = ask(scheduler, "a", random_tokens(60, seed=3), max_tokens=FAR)
     drain(scheduler, 2000)

@@ -14,7 +14,19 @@ from start_llm.core.work import Submit
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.kvcache.types import RestorePlan, StoredEnd
-from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, FixedMemory, Restored, ask, scheduler_on, submit
+from tests.engine.fakes import (
+    EOS,
+    FakeDrawing,
+    FakeRunner,
+    FakeStore,
+    FixedMemory,
+    Restored,
+    ask,
+    scheduler_on,
+    steps,
+    steps_until,
+    submit,
+)
 
 
 class Clock:
@@ -42,11 +54,7 @@ def make(
 
 
 def drain(scheduler: Scheduler, most: int = 1000) -> None:
-    for _ in range(most):
-        if not scheduler.busy:
-            return
-        scheduler.step()
-    raise AssertionError("the scheduler does not come to an end")
+    steps_until(scheduler, lambda: not scheduler.busy, most)
 
 
 def idle(scheduler: Scheduler) -> None:
@@ -63,9 +71,16 @@ def pass_time(scheduler: Scheduler, clock: Clock, seconds: float) -> None:
 
 
 def test_a_request_is_prefilled_decoded_and_stored() -> None:
-    scheduler, runner, store, _ = make()
+    runner, work_before_drafts = FakeRunner(), list[int]()
+
+    def draw(work: Submit, generated: Sequence[int]) -> FakeDrawing:
+        work_before_drafts.append(runner.work)
+        return FakeDrawing(work, generated)
+
+    scheduler, _, store, _ = make(runner, draw=draw)
     sink = ask(scheduler, "a", range(1, 251))
     drain(scheduler)
+    assert work_before_drafts == [0]
     assert sink.done.reason == "stop"
     assert len(sink.tokens) == 3
     assert sink.done.tokens == (*sink.tokens, EOS)
@@ -74,19 +89,6 @@ def test_a_request_is_prefilled_decoded_and_stored() -> None:
     assert len(store.entries[-1]) == 254
     assert sink.done.report.computed == 250
     assert sink.done.report.generated == 4
-
-
-def test_drafts_are_prepared_before_the_prompt_is_prefilled() -> None:
-    runner, prefilled = FakeRunner(), list[int]()
-
-    def draw(work: Submit, generated: Sequence[int]) -> FakeDrawing:
-        prefilled.append(runner.work)
-        return FakeDrawing(work, generated)
-
-    scheduler, *_ = make(runner, draw=draw)
-    ask(scheduler, "a", range(1, 251))
-    drain(scheduler)
-    assert prefilled == [0]
 
 
 def test_a_turn_is_over_once_and_a_guess_is_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,19 +116,22 @@ def test_the_next_turn_computes_what_is_new() -> None:
     assert again.done.report.new == 3
 
 
-def test_a_request_that_ends_early_reports_what_was_computed_and_not_what_was_planned() -> None:
-    scheduler, _, _, _ = make()
-    sink = ask(scheduler, "a", range(1, 5001))
-    scheduler.step()
+def test_a_request_that_is_cancelled_reports_what_was_computed_and_that_is_kept() -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(cuttable=False))
+    sink = ask(scheduler, "a", range(1, 1001))
+    steps(scheduler, 4)
     scheduler.requests.cancel("a")
     drain(scheduler)
     done = sink.done
-    assert (done.reason, done.report.prompt, done.report.computed) == ("cancelled", 5000, 100)
-    assert [e.computed for e in sink.events if isinstance(e, Progress)] == [100]
-    never = ask(scheduler, "b", range(1, 50))
+    assert (done.reason, done.report.prompt, done.report.computed) == ("cancelled", 1000, 400) and runner.work == 400
+    assert [e.computed for e in sink.events if isinstance(e, Progress)] == [100, 200, 300, 400]
+    never = ask(scheduler, "b", range(2001, 2050))
     scheduler.requests.cancel("b")
     drain(scheduler)
     assert (never.done.report.prompt, never.done.report.computed) == (49, 0)
+    ask(scheduler, "c", range(1, 1001))
+    drain(scheduler)
+    assert runner.work == 999
 
 
 def test_a_request_that_fails_reports_what_was_computed_and_leaves_the_others_alone() -> None:
@@ -209,8 +214,7 @@ def test_where_all_is_ended_prompts_keep_what_was_computed() -> None:
     scheduler, runner, store, _ = make()
     sink = ask(scheduler, "a", range(1, 501))
     ask(scheduler, "b", range(600, 1100))
-    while runner.work < 300:
-        scheduler.step()
+    steps_until(scheduler, lambda: runner.work >= 300)
     scheduler.fail_all(Unavailable("The server is shutting down."))
     assert isinstance(sink.final, Failed) and sink.final.error.status == 503 and not scheduler.busy
     assert sum(map(len, store.entries)) == runner.work
@@ -251,42 +255,15 @@ def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
     assert runner.work == 499
 
 
-def test_a_cancelled_prefill_is_kept() -> None:
-    scheduler, runner, _, _ = make(store=FakeStore(cuttable=False))
-    sink = ask(scheduler, "a", range(1, 1001))
-    for _ in range(4):
-        scheduler.step()
-    scheduler.requests.cancel("a")
-    drain(scheduler)
-    assert sink.done.reason == "cancelled"
-    done = runner.work
-    assert done == 400
-    ask(scheduler, "b", range(1, 1001))
-    drain(scheduler)
-    assert runner.work == 999
-
-
 def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
     scheduler, runner, store, _ = make(runner=FakeRunner(answer=1000))
     sink = ask(scheduler, "a", range(1, 60), max_tokens=5000)
-    for _ in range(20):
-        scheduler.step()
+    steps(scheduler, 20)
     scheduler.requests.cancel("a")
     drain(scheduler)
     assert sink.done.reason == "cancelled"
     assert len(store.entries[-1]) == 59 + len(sink.tokens)
     assert runner.rows == {}
-
-
-def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
-    scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
-    sink = ask(scheduler, "a", range(1, 60), max_tokens=100_000)
-    for _ in range(10):
-        scheduler.step()
-    pass_time(scheduler, clock, 4.9)
-    assert sink.final is None
-    pass_time(scheduler, clock, 0.2)
-    assert sink.done.reason == "deadline"
 
 
 def test_the_watchdog_does_not_count_time_in_which_the_process_was_stopped() -> None:
@@ -313,18 +290,17 @@ def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress(
     assert clock.now > 100 + 2 * 20 * 1.5
 
 
-def test_the_watchdog_counts_what_a_row_decoded_before_it_was_put_back() -> None:
+def test_the_watchdog_ends_a_request_at_its_deadline_and_counts_what_it_decoded_before_it_was_put_back() -> None:
     scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
     sink = ask(scheduler, "a", range(1, 60), max_tokens=100_000)
-    for _ in range(5):
-        scheduler.step()
+    steps(scheduler, 5)
     pass_time(scheduler, clock, 3)
     scheduler.recover(RuntimeError("an interruption"))
     clock.now += 100  # it waits
-    for _ in range(5):
-        scheduler.step()
+    steps(scheduler, 5)
+    pass_time(scheduler, clock, 1.9)
     assert sink.final is None
-    pass_time(scheduler, clock, 3)
+    pass_time(scheduler, clock, 0.2)
     assert sink.done.reason == "deadline"
 
 
@@ -352,8 +328,7 @@ def test_reanchoring_runs_when_idle_and_is_reused() -> None:
 def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
     scheduler, _, _, _ = make()
     scheduler.idle_prefill.begin(submit("anchor", range(1, 101))[0])
-    for _ in range(3):
-        scheduler.idle_prefill.step()
+    steps(scheduler.idle_prefill, 3)
     sink = ask(scheduler, "a", [*range(1, 101), 500, 501])
     drain(scheduler)
     assert not scheduler.idle_prefill.waiting
@@ -366,8 +341,7 @@ def test_reanchoring_gives_way_to_another_model_and_goes_on_later(monkeypatch: p
     monkeypatch.setattr(store, "take_back", lambda cache, **about: returned.append(cache))
     scheduler.idle_prefill.give_way()
     scheduler.idle_prefill.begin(submit("anchor", range(1, 101))[0])
-    for _ in range(3):
-        scheduler.idle_prefill.step()
+    steps(scheduler.idle_prefill, 3)
     assert not returned
     scheduler.idle_prefill.give_way()
     scheduler.idle_prefill.give_way()
@@ -395,24 +369,6 @@ def test_requests_wait_for_memory_and_the_store_makes_room() -> None:
     assert runner.widest == 2
     assert min(store.budgets) == GIB - 2 * 420 * 2**20
     assert store.budgets[-1] == GIB
-
-
-def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
-    class Slow(FakeRunner):
-        """A token takes a millisecond."""
-
-        def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> int:
-            clock.now += len(tokens) / 1000
-            return super().prefill(cache, tokens, images)
-
-    scheduler, runner, _, clock = make(runner=Slow(answer=1000), step=None)
-    ask(scheduler, "alone", range(1, 12_001))
-    for _ in range(3):
-        scheduler.step()
-    ask(scheduler, "other", range(50_001, 53_001))
-    for _ in range(3):
-        scheduler.step()
-    assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 496, 496, 496]  # two seconds, then half of one
 
 
 def test_prefill_steps_keep_within_memory() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from start_llm.engine.schedule.steps import DecodeShare
-from tests.engine.fakes import PASS, SlowRunner, ask, scheduler_of, submit
+from tests.engine.fakes import PASS, SlowRunner, ask, scheduler_of, steps, steps_until, submit
 from tests.engine.schedule.test_scheduler import idle
 
 PROMPT = 30_000
@@ -17,14 +17,12 @@ def prefilled(share: float, rows: int) -> SlowRunner:
     scheduler = scheduler_of(runner, share)
     for number in range(rows):
         ask(scheduler, f"row {number}", [number + 1, 2, 3], max_tokens=10**6)
-    for _ in range(20):
-        scheduler.step()
+    steps(scheduler, 20)
     runner.passes.clear()
     runner.chunks.clear()
     runner.now = 0.0
     ask(scheduler, "prompt", range(10, PROMPT + 10), max_tokens=5)
-    while runner.work < PROMPT - 1:
-        scheduler.step()
+    steps_until(scheduler, lambda: runner.work >= PROMPT - 1)
     return runner
 
 

@@ -14,7 +14,7 @@ from scripts.bench_share import beside_a_prompt
 from start_llm.engine.schedule.jobs import Waiting
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.schedule.urgent import URGENT_ANSWER, URGENT_TOKENS
-from tests.engine.fakes import PASS, Collected, SlowRunner, ask, scheduler_of
+from tests.engine.fakes import PASS, Collected, SlowRunner, ask, scheduler_of, steps, steps_until
 
 LONG = 30_000
 FIRST = 10**6  # a question's first token; a long prompt begins with a smaller one
@@ -49,34 +49,25 @@ def scheduler(runner: OrderedRunner) -> Scheduler:
     """A long prompt is on its way."""
     found = scheduler_of(runner, 0.5)
     long_prompt(found)
-    for _ in range(4):
-        found.step()
+    steps(found, 4)
     runner.order.clear()
     return found
 
 
-def test_a_question_is_answered_before_the_long_prompt_goes_on(scheduler: Scheduler, runner: OrderedRunner) -> None:
-    sink = question(scheduler, 1)
-    while not sink.tokens:
-        scheduler.step()
-    assert set(runner.order[:-1]) == {FIRST + 1}, "at most the chunk beside its first token is the long one's"
-
-
-def test_three_questions_that_come_together_wait_for_one_another_only(
-    scheduler: Scheduler, runner: OrderedRunner
+@pytest.mark.parametrize("count", [1, 3])
+def test_questions_that_come_together_are_answered_before_the_long_prompt_goes_on(
+    count: int, scheduler: Scheduler, runner: OrderedRunner
 ) -> None:
-    """The long prompt does not have its share first."""
+    """It does not have its share first: at most the chunk beside the last first token is the long one's."""
     runner.token = 0.0017
-    asked = [question(scheduler, number) for number in range(3)]
-    while not all(sink.tokens for sink in asked):
-        scheduler.step()
+    asked = [question(scheduler, number) for number in range(count)]
+    steps_until(scheduler, lambda: all(sink.tokens for sink in asked))
     assert min(runner.order[:-1]) >= FIRST
 
 
 def test_a_first_token_comes_before_a_part_of_the_next_question(scheduler: Scheduler, runner: OrderedRunner) -> None:
     first, _ = question(scheduler, 1, 600), question(scheduler, 2, 1400)
-    while not first.tokens:
-        scheduler.step()
+    steps_until(scheduler, lambda: first.tokens)
     assert set(runner.order[:-1]) == {FIRST + 1}, "at most the chunk beside its first token is the next one's"
 
 
@@ -91,8 +82,7 @@ def test_a_question_does_not_wait_for_an_answer_in_progress(runner: OrderedRunne
     """One pass of the answer follows each chunk. Then a long prompt goes on as beside the answer alone."""
     found = scheduler_of(runner, 0.5)
     said = ask(found, "answer", range(10, 1000), max_tokens=10**5)
-    while len(said.tokens) < 3:
-        found.step()
+    steps_until(found, lambda: len(said.tokens) >= 3)
     long_prompt(found)
     question(found, 1)
     done: list[tuple[int, int]] = []  # chunks and passes behind each step
@@ -104,17 +94,30 @@ def test_a_question_does_not_wait_for_an_answer_in_progress(runner: OrderedRunne
     assert chunks[7:].index(1) < 10
 
 
+def keep_asking(scheduler: Scheduler, sink: Collected, most: int) -> int:
+    """Until so many tokens of an answer are there: how many questions came meanwhile."""
+    number = 0
+    while len(sink.tokens) < most:
+        while len(scheduler.requests) < 5:
+            number += 1
+            question(scheduler, number)
+        scheduler.step()
+    return number
+
+
 def test_questions_without_end_leave_an_answer_in_progress_its_share(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
     said = ask(found, "answer", range(10, 1000), max_tokens=10**5)
-    began, number = 0.0, 0
-    while len(said.tokens) < 1000:
-        while said.tokens and len(found.requests) < 5:
-            number += 1
-            question(found, number)
-        found.step()
-        began = began or (runner.now if said.tokens else 0.0)
-    assert number > 5 and runner.now - began < 3 * 1000 * PASS
+    steps_until(found, lambda: said.tokens)
+    began = runner.now
+    assert keep_asking(found, said, 1000) > 5 and runner.now - began < 3 * 1000 * PASS
+
+
+def test_questions_without_end_leave_the_long_prompt_its_share(runner: OrderedRunner) -> None:
+    found = scheduler_of(runner, 0.5)
+    number = keep_asking(found, long_prompt(found), 1)
+    long, questions = sum(first < FIRST for first in runner.order), sum(first >= FIRST for first in runner.order)
+    assert number > 5 and questions > 20 and long > questions
 
 
 def test_questions_that_come_four_times_a_minute_hardly_wait_for_one_another() -> None:
@@ -141,8 +144,7 @@ def test_what_is_short_and_wants_little_or_stands_beside_is_a_question(
     scheduler: Scheduler, runner: OrderedRunner, tokens: int, max_tokens: int, one_shot: bool, goes_first: bool
 ) -> None:
     question(scheduler, 1, tokens, max_tokens=max_tokens, one_shot=one_shot)
-    for _ in range(4):
-        scheduler.step()
+    steps(scheduler, 4)
     assert (runner.order[0] == FIRST + 1) == goes_first
 
 
@@ -151,28 +153,13 @@ def test_what_is_stored_does_not_count(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
     system = [FIRST, *range(8000)]
     ask(found, "first", system, max_tokens=1)
-    while found.busy:
-        found.step()
+    steps_until(found, lambda: not found.busy)
     long_prompt(found)
     found.step()
     runner.order.clear()
     ask(found, "again", [*system, *range(100, 900)], max_tokens=10)
-    for _ in range(3):
-        found.step()
+    steps(found, 3)
     assert runner.order[0] == FIRST
-
-
-def test_questions_without_end_leave_the_long_prompt_its_share(runner: OrderedRunner) -> None:
-    found = scheduler_of(runner, 0.5)
-    sink = long_prompt(found)
-    number = 0
-    while not sink.tokens:
-        while len(found.requests) < 5:
-            number += 1
-            question(found, number)
-        found.step()
-    long, questions = sum(first < FIRST for first in runner.order), sum(first >= FIRST for first in runner.order)
-    assert number > 5 and questions > 20 and long > questions
 
 
 def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner: OrderedRunner) -> None:
@@ -183,8 +170,7 @@ def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner
         long_prompt(found, f"long {number}")
     found.step()
     question(found, 1)
-    while len(found.requests) > 2:
-        found.step()
+    steps_until(found, lambda: len(found.requests) <= 2)
     assert all(isinstance(job.state, Waiting) for job in found.requests), "both questions were answered before"
     found._prompts.urgent.took(100.0, urgent=True)
     question(found, 2)
@@ -195,14 +181,12 @@ def test_a_question_is_admitted_before_prompts_that_wait_but_not_for_ever(runner
 def test_where_questions_came_chunks_are_smaller_for_a_while(runner: OrderedRunner) -> None:
     found = scheduler_of(runner, 0.5)
     question(found, 1)
-    while found.busy:
-        found.step()
+    steps_until(found, lambda: not found.busy)
     longest = []
     for number in range(2):
         runner.chunks.clear()
         ask(found, f"long {number}", range(10 + number, LONG), max_tokens=10**5)
-        for _ in range(20):
-            found.step()
+        steps(found, 20)
         longest.append(max(runner.chunks))
         found.cancel(f"long {number}")
         found.step()
