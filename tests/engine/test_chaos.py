@@ -15,140 +15,69 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
-from start_llm.core.prompt import Prompt
-from start_llm.core.request import Sampling
-from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import planned
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.lending import LentRows
 from start_llm.kvcache.resident import ResidentKV, Sizes
-from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.store import KVStore
 from start_llm.kvcache.tree import SegmentTree
-from tests.engine.fakes import Collected, FixedMemory, engine_step, scheduler_on
+from tests.engine.served import SYSTEM, Server
+from tests.memory_folder import memory_folder
 from tests.oracle import Oracle, build_oracle
 
 ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
-START, END = 2, 3
 BUDGET = 6_000
 Site = tuple[str, tuple[str, ...]]
-GREEDY = Sampling(temperature=0)
-SYSTEM = {"role": "system", "content": "You are careful. " + "word " * 30}
 
 
-class Client(Collected):
-    """`on_token` is called after each of its tokens."""
-
-    def __init__(self, on_token: Callable[[int], None] = lambda count: None) -> None:
-        super().__init__()
-        self.on_token = on_token
-
-    def __call__(self, event: EngineEvent) -> None:
-        super().__call__(event)
-        if isinstance(event, Sampled):
-            self.on_token(len(self.tokens))
-
-
-class Life:
-    """One server's life, on the thread that plays it."""
-
-    def __init__(self, oracle: Oracle, folder: Path | None) -> None:
-        self.oracle = oracle
-        make_cache, turns = oracle.model.make_cache, count()
-        # Eviction goes by times: on a busy machine other places would be reached.
-        clock = lambda: next(turns) / 1000  # noqa: E731
-        disk = None if folder is None else DiskTier(folder, "f" * 64, 1 << 30)
-        self.store = KVStore(
-            LayerKit(make_cache),
-            StoreConfig(budget_bytes=BUDGET, checkpoint_grid=64, checkpoints_recent=2, ghost_tokens=200),
-            disk=disk,
-            clock=clock,
-        )
-        self.guarded = GuardedStore(self.store, make_cache)
-        self.runner = ModelRunner(oracle.model, eos=[END], max_rows=4)
-        memory, limits = FixedMemory(10 * BUDGET, BUDGET), {"step": 64, "idle_step": 32, "join": 16}
-        self.scheduler = scheduler_on(self.runner, self.guarded, 4, memory, clock=clock, **limits)
-        self.clients: dict[str, Client] = {}
-
-    def prompt(self, *texts: str) -> tuple[int, ...]:
-        roles = ("user", "assistant")
-        asked = [SYSTEM, *({"role": roles[i % 2], "content": text} for i, text in enumerate(texts))]
-        return tuple(self.oracle.prompt(asked))
-
-    def ask(self, name: str, *texts: str, **client: Any) -> None:
-        tokens = self.prompt(*texts)
-        sink = self.clients[name] = Client(**client)
-        marks = tuple(i for i, token in enumerate(tokens) if token == START and i)
-        prompt = Prompt(tokens, boundaries=marks, generation=len(tokens) - 3, system_end=marks[0])
-        self.scheduler.add(Submit(name, prompt, GREEDY, 80, sink, session=name[0]))
-
-    def run(self, steps: int = 10_000) -> None:
-        """Until nothing is left to do."""
-        for _ in range(steps):
-            if not self.scheduler.busy and not self.scheduler.idle_prefill.waiting:
-                return
-            engine_step(self.scheduler)
-        raise AssertionError("it does not come to an end")
-
-    def close(self) -> None:
-        self.runner.close()
-        self.guarded.close()
-
-
-def before(life: Life) -> None:
+def before(server: Server) -> None:
     """An earlier process, which left KV on disk."""
-    life.ask("z", "earlier " * 30)
-    life.run()
+    server.ask([SYSTEM], "earlier " * 30, 1)
+    server.finish()
 
 
-def play(life: Life) -> None:
-    """What happens in it."""
-    scheduler = life.scheduler
+def play(server: Server) -> None:
+    """What happens in it: the first request and the last one are answered, two are cancelled."""
+    scheduler, shared = server.scheduler, "the same " * 30
     # 1. together: two that share an uncomputed beginning, one of its own, one that is cancelled on the way
-    shared = "the same " * 30
-    life.ask("a", f"{shared} a [[find: careful]][[long 6]]")
-    life.ask("b", f"{shared} b [[long 9]]")
-    life.ask("c", "something else [[long 15]]")
-    cancel = lambda count: scheduler.requests.cancel("d") if count == 4 else None  # noqa: E731
-    life.ask("d", "cancelled [[long 30]]", on_token=cancel)
-    life.run()
+    first = server.ask([SYSTEM], f"{shared} a", 6, "a")
+    server.ask([SYSTEM], f"{shared} b", 9)
+    server.ask([SYSTEM], "something else", 15)
+    cancelled = server.ask([SYSTEM], "cancelled", 30)
+    while len(cancelled.sink.tokens) < 4 and scheduler.busy:
+        server.step()
+    scheduler.requests.cancel(cancelled.name)
+    server.finish()
     # 2. idle: re-anchoring, a look from outside, writing behind
-    history = (f"{shared} a [[find: careful]][[long 6]]", "a guess at the answer", "and then")
-    tokens = life.prompt(*history)
-    shape = Prompt(tokens, boundaries=(40, 80))
-    scheduler.idle_prefill.begin(Submit("anchor", shape, GREEDY, 1, Client(), session="a"))
-    life.run()
+    guess = [*first.messages, {"role": "assistant", "content": "a guess"}, {"role": "user", "content": "and then"}]
+    tokens = server.guess(guess, "a")
+    server.finish()
     planned(scheduler.store, tokens)
     scheduler.store.idle()
     scheduler.figures()
     # 3. a next turn, one cancelled in its prompt, and enough others that KV is evicted
-    life.ask("a2", *history, "no", "[[find: careful]][[long 3]]")
-    life.ask("e", "long " * 300)
-    scheduler.step()
-    scheduler.step()
-    scheduler.requests.cancel("e")
-    life.run()
-    for i in range(3):
-        life.ask(f"f{i}", f"number {i} " * 30 + "[[long 2]]")
-        life.run()
+    server.ask([*guess, {"role": "assistant", "content": "no"}], "go on", 3, "a")
+    cancelled = server.ask([SYSTEM], "long " * 300, 1)
+    server.step()
+    server.step()
+    scheduler.requests.cancel(cancelled.name)
+    server.finish()
+    for number in range(3):
+        server.ask([SYSTEM], f"number {number} " * 30, 2)
+        server.finish()
     # 4. what was evicted comes back from disk, and what an earlier process left there
-    life.store.disk.flush()
-    life.ask("z", "earlier " * 30, "no", "but [[long 5]]")
-    life.run()
-    life.ask("a3", f"{shared} a [[find: same]][[long 5]]")
-    life.run()
-    life.ask("next", "the next request [[find: careful]]")
-    life.run()
+    server.store.disk.flush()
+    for text in ("earlier " * 30, f"{shared} a", "the next request"):
+        server.ask([SYSTEM], text, 5)
+        server.finish()
 
 
 METHODS = {
@@ -205,43 +134,44 @@ def wrapped(method: Callable[..., Any], name: str, on_call: Callable[[Site], Non
 
 
 def lived(
-    oracle: Oracle, folder: Path | None, on_call: Callable[[Site], None], script: Callable[[Life], None] = play
-) -> Life:
-    life = Life(oracle, folder)
+    oracle: Oracle, folder: Path | None, on_call: Callable[[Site], None], script: Callable[[Server], None] = play
+) -> Server:
+    turns = count()
+    # Eviction goes by times: on a busy machine other places would be reached.
+    clock = lambda: next(turns) / 1000  # noqa: E731
+    disk = None if folder is None else DiskTier(folder, "f" * 64, 1 << 30)
+    server = Server(oracle, BUDGET, 10 * BUDGET, disk=disk, clock=clock)
     try:
         with watched(on_call):
-            script(life)
+            script(server)
     finally:
-        life.close()
-    return life
+        server.close()
+    return server
 
 
 @pytest.fixture
-def memory_folder() -> Iterator[Path]:
-    """Where writing through costs nothing, if this machine has such a place."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield Path(folder)
+def memory() -> Iterator[Path]:
+    with memory_folder() as folder:
+        yield folder
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "disk"), [("plain", False), pytest.param("hybrid", True, marks=pytest.mark.slow)])
 @pytest.mark.thorough
 def test_a_fault_anywhere_is_nobody_elses(
-    kind: Any, disk: bool, memory_folder: Path, caplog: pytest.LogCaptureFixture
+    kind: Any, disk: bool, memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL")
-    oracle, kept = Oracle.load(build_oracle(memory_folder / "oracle", kind)), memory_folder / "kept"
+    oracle, kept = Oracle.load(build_oracle(memory / "oracle", kind)), memory / "kept"
     if disk:
         lived(oracle, kept, lambda site: None, before)
 
     def folder(name: str) -> Path | None:
-        return Path(shutil.copytree(kept, memory_folder / name)) if disk else None
+        return Path(shutil.copytree(kept, memory / name)) if disk else None
 
     sites: dict[Site, None] = {}
     plain = lived(oracle, folder("plain"), lambda site: sites.setdefault(site))
-    expected = {name: client.tokens for name, client in plain.clients.items()}
-    assert all(isinstance(client.final, EngineDone) for client in plain.clients.values())
+    assert plain.failed() == []
     wrapped = METHODS | (DISK if disk else {})
     methods = {f"{owner.__name__}.{name}" for owner, names in wrapped.items() for name in names}
     missing = methods - {name for name, _ in sites}
@@ -256,14 +186,10 @@ def test_a_fault_anywhere_is_nobody_elses(
                 raised.append(site)
                 raise RuntimeError("a fault")
 
-        life = lived(oracle, folder(str(number)), on_call)
+        server = lived(oracle, folder(str(number)), on_call)
         assert raised, fault
-        failed = [name for name, client in life.clients.items() if isinstance(client.final, Failed)]
+        server.faults = len(raised)
+        failed = server.failed()
         assert len(failed) <= (1 if fault[0].startswith(ONE_ENDS) else 0), (fault, failed)
-        for name, client in life.clients.items():
-            assert client.final is not None, (fault, name)
-            if name not in {*failed, "d", "e"}:  # two are cancelled, sooner or later
-                assert client.tokens == expected[name], (fault, name)
-        assert "next" not in failed
-        assert not life.store.lent_rows.nbytes, fault
-        assert not life.scheduler.busy and life.scheduler.running == 0
+        assert server.requests[-1].name not in failed, fault
+        assert not server.store.lent_rows.nbytes and server.scheduler.running == 0, fault

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,14 +21,12 @@ from start_llm.core.request import Sampling
 from start_llm.engine.decode.draft import DecodeCounts
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.head import HeadedModel
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import FixedMemory, scheduler_on, submit
-from tests.engine.headed import sentences, trained
 from tests.engine.lookups import QUESTIONS, learnt, lookups
 from tests.engine.schedule.test_scheduler import drain
 from tests.models.architectures import greedy
@@ -47,7 +44,7 @@ class Server:
     """One model, its store and its scheduler; `close` and a new one on the same folder is a restart."""
 
     def __init__(self, folder: Path | None = None, budget: int = 1 << 28) -> None:
-        self.model = trained()
+        self.model = learnt()
         self.drafts = Drafts(DraftGate(Published(COSTS), carries=True, head=0.05))
         disk = None if folder is None else DiskTier(folder, "headed", 1 << 30)
         config = StoreConfig(budget_bytes=budget)
@@ -78,19 +75,20 @@ class Server:
 
 
 @cache
-def words(prompt: tuple[int, ...], model_of: Callable[[], HeadedModel] = trained) -> list[int]:
+def words(prompt: tuple[int, ...]) -> list[int]:
     """What the model says without a head, one token a pass."""
-    return greedy(model_of()._model, prompt, SAID)
+    return greedy(learnt()._model, prompt, SAID)
 
 
 def opening(seed: int, length: int) -> list[int]:
-    return [int(token) for token in sentences(mx.random.key(seed), 1, length)[0].tolist()]
+    """A table, and so many tokens."""
+    return [int(token) for token in lookups(mx.random.key(seed), 1, QUESTIONS + length)[0].tolist()]
 
 
 def test_the_words_are_the_same_over_forks_restarts_evictions_cancels_and_second_rows(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     server = Server(tmp_path, budget=6 * ROW_BYTES)
-    histories: list[list[int]] = [opening(1, 40)]
+    histories: list[list[int]] = [opening(1, 36)]
     reused = 0
     headed = 0
     for turn in range(TURNS):
@@ -98,7 +96,7 @@ def test_the_words_are_the_same_over_forks_restarts_evictions_cancels_and_second
         for _ in range(chance.choice([1, 1, 2])):
             base = chance.choice(histories[-6:])
             kept = base[: chance.randrange(8, len(base) + 1)] if chance.random() < 0.3 else base
-            prompts.append([*kept, *opening(100 + turn, chance.randrange(3, 12))][-240:])
+            prompts.append([*kept, *opening(100 + turn, chance.randrange(5))][-240:])
         sinks = [server.add(f"{turn}.{i}", prompt) for i, prompt in enumerate(prompts)]
         if chance.random() < 0.15:
             for _ in range(chance.randrange(1, 8)):
@@ -116,7 +114,7 @@ def test_the_words_are_the_same_over_forks_restarts_evictions_cancels_and_second
             server = Server(tmp_path, budget=6 * ROW_BYTES)
     server.close()
     print(f"{TURNS} turns, {reused} tokens reused, {headed} proposed by the head")
-    assert reused > 20 * TURNS and headed > 2 * TURNS
+    assert reused > 20 * TURNS and headed > TURNS
 
 
 def right_guesses(cache: list[Any], prompt: list[int]) -> float:
@@ -124,7 +122,7 @@ def right_guesses(cache: list[Any], prompt: list[int]) -> float:
 
     The answer is followed until a question comes a second time.
     """
-    model, said, right = learnt(), words(tuple(prompt), learnt)[: 2 * QUESTIONS], 0
+    model, said, right = learnt(), words(tuple(prompt))[: 2 * QUESTIONS], 0
     for place, token in enumerate(said[:-1]):
         guess = model.propose(cache, [token], None, 1, lambda logprobs: mx.argmax(logprobs, axis=-1))
         right += guess == said[place + 1 : place + 2]
@@ -137,7 +135,7 @@ def test_a_head_is_as_good_after_a_hit_as_in_a_cold_run_and_worse_unprimed() -> 
     kit = LayerKit(model.make_cache)
     cold, hit, unprimed = list[float](), list[float](), list[float]()
     for seed in range(24):
-        prompt = [int(token) for token in lookups(mx.random.key(10**6 + seed), 1, QUESTIONS + 5)[0].tolist()]
+        prompt = opening(10**6 + seed, 5)
         stored = QUESTIONS + 4  # the table, and two questions with their answers
         cache = model.make_cache()
         model(mx.array([prompt[:stored]]), cache=cache)

@@ -1,8 +1,4 @@
-"""Requests that take over what is stored, on the oracle: in random orders, with forks, cancels and faults in between.
-
-The oracle's KV is the token history, so that a row which is wrong by one token gives another answer. After each step
-every stored segment is compared with its own tokens, wherever its KV lies: in the tree, in a row, in a batch.
-"""
+"""Requests that take over what is stored, in random orders, with forks, cancels and faults in between."""
 
 from __future__ import annotations
 
@@ -18,34 +14,21 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from scripts.bench.drafting import Published
 from start_llm.core.events import Failed
-from start_llm.core.prompt import Prompt
-from start_llm.core.request import Sampling
-from start_llm.core.work import Submit
 from start_llm.engine.decode import layerwise
-from start_llm.engine.decode.drafting import Drafts
-from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job
 from start_llm.kvcache import layers
 from start_llm.kvcache.kinds import leaves
-from start_llm.kvcache.layers import LayerKit, eval_and_free
-from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.layers import eval_and_free
 from start_llm.kvcache.tree import Segment
-from tests.engine.fakes import Collected, FixedMemory, engine_step, scheduler_on
+from tests.engine.served import SYSTEM, Message, Server
 from tests.kvcache.test_rows import check
-from tests.oracle import Oracle, build_oracle, expected_truth
+from tests.oracle import Oracle, build_oracle
 
 KINDS: tuple[Any, ...] = ("plain", "hybrid", "windowed")
-START, END = 2, 3
 TOKEN_BYTES = 16
 MANY = 1 << 30
-GREEDY = Sampling(temperature=0)
-WIDE_IS_CHEAP = {1: 1.0, 32: 1.2}
 COPIES = (layers, layerwise)  # they call `eval_and_free`
-Message = dict[str, str]
 
 
 @cache
@@ -63,21 +46,9 @@ class Fault(Exception):
     """Of a program."""
 
 
-class Request:
-    def __init__(self, name: str, messages: list[Message], tokens: list[int], answer: str) -> None:
-        self.name, self.messages, self.tokens, self.answer = name, messages, tokens, answer
-        self.sink = Collected()
-
-
-class Server:
-    """A scheduler whose every call below can fail, and clients that know what they must be answered.
-
-    These are the calls of the layer kit, the passes of the model, and each copy of KV that moves, joins or grows.
-
-    Args:
-        stored, running: the most bytes of KV.
-        drafts: rows verify drafts.
-        arrays: the most of stored KV; 0: no limit.
+class Failing(Server):
+    """Every call below the store can fail: those of the layer kit, the passes of the model, and each copy of KV that
+    moves, joins or grows. After each step every stored segment is compared with its own tokens.
     """
 
     METHODS = (
@@ -85,22 +56,11 @@ class Server:
         *("packed", "packed_rows"),
     )
 
-    def __init__(self, kind: Any, stored: int = MANY, running: int = 0, drafts: bool = False, arrays: int = 0) -> None:
-        self.oracle = oracle(kind)
-        make_cache = self.oracle.model.make_cache
-        self.kit = LayerKit(make_cache)
-        config = StoreConfig(stored, checkpoint_grid=32, checkpoints_recent=2, ghost_tokens=400, most_arrays=arrays)
-        self.store = KVStore(self.kit, config)
-        guarded = GuardedStore(self.store, make_cache)
-        self.drafts = Drafts(DraftGate(Published(WIDE_IS_CHEAP))) if drafts else None
-        runner = ModelRunner(self.model, eos=[END], max_rows=3, gate=self.drafts.gate if self.drafts else None)
-        memory, limits = FixedMemory(running, stored), {"step": 24, "idle_step": 16, "join": 16}
-        self.scheduler = scheduler_on(runner, guarded, 3, memory, drafts=self.drafts, **limits)
-        self.requests: list[Request] = []
+    def __init__(self, kind: Any, stored: int = MANY, running: int = 0, **more: Any) -> None:
+        super().__init__(oracle(kind), stored, running, **more)
         self.calls = 0
         self.fail_at: int | None = None  # a call
         self.error: Callable[[], Exception] = Fault
-        self.faults = 0
         for name in self.METHODS:
             setattr(self.kit, name, self._wrapped(getattr(self.kit, name)))
         for module in COPIES:
@@ -123,7 +83,7 @@ class Server:
     def model(self, inputs: Any, cache: Any) -> Any:
         """After an error of the device the rows of the pass hold anything."""
         if not self._fails():
-            return self.oracle.model(inputs, cache=cache)
+            return super().model(inputs, cache)
         error = self.error()
         if isinstance(error, RuntimeError):
             for leaf in leaves(cache):
@@ -131,29 +91,8 @@ class Server:
                     leaf.keys, leaf.values = mx.zeros_like(leaf.keys), mx.zeros_like(leaf.values)
         raise error
 
-    def ask(self, history: list[Message], text: str, filler: int) -> Request:
-        messages = [*history, {"role": "user", "content": f"{text} [[truth]][[long {filler}]]"}]
-        tokens = self.oracle.prompt(messages)
-        request = Request(str(len(self.requests)), messages, tokens, f"{expected_truth(tokens)}\n{' the' * filler}")
-        marks = tuple(place for place, token in enumerate(tokens) if token == START and place)
-        prompt = Prompt(tuple(tokens), boundaries=marks, generation=len(tokens) - 3, system_end=marks[0])
-        self.requests.append(request)
-        self.scheduler.add(Submit(request.name, prompt, GREEDY, 200, request.sink, session=request.name))
-        return request
-
     def step(self) -> None:
-        """One step, and a look at what is stored."""
-        engine_step(self.scheduler)
-        self.check()
-
-    def finish(self) -> None:
-        for _ in range(5_000):
-            if not self.scheduler.busy and not self.scheduler.idle_prefill.waiting:
-                return
-            self.step()
-        raise AssertionError("it does not come to an end")
-
-    def check(self) -> None:
+        super().step()
         armed, self.fail_at = self.fail_at, None
         calls = self.calls
         jobs: list[Job] = [*self.scheduler.requests]
@@ -164,24 +103,6 @@ class Server:
         check(self.store, running=len(self.store.lent_rows._rows), expected=rows_of)
         self.calls, self.fail_at = calls, armed
 
-    def check_answers(self) -> None:
-        for request in self.requests:
-            final = request.sink.final
-            expected = self.oracle.model.answers.encode(request.answer)
-            if isinstance(final, Failed):
-                assert self.faults, final
-            else:
-                said = [token for token in request.sink.tokens if token != END]
-                cut = request.sink.done.reason == "cancelled"
-                assert said == expected[: len(said)] and (cut or said == expected), (request.name, final)
-
-    def close(self) -> None:
-        if self.drafts is not None:
-            self.drafts.close()
-
-
-SYSTEM: Message = {"role": "system", "content": "You are careful. " + "word " * 12}
-
 
 class Interleaving:
     """Requests that begin, fork, are cancelled and preempted in a random order."""
@@ -190,7 +111,7 @@ class Interleaving:
         self.random = random.Random(seed)
         stored, running = (self.random.choice([MANY, n * TOKEN_BYTES]) for n in (150, 500))
         running, arrays = 0 if running == MANY else running, (0, 12, 30, 20)[seed % 4]
-        self.server = Server(KINDS[seed % 3], stored, running, drafts=seed % 2 == 0, arrays=arrays)
+        self.server = Failing(KINDS[seed % 3], stored, running, drafts=seed % 2 == 0, arrays=arrays)
         self.faults = seed % 5 > 1
 
     def history(self) -> list[Message]:
@@ -201,8 +122,7 @@ class Interleaving:
         request = self.random.choice(ended[-4:])
         if self.random.random() < 0.3:
             return request.messages[: self.random.randrange(1, len(request.messages), 2)]
-        said = self.server.oracle.tokenizer.decode([token for token in request.sink.tokens if token != END])
-        return [*request.messages, {"role": "assistant", "content": said}]
+        return self.server.told(request)
 
     def begin(self) -> None:
         words = " ".join(self.random.choice(("one", "two", "three")) for _ in range(self.random.randint(1, 25)))
@@ -212,9 +132,7 @@ class Interleaving:
         self.server.scheduler.requests.cancel(self.random.choice(self.server.requests).name)
 
     def idle(self) -> None:
-        tokens = tuple(self.server.oracle.prompt([*self.history(), {"role": "user", "content": "a guess"}]))
-        work = Submit("idle", Prompt(tokens, generation=len(tokens)), GREEDY, 1, Collected())
-        self.server.scheduler.idle_prefill.begin(work)
+        self.server.guess([*self.history(), {"role": "user", "content": "a guess"}])
 
     def squeeze(self) -> None:
         self.server.store.set_budget(self.random.choice([MANY, 100 * TOKEN_BYTES]))
@@ -237,8 +155,7 @@ class Interleaving:
                 server.step()
         server.fail_at = None
         server.finish()
-        server.check_answers()
-        assert not server.store.lent_rows._rows
+        server.failed()
         server.close()
 
 
@@ -261,28 +178,25 @@ def held_bytes() -> int:
 
 
 def test_idle_work_that_ends_keeps_what_it_took_over_and_what_it_computed() -> None:
-    server = Server("plain")
+    server = Failing("plain")
     first = server.ask([SYSTEM], "one", 3)
     server.finish()
-    said = server.oracle.tokenizer.decode([token for token in first.sink.tokens if token != END])
-    history = [*first.messages, {"role": "assistant", "content": said}]
-    tokens = tuple(server.oracle.prompt([*history, {"role": "user", "content": "three " * 40}]))
-    idle = server.scheduler.idle_prefill
-    idle.begin(Submit("idle", Prompt(tokens, generation=len(tokens)), GREEDY, 1, Collected()))
+    history, idle = server.told(first), server.scheduler.idle_prefill
+    tokens = server.guess([*history, {"role": "user", "content": "three " * 40}])
     while idle._job is None or idle._job.is_new:
         server.step()
     reached = idle._job.prefill.position
     assert len(first.tokens) < reached < len(tokens) and idle._job.lent is not None
     second = server.ask(history, "three " * 40, 3)
     server.finish()
-    server.check_answers()
+    assert server.failed() == []
     assert second.sink.done.report.reused >= reached
     server.close()
 
 
 @pytest.mark.thorough
 def test_requests_in_any_order_are_answered_by_what_they_said_and_lose_no_byte() -> None:
-    for seed in range(6):
+    for seed in range(30):
         Interleaving(seed).play(12)
 
 
@@ -293,60 +207,3 @@ def test_requests_in_any_order_are_answered_by_what_they_said_and_lose_no_byte()
 def test_a_thousand_orders_on_the_oracle(part: int) -> None:
     for seed in range(1000 + 100 * part, 1100 + 100 * part):
         Interleaving(seed).play(12)
-
-
-def life(server: Server, cancelled: str = "", at: int = -1) -> None:
-    """Two turns, and a fork that reads the first while the second has taken it over. A request is cancelled in front of
-    step `at`, which counts from the beginning of the second turn."""
-    first = server.ask([SYSTEM], "one two three " * 3, 3)
-    server.finish()
-    said = server.oracle.tokenizer.decode([token for token in first.sink.tokens if token != END])
-    history = [*first.messages, {"role": "assistant", "content": said}]
-    server.ask(history, "two", 12)
-    for step in range(5_000):
-        if step == 3:
-            server.ask(first.messages[:1], "one two", 8)
-        if step == 6:
-            server.ask(history, "three", 2)
-        if step == at:
-            server.scheduler.requests.cancel(cancelled)
-        if not server.scheduler.busy:
-            break
-        server.step()
-    server.ask(history, "two", 3)
-    server.finish()
-    server.check_answers()
-    assert not server.store.lent_rows._rows
-    server.close()
-
-
-def slow_parts(count: int) -> list[Any]:
-    """All places in so many parts: each takes every `count`-th place, from another first one on."""
-    return [pytest.param(first, count, marks=pytest.mark.slow) for first in range(count)]
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("first", "every"), [(0, 13), *slow_parts(3)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cancel_at_any_step_leaves_the_others_and_the_bytes_alone(kind: Any, first: int, every: int) -> None:
-    for number in range(first, 90, every):
-        life(Server(kind), "123"[number % 3], number // 3)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("first", "every"), [(0, 40), *slow_parts(10)])
-@pytest.mark.parametrize("error", [Fault, RuntimeError])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_at_any_call_leaves_no_wrong_answer_and_no_lost_byte(
-    kind: Any, error: Any, first: int, every: int
-) -> None:
-    whole = Server(kind)
-    life(whole)
-    assert whole.calls > 50
-    for call in range(1 + first, whole.calls + 1, every):
-        server = Server(kind)
-        server.fail_at, server.error = call, error
-        life(server)
-        assert server.faults == 1

@@ -26,26 +26,25 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import FixedMemory, scheduler_on, submit
 from tests.engine.schedule.test_scheduler import drain
 
-LAYERS, HEADS, WIDTH = 8, 8, 512
-TOKEN_BYTES = LAYERS * 2 * HEADS * WIDTH * 4
+LAYERS, WIDTH = 8, 256
 HISTORY, NEW, SAID = 1100, 20, 8
 BUDGET = 4 << 30
 NEVER = 10**9  # no token ends an answer
 
 
-@cache
-def model() -> Any:
-    """Little to compute and much to keep."""
+def of_layers(kinds: list[str]) -> Any:
     mx.random.seed(0)
     made = Model(
         ModelArgs(
             model_type="llama",
             hidden_size=32,
-            num_hidden_layers=LAYERS,
+            num_hidden_layers=len(kinds),
+            layer_types=kinds,
             intermediate_size=32,
-            num_attention_heads=HEADS,
-            num_key_value_heads=HEADS,
+            num_attention_heads=1,
+            num_key_value_heads=1,
             head_dim=WIDTH,
+            sliding_window=64,
             rms_norm_eps=1e-5,
             vocab_size=256,
             tie_word_embeddings=False,
@@ -80,22 +79,15 @@ class WithState:
 
 @cache
 def narrow(windowed: bool, layers: int = LAYERS) -> Any:
-    """Quicker: one head. `layers` with rows, and between them others with windows."""
-    kinds = ["sliding_attention", "full_attention"] * layers if windowed else ["full_attention"] * layers
-    one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": WIDTH // 2, "sliding_window": 64}
-    one["num_hidden_layers"] = len(kinds)
-    mx.random.seed(0)
-    made = Model(ModelArgs(**{**model().args.__dict__, **one, "layer_types": kinds}))
-    mx.eval(made.parameters())
-    return made
+    """Little to compute and much to keep. `layers` with rows, and between them others with windows."""
+    return of_layers(["sliding_attention", "full_attention"] * layers if windowed else ["full_attention"] * layers)
 
 
 class OneLayer(SmallModel):
     """A drafter whose KV is as large as that of one layer of the model."""
 
     def __init__(self) -> None:
-        one = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-        super().__init__(Model(ModelArgs(**{**narrow(False).args.__dict__, **one})), 256)
+        super().__init__(of_layers(["full_attention"]), 256)
 
 
 def server(kind: str, batches: bool = True) -> tuple[KVStore, Scheduler, Drafts | None]:
@@ -104,7 +96,6 @@ def server(kind: str, batches: bool = True) -> tuple[KVStore, Scheduler, Drafts 
     drafts = None
     if kind == "headed":
         made = HeadedModel(narrow(False), OneLayer(), None)
-        mx.eval(made.drafter.parameters())
         drafts = Drafts(DraftGate(Published({1: 1.0, 32: 1.0}), head=0.01))
     quantisation = Quantisation(8, 64, 0) if kind == "8-bit" else None
     fresh = lambda: make_prompt_cache(made)  # noqa: E731
@@ -171,7 +162,7 @@ def test_a_head_of_one_layer_adds_the_kv_of_one_layer() -> None:
         cache = made.make_cache() if made is headed else make_prompt_cache(made)
         made(mx.zeros((1, 256), dtype=mx.int32), cache=cache)
         sizes.append(LayerKit(lambda made=made: make_prompt_cache(made)).slice(cache, 0, 256).nbytes)  # type: ignore[misc]
-    assert sizes[1] == sizes[0] * (LAYERS + 1) / LAYERS == 256 * (LAYERS + 1) * 2 * (WIDTH // 2) * 4
+    assert sizes[1] == sizes[0] * (LAYERS + 1) / LAYERS == 256 * (LAYERS + 1) * 2 * WIDTH * 4
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
+from tests.engine.zoo import QWEN35
 from tests.models.architectures import TEXT, with_weights
 
 VOCAB = 256
@@ -31,23 +32,7 @@ _QWEN_VISION: dict[str, Any] = {
 _IDS = {"image_token_id": PAD, "video_token_id": VIDEO, "vision_start_token_id": OPENS, "vision_end_token_id": CLOSES}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5": {
-        "text_config": {
-            **_TEXT,
-            "model_type": "qwen3_5_text",
-            "linear_num_value_heads": 2,
-            "linear_num_key_heads": 1,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 32,
-            "linear_conv_kernel_dim": 4,
-            "full_attention_interval": 4,
-            "head_dim": 32,
-            "rope_parameters": {
-                "type": "default",
-                "mrope_section": [2, 1, 1],
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-            },
-        },
+        "text_config": {**QWEN35, **_TEXT, "full_attention_interval": 4, "head_dim": 32},
         "vision_config": {**_QWEN_VISION, "model_type": "qwen3_5", "deepstack_visual_indexes": []},
         **_IDS,
     },

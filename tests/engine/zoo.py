@@ -11,10 +11,10 @@ from mlx_lm.utils import _get_classes
 from tests.models import architectures
 from tests.models.architectures import TEXT, VOCAB, WINDOW
 
-__all__ = ["CONFIGS", "NAMES", "VOCAB", "WINDOW", "fresh", "make"]
+__all__ = ["CONFIGS", "NAMES", "QWEN35", "VOCAB", "WINDOW", "fresh", "make"]
 
 _BASE = {**TEXT, "num_hidden_layers": 2}
-_QWEN35 = {
+QWEN35 = {
     **_BASE,
     "linear_num_value_heads": 2,
     "linear_num_key_heads": 1,
@@ -31,7 +31,7 @@ _QWEN35 = {
     },
     "model_type": "qwen3_5_text",
 }
-CONFIGS: dict[str, dict[str, Any]] = {"llama": _BASE, "qwen3_5": {"text_config": _QWEN35, "vocab_size": VOCAB}}
+CONFIGS: dict[str, dict[str, Any]] = {"llama": _BASE, "qwen3_5": {"text_config": QWEN35, "vocab_size": VOCAB}}
 """Those that heads draft for: `lookups.safetensors` has weights of these shapes."""
 NAMES = (
     *("llama", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"),

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
 from tests.engine.tiny import make_tokenizer
+from tests.engine.zoo import QWEN35
 from tests.models.architectures import TEXT
 
 VOCABULARY = 300
@@ -25,23 +26,8 @@ _PLAIN: dict[str, Any] = {
     "num_key_value_heads": 6,
     "head_dim": 8,
 }
-_HYBRID = {
-    **_PLAIN,
-    "model_type": "qwen3_5_text",
-    "linear_num_value_heads": 6,
-    "linear_num_key_heads": 6,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 2,
-    "head_dim": 32,
-    "rope_parameters": {
-        "type": "default",
-        "mrope_section": [2, 1, 1],
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-    },
-}
+_HYBRID = {**QWEN35, **_PLAIN, "model_type": "qwen3_5_text", "head_dim": 32}
+_HYBRID |= {"linear_num_value_heads": 6, "linear_num_key_heads": 6}
 CONFIGS = {"plain": _PLAIN, "hybrid": {"model_type": "qwen3_5", "text_config": _HYBRID}}
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ import pytest
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.engine.ranks.hosts import RankHost, host_command, one_model_only, rank_hosts
 from tests.engine.ranks.checkpoints import write_checkpoint
+from tests.integration.processes import process
 
 pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 500  # seconds that a process may take
+HELLO: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+HELLO |= {"logit_bias": {"1": -100}}
+"""A request whose answer does not end by itself."""
 ROUNDS, SEED = int(os.environ.get("RANK_ROUNDS", "30")), int(os.environ.get("RANK_SEED", "1"))
 """Of the slow tests: how many times one to three requests are sent, and which. About 1.5 answers a round."""
 
@@ -33,15 +38,15 @@ def environment(home: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "START_LLM_HOME": str(home), "MODEL_PROBE": "off"}
 
 
-def run_turns(home: Path, kind: Any, hosts: int, turns: int, seed: int = 1, budget: int = 150_000) -> dict[str, Any]:
-    """What `turns.py` prints at its end. `budget`: bytes of stored KV over all hosts."""
+def run_turns(home: Path, kind: Any, hosts: int, turns: int, seed: int) -> dict[str, Any]:
+    """What `turns.py` prints at its end."""
     about = {
         "home": str(home),
         "model": str(write_checkpoint(home / kind, kind)),
         "hosts": ",".join(["127.0.0.1"] * hosts) if hosts > 1 else "",
         "turns": turns,
         "seed": seed,
-        "settings": {"cache_memory_bytes": budget // hosts},
+        "settings": {"cache_memory_bytes": 150_000 // hosts},
     }
     command = [sys.executable, str(Path(__file__).with_name("turns.py")), json.dumps(about)]
     done = subprocess.run(
@@ -52,7 +57,7 @@ def run_turns(home: Path, kind: Any, hosts: int, turns: int, seed: int = 1, budg
     return found
 
 
-def compare(home: Path, kind: str, hosts: int, turns: int, seed: int = 1) -> None:
+def compare(home: Path, kind: str, hosts: int, turns: int, seed: int) -> None:
     alone, together = (run_turns(home, kind, count, turns, seed) for count in (1, hosts))
     assert together["said"] == alone["said"] and sum(map(len, alone["said"])) > turns
     assert together["figures"]["failed_steps"] == together["figures"]["kv_errors"] == 0
@@ -72,17 +77,16 @@ def _token_bytes(figures: dict[str, float]) -> float:
     return (figures["kv_used_bytes"] - figures["kv_checkpoint_bytes"]) / figures["kv_tokens"]
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(LIMIT * 2)
-def test_two_hosts_say_what_one_says(tmp_path: Path) -> None:
-    compare(tmp_path, "plain", 2, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT * 2)
-@pytest.mark.parametrize(("kind", "hosts"), [("plain", 2), ("plain", 3), ("hybrid", 2), ("hybrid", 3)])
-def test_more_hosts_say_what_one_says(tmp_path: Path, kind: str, hosts: int) -> None:
-    compare(tmp_path, kind, hosts, ROUNDS, SEED)
+@pytest.mark.parametrize(
+    ("kind", "hosts", "turns"),
+    [
+        pytest.param("plain", 2, 8, marks=pytest.mark.thorough),
+        *(pytest.param(*each, ROUNDS, marks=pytest.mark.slow) for each in product(("plain", "hybrid"), (2, 3))),
+    ],
+)
+def test_several_hosts_say_what_one_says(tmp_path: Path, kind: str, hosts: int, turns: int) -> None:
+    compare(tmp_path, kind, hosts, turns, SEED)
 
 
 FAULT = """
@@ -106,30 +110,10 @@ if file:
 
 @contextmanager
 def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server over two hosts, with the line that told that it is ready."""
-    model = write_checkpoint(home / "plain", "plain")
-    command = [sys.executable, "-m", "start_llm", "serve", str(model), "--supervised", "--port", "0", "--no-proxy"]
-    variables = environment(home) | {"START_LLM_CACHE_DIR": str(home), **more}
-    process = subprocess.Popen(
-        [*command, "--hosts", "127.0.0.1,127.0.0.1"],
-        env=variables,
-        cwd=home,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=(home / "log").open("w"),
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if (event := json.loads(line))["event"] == "ready":
-                yield process, event["url"]
-                break
-        else:
-            raise AssertionError((home / "log").read_text())
-    finally:
-        process.kill()
-        process.wait()
+    """A server over two hosts, and its address. What it says goes to ``home / "said"``."""
+    here = {"START_LLM_HOME": str(home), "MODEL_PROBE": "off", "HOSTS": "127.0.0.1,127.0.0.1"}
+    with process(write_checkpoint(home / "plain", "plain"), home, **here, **more) as (url, server):
+        yield server, url
 
 
 def follower_of(process: subprocess.Popen[str]) -> psutil.Process:
@@ -144,43 +128,37 @@ def _words_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def ask(url: str) -> httpx.Response:
-    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LIMIT)
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(LIMIT)
 def test_a_silent_host_ends_the_server(tmp_path: Path) -> None:
-    with served(tmp_path) as (process, url):
-        answer = ask(url).json()
+    with served(tmp_path) as (server, url):
+        answer = httpx.post(f"{url}/v1/chat/completions", json={**HELLO, "max_tokens": 5}, timeout=LIMIT).json()
         assert answer["usage"]["completion_tokens"] > 0
-        follower = follower_of(process)
+        follower = follower_of(server)
         began = time.monotonic()
         follower.send_signal(signal.SIGSTOP)
         try:
-            assert process.wait(LIMIT) == 75
+            assert server.wait(LIMIT) == 75
         finally:
             with suppress(psutil.NoSuchProcess):
                 follower.kill()
         print(f"the server ended after {time.monotonic() - began:.1f} s")
-        assert "Rank 1 on 127.0.0.1 has given no sign of life for 10 s" in (tmp_path / "log").read_text()
+        assert "Rank 1 on 127.0.0.1 has given no sign of life for 10 s" in (tmp_path / "said").read_text()
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(LIMIT)
 def test_a_lost_host_is_told_in_an_answer_and_ends_the_server(tmp_path: Path) -> None:
-    with served(tmp_path) as (process, url):
-        body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000}
-        body |= {"stream": True, "logit_bias": {"1": -100}}
+    with served(tmp_path) as (server, url):
+        body = {**HELLO, "max_tokens": 3000, "stream": True}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=LIMIT) as answer:
             lines = answer.iter_lines()
             while "content" not in next(lines):
                 pass
-            follower_of(process).kill()
+            follower_of(server).kill()
             assert "Rank 1 on 127.0.0.1 has ended." in "".join(lines)
-        assert process.wait(LIMIT) == 75
-        assert "Rank 1 on 127.0.0.1 has ended" in (tmp_path / "log").read_text()
+        assert server.wait(LIMIT) == 75
+        assert "Rank 1 on 127.0.0.1 has ended" in (tmp_path / "said").read_text()
 
 
 @pytest.mark.thorough
@@ -191,13 +169,11 @@ def test_an_error_in_a_pass_of_one_rank_loses_all(tmp_path: Path, rank: int) -> 
     site.mkdir()
     (site / "sitecustomize.py").write_text(FAULT)
     path = os.pathsep.join([str(site), str(ROOT)])
-    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "stream": True}
-    body |= {"logit_bias": {"1": -100}}
-    with served(tmp_path, PYTHONPATH=path, FAULT_FILE=str(fault), FAULT_RANK=str(rank)) as (process, url):
+    with served(tmp_path, PYTHONPATH=path, FAULT_FILE=str(fault), FAULT_RANK=str(rank)) as (server, url):
 
         def words(most: int) -> Iterator[str]:
-            more = body | {"max_tokens": most}
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=more, timeout=LIMIT) as answer:
+            body = {**HELLO, "max_tokens": most, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=LIMIT) as answer:
                 for line in answer.iter_lines():
                     if not line.startswith("data: {"):
                         continue
@@ -207,7 +183,7 @@ def test_an_error_in_a_pass_of_one_rank_loses_all(tmp_path: Path, rank: int) -> 
                     yield from (choice["delta"].get("content") or "" for choice in event.get("choices", ()))
 
         right = "".join(words(120))
-        follower, found = follower_of(process), []
+        follower, found = follower_of(server), []
         for word in words(120):
             found.append(word)
             if len(found) == 3:
@@ -216,30 +192,17 @@ def test_an_error_in_a_pass_of_one_rank_loses_all(tmp_path: Path, rank: int) -> 
         *found, why = found
         assert why == f"Rank {rank} on 127.0.0.1 cannot go on: RuntimeError: [malloc] Unable to allocate."
         assert len(found) < 120 and right.startswith("".join(found))
-        assert process.wait(LIMIT) == 75
+        assert server.wait(LIMIT) == 75
         print(f"a fault on rank {rank}: the server ended after {time.monotonic() - began:.1f} s")
         follower.wait(60)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(LIMIT)
-def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path / "odd", "plain", num_attention_heads=3, num_key_value_heads=3)
-    command = [sys.executable, "-m", "start_llm", "serve", str(model), "--port", "0", "--no-proxy"]
-    variables = environment(tmp_path) | {"START_LLM_CACHE_DIR": str(tmp_path), "HOSTS": "127.0.0.1,127.0.0.1"}
-    done = subprocess.run(
-        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert "cannot be divided by 2 hosts: num_attention_heads=3, num_key_value_heads=3." in done.stderr
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(LIMIT)
 def test_followers_end_with_the_server(tmp_path: Path) -> None:
-    with served(tmp_path) as (process, _):
-        follower = follower_of(process)
-        process.kill()
+    with served(tmp_path) as (server, _):
+        follower = follower_of(server)
+        server.kill()
         follower.wait(60)
 
 

@@ -32,13 +32,17 @@ def group(lost: SimpleQueue[str]) -> LeaderGroup:
     return LeaderGroup(HOSTS, 60, lost.put)
 
 
+def connected() -> tuple[Any, Any]:
+    """The two ends of a connection."""
+    with Listener(("127.0.0.1", 0)) as listener:
+        return Client(listener.address), listener.accept()
+
+
 @pytest.fixture
 def other(group: LeaderGroup) -> Iterator[Channel]:
     """The other end of a channel that rank 0 watches."""
-    with Listener(("127.0.0.1", 0)) as listener:
-        client = Client(listener.address)
-        here = Channel(listener.accept(), KEY, leads=True)
-        there = Channel(client, KEY)
+    client, server = connected()
+    here, there = Channel(server, KEY, leads=True), Channel(client, KEY)
     watching = threading.Thread(target=group._watch, args=(1, here), daemon=True)
     watching.start()
     yield there
@@ -96,9 +100,7 @@ RELAYS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 @pytest.mark.parametrize("relay", RELAYS)
 def test_who_stands_between_two_ranks_changes_nothing(relay: str) -> None:
-    with Listener(("127.0.0.1", 0)) as listener:
-        ends = [(Client(listener.address), listener.accept()) for _ in range(2)]
-    (rank, to_rank), (from_leader, leads) = ends
+    (rank, to_rank), (from_leader, leads) = connected(), connected()
     leading = Channel(leads, KEY, leads=True)
     to_rank.send_bytes(from_leader.recv_bytes())
     follower = Channel(rank, KEY)
@@ -120,8 +122,7 @@ def test_who_stands_between_two_ranks_changes_nothing(relay: str) -> None:
 
 def test_a_message_without_an_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MOST_BYTES", 1000)
-    with Listener(("127.0.0.1", 0)) as listener:
-        end, leads = Client(listener.address), listener.accept()
+    end, leads = connected()
     leading = Channel(leads, KEY, leads=True)
     end.recv_bytes()
     end.send_bytes(bytes(1001))

@@ -7,11 +7,10 @@ import random
 import threading
 import weakref
 from collections.abc import Iterator
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,6 +32,7 @@ from start_llm.kvcache import evict, resident, sessions
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import FixedMemory, scheduler_on
+from tests.engine.ranks.test_group import Rank
 from tests.kinds import rounds
 from tests.oracle import Oracle, build_oracle
 
@@ -41,11 +41,7 @@ ends_its_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThre
 BUDGET = 8_000
 
 
-class OutOfStep(SystemExit):
-    """What a follower does in place of ending the process."""
-
-
-class Log(RankGroup):
+class Log(Rank):
     """Rank 0, as far as it writes."""
 
     def __init__(self, channel: Channel) -> None:
@@ -61,12 +57,18 @@ class Log(RankGroup):
         self.write("value", value)
         return value
 
-    def confirm(self, digest: int) -> None: ...
 
-    def loaded(self) -> None: ...
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[int]:
+    """What a follower's process would have ended with; here its thread ends."""
+    found: SimpleQueue[int] = SimpleQueue()
 
-    def fail(self, why: str) -> NoReturn:
-        raise OutOfStep(why)
+    def leave(code: int) -> None:
+        found.put(code)
+        raise SystemExit
+
+    monkeypatch.setattr(follower.os, "_exit", leave)
+    return found
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_a_step_that_not_all_have_confirmed_says_nothing(oracle: Oracle, ends: t
         def confirm(self, digest: int) -> None:
             self.confirmed += 1
             if self.confirmed == 3:
-                raise OutOfStep
+                raise SystemExit
 
     log, events = Alone(ends[0]), SimpleQueue[Any]()
     leader = make(oracle, lambda *a, **k: LeaderScheduler(*a, ranks=log, **k), log, BUDGET)
@@ -184,7 +186,7 @@ def test_a_step_that_not_all_have_confirmed_says_nothing(oracle: Oracle, ends: t
     leader.step()
     leader.step()
     (job,) = leader.requests
-    with pytest.raises(OutOfStep):
+    with pytest.raises(SystemExit):
         leader.step()
     sampled = [events.get_nowait() for _ in range(events.qsize())]
     assert len(job.generated) > sum(isinstance(event, Sampled) for event in sampled)
@@ -205,7 +207,7 @@ def test_an_error_in_a_pass_ends_all(
     monkeypatch.setattr(runner, "_rows", Broken())
     monkeypatch.setattr(runner, "_batches", Broken())
     given = {"prefill": (oracle.model.make_cache(), [2, 9]), "suspend": (1,), "remove": (1,)}.get(name, ())
-    with pytest.raises(OutOfStep, match="MemoryError: no room"):
+    with pytest.raises(SystemExit, match="MemoryError: no room"):
         getattr(runner, name)(*given)
 
 
@@ -223,29 +225,6 @@ def test_an_error_of_the_store_ends_all(
         guarded.idle()
 
 
-def test_a_follower_whose_pass_never_ends_ends_when_it_is_told_to_stop(
-    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes: SimpleQueue[int] = SimpleQueue()
-    monkeypatch.setattr(follower.os, "_exit", codes.put)
-    FollowerGroup(1, ends[1], ["", ""], 0.5)
-    Log(ends[0]).write("stop")  # nobody asks for the next entry
-    assert codes.get(timeout=60) == 75
-
-
-@pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[int]:
-    """What a follower's process would have ended with; here its thread ends."""
-    found: SimpleQueue[int] = SimpleQueue()
-
-    def leave(code: int) -> None:
-        found.put(code)
-        raise SystemExit
-
-    monkeypatch.setattr(follower.os, "_exit", leave)
-    return found
-
-
 @ends_its_thread
 @pytest.mark.parametrize("line", [b"no JSON", b"{}", b"[]", b"[7]", b"\xff"])
 def test_a_line_that_is_no_entry_ends_a_follower(
@@ -258,28 +237,13 @@ def test_a_line_that_is_no_entry_ends_a_follower(
 
 
 @ends_its_thread
-def test_a_follower_ends_at_once_when_another_rank_is_lost(
-    ends: tuple[Channel, Channel], codes: SimpleQueue[int]
+@pytest.mark.parametrize(("kind", "seconds"), [("lost", 600), ("stop", 0.5)], ids=["a rank is lost", "told to stop"])
+def test_a_follower_whose_pass_never_ends_ends_all_the_same(
+    kind: str, seconds: float, ends: tuple[Channel, Channel], codes: SimpleQueue[int]
 ) -> None:
-    FollowerGroup(1, ends[1], ["", ""], 600)
-    Log(ends[0]).write("lost")  # nobody asks for the next entry
+    FollowerGroup(1, ends[1], ["", ""], seconds)
+    Log(ends[0]).write(kind)  # nobody asks for the next entry
     assert codes.get(timeout=60) == 75
-
-
-def test_who_does_not_know_the_key_is_refused() -> None:
-    with Listener(("127.0.0.1", 0), authkey=KEY) as listener:
-        refused: SimpleQueue[Any] = SimpleQueue()
-
-        def accept() -> None:
-            try:
-                listener.accept()
-            except AuthenticationError as error:
-                refused.put(error)
-
-        threading.Thread(target=accept, daemon=True).start()
-        with pytest.raises(AuthenticationError):
-            Client(listener.address, authkey=b"another")
-        assert refused.get(timeout=60)
 
 
 def test_silence_is_noticed(ends: tuple[Channel, Channel]) -> None:
