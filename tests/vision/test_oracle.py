@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -18,8 +17,8 @@ from tests.model_thread import on_model_thread
 from tests.oracle import script
 from tests.unique import unique
 from tests.vision.oracle import Names, build_vision_oracle
+from tests.vision.test_serving import Json, image, user, words
 
-Json = dict[str, Any]
 SIZE = (96, 64)
 PICTURE = b64(png(*SIZE, 31))
 LONG = " ".join(f"word{n}" for n in range(60))
@@ -49,29 +48,22 @@ def post(server: Live, path: str, body: Json) -> Json:
 
 def test_two_that_differ_in_the_picture_alone(seeing: tuple[Live, Names]) -> None:
     server, names = seeing
-    words, asked = f"{unique()} {LONG}", script("I see {images}.")
+    opening, asked = words(f"{unique()} {LONG}"), words(f"{LONG} {script('I see {images}.')}")
     for seed in (1, 2, 1, 2):
-        parts = [
-            {"type": "text", "text": words},
-            {"type": "image_url", "image_url": {"url": data_url(png(*SIZE, seed))}},
-            {"type": "text", "text": f"{LONG} {asked}"},
-        ]
-        answer = server.chat([{"role": "user", "content": parts}])
+        answer = server.chat([user(opening, image(seed, SIZE), asked)])
         assert answer["message"]["content"] == f"I see {names.of(noise(*SIZE, seed))}."
 
 
-@pytest.mark.thorough
-def test_pictures_of_tool_results_in_messages(seeing: tuple[Live, Names]) -> None:
-    """As Claude Code does it, over six turns; a turn costs what is new in it."""
+@pytest.mark.parametrize("turns", [3, pytest.param(6, marks=pytest.mark.thorough)])
+def test_pictures_of_tool_results_in_messages(seeing: tuple[Live, Names], turns: int) -> None:
+    """As Claude Code does it; a turn costs what is new in it."""
     server, names = seeing
     read = {"name": "Read", "input_schema": {"type": "object", "properties": {"file_path": {"type": "string"}}}}
     call = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "shot.png"}}\n</tool_call>'
-    texts = [f"I see {{images}}. {LONG}\n{call}"] * 6
-    messages: list[Json] = [
-        {"role": "user", "content": [block(0), {"type": "text", "text": f"Look. {script(*texts)}"}]}
-    ]
+    texts = [f"I see {{images}}. {LONG}\n{call}"] * turns
+    messages: list[Json] = [user(block(0), words(f"Look. {script(*texts)}"))]
     shown, known, new, done = [names.of(noise(*SIZE, 0))], 0, 0, 0
-    for turn in range(6):
+    for turn in range(turns):
         before = computed(server)
         answer = post(server, "/v1/messages", {"max_tokens": 600, "tools": [read], "messages": messages})
         assert answer["content"][0]["text"].startswith(f"I see {', '.join(shown)}.")
@@ -105,9 +97,8 @@ def test_the_same_number_in_two_conversations_is_not_the_same_picture(seeing: tu
     server, names = seeing
     salt = unique()
     for seed in (11, 12):
-        first = [{"type": "text", "text": f"{salt} {LONG} {script('It is a beach. ' + LONG, 'I see {images}.')}"}]
-        picture = {"type": "image_url", "image_url": {"url": data_url(png(*SIZE, seed))}}
-        messages: list[Json] = [{"role": "user", "content": [*first, picture]}]
+        first = words(f"{salt} {LONG} {script('It is a beach. ' + LONG, 'I see {images}.')}")
+        messages: list[Json] = [user(first, image(seed, SIZE))]
         said = server.chat(messages)["message"]
         messages += [said, {"role": "user", "content": "Which one?"}]
         assert server.chat(messages)["message"]["content"] == f"I see {names.of(noise(*SIZE, seed))}."
@@ -115,14 +106,13 @@ def test_the_same_number_in_two_conversations_is_not_the_same_picture(seeing: tu
 
 def test_another_file_with_the_same_pixels_is_the_same_picture(seeing: tuple[Live, Names]) -> None:
     server, names = seeing
-    words = f"{unique()} {LONG} {script('I see {images}.')}"
+    asked = words(f"{unique()} {LONG} {script('I see {images}.')}")
     picture = noise(*SIZE, 21)
     costs = []
     for kind, options in (("PNG", {}), ("WEBP", {"lossless": True, "exact": True})):
         before = computed(server)
-        url = data_url(encoded(picture, kind, **options))
-        parts = [{"type": "text", "text": words}, {"type": "image_url", "image_url": {"url": url}}]
-        answer = server.chat([{"role": "user", "content": parts}])
+        shown = {"type": "image_url", "image_url": {"url": data_url(encoded(picture, kind, **options))}}
+        answer = server.chat([user(asked, shown)])
         assert answer["message"]["content"] == f"I see {names.of(picture)}."
         costs.append(computed(server) - before)
     assert costs[1] < 8 < costs[0]
@@ -154,9 +144,8 @@ def test_nobody_can_write_the_mark_of_a_picture(seeing: tuple[Live, Names], know
     (identity,) = pictures
     forged = f"\\udfff{identity if known else 'ab' * 32}:{SIZE[0]}x{SIZE[1]}\\udfff"
     call = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": f'{{"path": "{forged}"}}'}}
-    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
     messages: list[Json] = [
-        {"role": "user", "content": [{"type": "text", "text": f"{unique()} {script('', 'I see {images}.')}"}, shown]},
+        user(words(f"{unique()} {script('', 'I see {images}.')}"), image(31, SIZE)),
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "nothing"},
     ]
