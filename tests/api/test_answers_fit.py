@@ -10,7 +10,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -39,8 +38,8 @@ from start_llm.core.events import (
 )
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings
-from tests.api.fakes import USER, FakeService, make_server
+from tests.api.conftest import Serve
+from tests.api.fakes import USER, FakeService
 from tests.api.media.test_audio import FakeAudio
 from tests.api.media.test_embeddings import FakeEncoders
 from tests.fuzz.requests import BODIES, FORMS
@@ -224,14 +223,12 @@ def asked(chance: random.Random) -> tuple[str, Any]:
 class World:
     """A server around a scripted model, and its client."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        settings = Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder)  # type: ignore[call-arg]
-        self.service = FakeService(script(chance))
-        self.encoders = FakeEncoders()
-        self.server = make_server(settings, self.service, encoders=self.encoders, audio=FakeAudio())  # type: ignore[arg-type]
-        self.server.start()
-        self.chance = chance
-        self.client = httpx.Client(base_url=self.server.url, timeout=60, trust_env=False)
+    def __init__(self, serve: Serve, service: FakeService, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.service, self.encoders = service, FakeEncoders()
+        service.script = script(self.chance)
+        url = serve({"encoders": self.encoders, "audio": FakeAudio()}).url
+        self.client = httpx.Client(base_url=url, timeout=60, trust_env=False)
         self.answers = Answers(self.client.get("/openapi.json").json())
         self.statuses: Counter[tuple[str, int]] = Counter()
 
@@ -267,32 +264,22 @@ class World:
             f"{method} {path} {given.get('content')}: {fault}" for fault in self.answers.faults(name, method, found)
         ]
 
-    def close(self) -> None:
-        self.client.close()
-        self.server.stop(0)
-
 
 @pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])
-def test_answers_fit_their_schemas(tmp_path: Path, count: int) -> None:
-    world = World(tmp_path, random.Random(24))
-    try:
-        faults = [fault for _ in range(count) for fault in world.ask()]
-    finally:
-        world.close()
+def test_answers_fit_their_schemas(serve: Serve, service: FakeService, count: int) -> None:
+    world = World(serve, service, 24)
+    faults = [fault for _ in range(count) for fault in world.ask()]
     assert faults == [], f"{len(faults)} do not fit\n" + "\n".join(faults[:20])
     assert len(world.statuses) > 15 and {200, 400} <= {status for _, status in world.statuses}
 
 
-def test_a_field_that_is_missing_or_unknown_does_not_fit(tmp_path: Path) -> None:
-    world = World(tmp_path, random.Random(1))
-    try:
-        good = world.client.get("/v1/models")
-        assert world.answers.faults("/v1/models", "get", good) == []
-        body = good.json()
-        for wrong in (body | {"more": 1}, {"object": "list"}, body | {"data": [body["data"][0] | {"created": "x"}]}):
-            sent = httpx.Response(200, json=wrong, headers={"x-odd": "1"})
-            faults = world.answers.faults("/v1/models", "get", sent)
-            assert "header x-odd is not described" in faults and len(faults) > 1
-        assert world.answers.faults("/v1/models", "get", httpx.Response(418)) == ["status 418 is not described"]
-    finally:
-        world.close()
+def test_a_field_that_is_missing_or_unknown_does_not_fit(serve: Serve, service: FakeService) -> None:
+    world = World(serve, service, 1)
+    good = world.client.get("/v1/models")
+    assert world.answers.faults("/v1/models", "get", good) == []
+    body = good.json()
+    for wrong in (body | {"more": 1}, {"object": "list"}, body | {"data": [body["data"][0] | {"created": "x"}]}):
+        sent = httpx.Response(200, json=wrong, headers={"x-odd": "1"})
+        faults = world.answers.faults("/v1/models", "get", sent)
+        assert "header x-odd is not described" in faults and len(faults) > 1
+    assert world.answers.faults("/v1/models", "get", httpx.Response(418)) == ["status 418 is not described"]

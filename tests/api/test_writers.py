@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -27,7 +28,7 @@ from tests.api.fakes import DONE, FIRST, FakeService, exchange
 from tests.vendors import anthropic_event, openai, openai_event
 
 REQUEST = ChatRequest("id_1", "chat", "m", stream=True)
-TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+TEXT = st.text(st.sampled_from('\\"/\n\t😀é{}') | st.characters(codec="utf-8"), min_size=1, max_size=6)
 OWN_TOOLS = [
     {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "custom", "name": "ask"}]},
     {"type": "custom", "name": "patch"},
@@ -43,10 +44,11 @@ def turns(draw: st.DrawFn) -> list[Event]:
     events: list[Event] = [ReasoningDelta(text) for text in draw(st.lists(TEXT, max_size=3))]
     events += [TextDelta(text) for text in draw(st.lists(TEXT, max_size=3))]
     for index, value in enumerate(draw(st.lists(TEXT, max_size=3))):
-        name, arguments = draw(st.sampled_from(NAMES)), json.dumps({"input": value})
-        cut = draw(st.integers(0, len(arguments)))
+        name = draw(st.sampled_from(NAMES))
+        arguments = json.dumps({"input": value}, ensure_ascii=draw(st.booleans()))
+        places = [0, *sorted(draw(st.lists(st.integers(0, len(arguments)), max_size=3))), len(arguments)]
         events.append(ToolCallStarted(index, f"call_{index}", name))
-        events += [ToolCallDelta(index, piece) for piece in (arguments[:cut], arguments[cut:]) if piece]
+        events += [ToolCallDelta(index, arguments[begin:end]) for begin, end in pairwise(places)]
         events.append(ToolCallFinished(index, f"call_{index}", name, arguments))
     for place in draw(st.lists(st.integers(0, len(events)), max_size=3)):
         events.insert(place, Progress(1, 2))

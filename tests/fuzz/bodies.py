@@ -64,10 +64,9 @@ def _nested(depth: int) -> Make:
     named, several = mapping(["a", "b", "", "a b", "é", "<x>"], inner), some(inner)
     nested: Fields = {
         "properties": named, "$defs": named, "definitions": named, "patternProperties": named,
-        "dependentSchemas": named,
-        "items": inner, "additionalProperties": field(inner, flag), "not": inner, "if": inner, "then": inner,
-        "contains": inner, "anyOf": several, "oneOf": several, "allOf": several, "prefixItems": several,
-        "propertyNames": inner,
+        "dependentSchemas": named, "items": inner, "additionalProperties": field(inner, flag), "not": inner,
+        "if": inner, "then": inner, "contains": inner, "anyOf": several, "oneOf": several, "allOf": several,
+        "prefixItems": several, "propertyNames": inner,
     }  # fmt: skip
     return Record({"type": one(*TYPES)}, KEYWORDS | nested)
 
@@ -89,9 +88,8 @@ tool_input = mapping(["a", "path"], anything, 2)
 
 VARIABLES = [
     "enable_thinking", "messages", "tools", "add_generation_prompt", "bos_token", "a", "clock", "tokenize",
-    "pinned_dates",
-    "chat_template", "strftime_now", "documents", "continue_final_message", "conversation", "return_dict",
-    "return_tensors",
+    "pinned_dates", "chat_template", "strftime_now", "documents", "continue_final_message", "conversation",
+    "return_dict", "return_tensors",
 ]  # fmt: skip
 stream_options = Record({}, {"include_usage": flag})
 sampling: Fields = {
@@ -104,11 +102,10 @@ sampling: Fields = {
     "extra_body": Record({}, {"chat_template_kwargs": anything, "session_id": text, "reasoning": anything}),
     "chat_template_kwargs": mapping(VARIABLES, anything, 2),
     "thinking": one({"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}, True, "high", {"type": ["a"]}),
-    "reasoning_effort": one("low", "high", "none"), "enable_thinking": flag, "unknown": anything,
-    "drafts": flag, "conversation_id": text, "chat_id": text, "safety_identifier": text,
+    "reasoning_effort": one("low", "high", "none"), "enable_thinking": flag, "unknown": anything, "drafts": flag,
+    "conversation_id": text, "chat_id": text, "safety_identifier": text,
     "reasoning": one({"effort": "low", "summary": "auto"}, {"enabled": False}, "high", {"generate_summary": True}),
-    "stream_options": stream_options,
-    "repetition_guard": flag,
+    "stream_options": stream_options, "repetition_guard": flag,
 }  # fmt: skip
 response_format = field(
     lambda tape: {"type": "text"},
@@ -155,10 +152,8 @@ message = Record(
     {"role": one("user", "assistant", "system", "tool", "developer", "function"), "content": content},
     {
         "tool_calls": some(call, 2), "tool_call_id": text, "name": text, "reasoning_content": text,
-        "reasoning": anything,
-        "thinking_blocks": field(anything, some(Record({"thinking": text}))), "refusal": text,
-        "audio": field(anything, Record({"id": text, "transcript": text})),
-        "function_call": anything,
+        "reasoning": anything, "thinking_blocks": field(anything, some(Record({"thinking": text}))), "refusal": text,
+        "audio": field(anything, Record({"id": text, "transcript": text})), "function_call": anything,
     },
     most=2,
 )  # fmt: skip
@@ -262,9 +257,8 @@ messages = Record(
     sampling
     | {
         "system": anthropic_content, "tools": some(anthropic_tool, 2, 1), "stop_sequences": field(some(text), anything),
-        "tool_choice": one(*CHOICES),
-        "output_config": output_config,
-        "output_format": response_format, "context_management": Record({"edits": some(edit, 2)}),
+        "tool_choice": one(*CHOICES), "output_config": output_config, "output_format": response_format,
+        "context_management": Record({"edits": some(edit, 2)}),
     },
     most=4,
 )  # fmt: skip
@@ -277,9 +271,8 @@ FORMATS = [
     {"type": "grammar", "syntax": 5, "definition": []},
 ]  # fmt: skip
 ELSEWHERE = [
-    "web_search", "web_search_preview", "file_search", "code_interpreter", "computer",
-    "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch",
-    "programmatic_tool_calling",
+    "web_search", "web_search_preview", "file_search", "code_interpreter", "computer", "computer_use_preview",
+    "image_generation", "local_shell", "shell", "mcp", "apply_patch", "programmatic_tool_calling",
 ]  # fmt: skip
 SEALS = [seal("thoughts"), seal(""), seal("x" * 3_000), seal("thoughts")[:-3], "start_llm.2.", "start_llm.2.!", "gAAA"]
 sealed = field(one(*SEALS), text)
@@ -311,14 +304,12 @@ thoughts = field(anything, some(Record({"type": one("summary_text", "reasoning_t
 item = Record(
     {
         "type": one(*ITEMS), "role": one("user", "assistant", "developer", "system"), "content": responses_content,
-        "call_id": text,
-        "name": name, "arguments": arguments, "input": text, "output": content,
+        "call_id": text, "name": name, "arguments": arguments, "input": text, "output": content,
     },
     {
         "id": text, "summary": thoughts, "encrypted_content": sealed, "namespace": text, "action": anything,
         "status": text, "result": text, "results": anything, "queries": anything, "code": text, "operation": anything,
-        "server_label": text, "error": anything,
-        "tools": some(responses_tool, 2),
+        "server_label": text, "error": anything, "tools": some(responses_tool, 2),
     },
 )  # fmt: skip
 responses = Record(
@@ -329,9 +320,8 @@ responses = Record(
         "previous_response_id": field(one(LAST), text), "text": field(lambda tape: {"format": response_format(tape)}),
         "include": one(["reasoning.encrypted_content"], ["message.output_text.logprobs"], [5], [[]]),
         "truncation": one("auto", "disabled"), "max_output_tokens": count, "max_tool_calls": number,
-        "top_logprobs": one(1, 9),
-        "parallel_tool_calls": flag, "background": flag, "conversation": anything, "prompt": anything,
-        "service_tier": text,
+        "top_logprobs": one(1, 9), "parallel_tool_calls": flag, "background": flag, "conversation": anything,
+        "prompt": anything, "service_tier": text,
     },
     most=4,
 )  # fmt: skip

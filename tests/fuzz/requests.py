@@ -61,10 +61,9 @@ METHODS = ["GET", "GET", "GET", "DELETE", "HEAD", "POST", "PUT"]
 HEADERS: dict[str, list[str]] = {
     "anthropic-version": ["2023-06-01", "x"], "anthropic-beta": ["x"], "x-session-id": ["s", "x" * 2_000, "é"],
     "session_id": ["s"], "x-claude-code-session-id": ["s"], "x-openwebui-chat-id": ["s"],
-    "x-claude-code-agent-id": ["a"],
-    "Authorization": ["Bearer k", "x"], "x-api-key": ["k"], "Origin": ["http://x", "x://[", "null"],
-    "Content-Type": ["application/json; charset=utf-8", "text/plain", "/"], "Content-Encoding": ["identity", "gzip"],
-    "X-Forwarded-For": ["1.2.3.4"], "Host": ["localhost", "x.example", "["],
+    "x-claude-code-agent-id": ["a"], "Authorization": ["Bearer k", "x"], "x-api-key": ["k"],
+    "Origin": ["http://x", "x://[", "null"], "Content-Type": ["application/json; charset=utf-8", "text/plain", "/"],
+    "Content-Encoding": ["identity", "gzip"], "X-Forwarded-For": ["1.2.3.4"], "Host": ["localhost", "x.example", "["],
     "User-Agent": ["claude-cli/1.0", "Mozilla/5.0 x", "/", "é" * 50],
 }  # fmt: skip
 PEERS = [*["127.0.0.1"] * 7, "10.9.8.7"]
@@ -77,8 +76,7 @@ SAID += ['{"a": {"b": [1, "x"]}}']
 LONG = ['{"a": ' + "9" * 4_400 + "}", '{"a":' * 1_200 + "1" + "}" * 1_200]
 WORDS = [
     "Hello. ", "<think>\n", "\n</think>\n", "```json\n", '{"a": 1}', "<tool_call>", "<function=f>", "\x00", "é", "[",
-    "",
-    "\U0001f600", "x" * 300, "</tool_call>", "<|im_start|>", "NaN", "\n\n",
+    "", "\U0001f600", "x" * 300, "</tool_call>", "<|im_start|>", "NaN", "\n\n",
 ]  # fmt: skip
 
 

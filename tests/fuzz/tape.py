@@ -46,10 +46,9 @@ NUMBERS = [
 ]  # fmt: skip
 TEXTS = [
     "Hi", "", " ", "x", "none", "auto", "text", "type", "user", "null", "true", "0", "\x00", "é", "\U0001f600",
-    "\ud83d",
-    "<think>", "</think>", "<tool_call>", "<|im_end|>", "<|im_start|>", "[[truth]]", "{", "{}", "[]", "NaN", "5",
-    "-1", "f",
-    '{"a": 1}', '{"session_id": 5}', DEEP_TEXT, "9" * 5_000, "read", "a\nb", "../../x", "{{ 1/0 }}", "%s%n", "x" * 600,
+    "\ud83d", "<think>", "</think>", "<tool_call>", "<|im_end|>", "<|im_start|>", "[[truth]]", "{", "{}", "[]", "NaN",
+    "5", "-1", "f", '{"a": 1}', '{"session_id": 5}', DEEP_TEXT, "9" * 5_000, "read", "a\nb", "../../x", "{{ 1/0 }}",
+    "%s%n", "x" * 600,
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, [], {}, [[]], [{}], [None], {"": None}, {"type": "none"}, {"type": ["text"]}, {"type": {"a": 1}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -37,13 +38,22 @@ def called(arguments: str) -> list[Any]:
     )
 
 
-def ask(connect: Connect, server: ApiServer, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], list[Any]]:
-    status, headers, sent = connect(server).post(path, body).response()
-    return status, headers, [json.loads(line) for line in sent.splitlines()]
+Ask = Callable[[str, dict[str, Any]], tuple[int, dict[str, str], list[Any]]]
 
 
-def test_silence_means_a_stream_of_lines(server: ApiServer, connect: Connect) -> None:
-    status, headers, lines = ask(connect, server, "/api/chat", {"model": "tiny:latest", "messages": USER})
+@pytest.fixture
+def ask(server: ApiServer, connect: Connect) -> Ask:
+    """Status, headers and lines."""
+
+    def asked(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], list[Any]]:
+        status, headers, sent = connect(server).post(path, body).response()
+        return status, headers, [json.loads(line) for line in sent.splitlines()]
+
+    return asked
+
+
+def test_silence_means_a_stream_of_lines(ask: Ask) -> None:
+    status, headers, lines = ask("/api/chat", {"model": "tiny:latest", "messages": USER})
     assert status == 200 and headers["content-type"] == "application/x-ndjson" and "x-start-llm-cache" in headers
     assert [line["message"]["content"] for line in lines] == ["Hello", " there.", ""]
     assert [line["done"] for line in lines] == [False, False, True]
@@ -53,13 +63,11 @@ def test_silence_means_a_stream_of_lines(server: ApiServer, connect: Connect) ->
     assert last["start_llm"]["reused"] == 100
 
 
-def test_thinking_and_calls_are_whole_in_a_stream_and_in_one_answer(
-    server: ApiServer, service: FakeService, connect: Connect
-) -> None:
+def test_thinking_and_calls_are_whole_in_a_stream_and_in_one_answer(ask: Ask, service: FakeService) -> None:
     service.script = lambda request: called('{"a": 1}')
     body = {"model": "tiny", "messages": USER, "tools": [TOOL], "think": "high"}
-    _, _, lines = ask(connect, server, "/api/chat", body)
-    _, _, (whole,) = ask(connect, server, "/api/chat", body | {"stream": False})
+    _, _, lines = ask("/api/chat", body)
+    _, _, (whole,) = ask("/api/chat", body | {"stream": False})
     call = {"id": "c1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}
     assert [line["message"]["thinking"] for line in lines if "thinking" in line["message"]] == ["Hm."]
     assert [line["message"]["tool_calls"] for line in lines if "tool_calls" in line["message"]] == [[call]]
@@ -74,17 +82,13 @@ def test_thinking_and_calls_are_whole_in_a_stream_and_in_one_answer(
     ("arguments", "sent"),
     [("{", {"arguments": "{"}), ("[5]", {"arguments": "[5]"}), ('{"a": 1e400}', {"arguments": '{"a": 1e400}'})],
 )
-def test_arguments_that_are_no_object_are_not_lost(
-    arguments: str, sent: Any, server: ApiServer, service: FakeService, connect: Connect
-) -> None:
+def test_arguments_that_are_no_object_are_not_lost(arguments: str, sent: Any, ask: Ask, service: FakeService) -> None:
     service.script = lambda request: called(arguments)
-    _, _, (whole,) = ask(connect, server, "/api/chat", {"messages": USER, "stream": False})
+    _, _, (whole,) = ask("/api/chat", {"messages": USER, "stream": False})
     assert whole["message"]["tool_calls"][0]["function"]["arguments"] == sent
 
 
-def test_messages_keep_their_order_and_results_find_their_calls(
-    server: ApiServer, service: FakeService, connect: Connect
-) -> None:
+def test_messages_keep_their_order_and_results_find_their_calls(ask: Ask, service: FakeService) -> None:
     calls = [{"function": {"name": name, "arguments": {"x": "é"}}} for name in ("f", "g", "f")]
     results = [{"role": "tool", "content": text, "tool_name": text[0]} for text in ("g1", "f1", "f2")]
     messages = [
@@ -94,7 +98,7 @@ def test_messages_keep_their_order_and_results_find_their_calls(
         *results,
         {"role": "tool", "content": "left over"},
     ]
-    assert ask(connect, server, "/api/chat", {"messages": messages})[0] == 200
+    assert ask("/api/chat", {"messages": messages})[0] == 200
     system, user, assistant, *told = service.requests[0].messages
     assert (system.role, system.content) == ("system", "S")
     assert [image.source for image in user.attachments] == ["aGk=", "aGs="]
@@ -104,7 +108,7 @@ def test_messages_keep_their_order_and_results_find_their_calls(
     assert [message.tool_call_id for message in told] == [other.id, first.id, second.id, None]
 
 
-def test_options_are_read(server: ApiServer, service: FakeService, connect: Connect) -> None:
+def test_options_are_read(ask: Ask, service: FakeService) -> None:
     options = {
         "temperature": 0, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 32, "seed": 4,
         "num_predict": 9, "stop": ["A", "B"], "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 4096,
@@ -112,7 +116,7 @@ def test_options_are_read(server: ApiServer, service: FakeService, connect: Conn
     }  # fmt: skip
     schema = {"type": "object"}
     body = {"messages": USER, "options": options, "format": schema, "keep_alive": "5m"}
-    assert ask(connect, server, "/api/chat", body)[0] == 200
+    assert ask("/api/chat", body)[0] == 200
     request = service.requests[0]
     drawn = request.sampling
     assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (0, 0.5, 7, 0.1)
@@ -121,59 +125,55 @@ def test_options_are_read(server: ApiServer, service: FakeService, connect: Conn
     assert request.max_tokens == 9 and request.stop == ("A", "B")
     assert request.response_format.kind == "json_schema" and request.response_format.schema == schema
     for most in (-1, -2):
-        ask(connect, server, "/api/chat", {"messages": USER, "options": {"num_predict": most}, "format": "json"})
+        ask("/api/chat", {"messages": USER, "options": {"num_predict": most}, "format": "json"})
         request = service.requests[-1]
         assert request.max_tokens is None and request.response_format.kind == "json_object"
 
 
-def test_whole_numbers_may_be_written_as_floats(server: ApiServer, service: FakeService, connect: Connect) -> None:
+def test_whole_numbers_may_be_written_as_floats(ask: Ask, service: FakeService) -> None:
     options = {"top_k": 40.0, "seed": 1.0, "num_predict": 5.0, "repeat_last_n": 8.0}
-    assert ask(connect, server, "/api/chat", {"messages": USER, "options": options, "think": "max"})[0] == 200
+    assert ask("/api/chat", {"messages": USER, "options": options, "think": "max"})[0] == 200
     request = service.requests[0]
     assert (request.sampling.top_k, request.sampling.seed, request.max_tokens) == (40, 1, 5)
     assert request.reasoning_effort == "max"
-    status, _, (said,) = ask(connect, server, "/api/chat", {"messages": USER, "options": {"top_k": 1.5}})
+    status, _, (said,) = ask("/api/chat", {"messages": USER, "options": {"top_k": 1.5}})
     assert status == 400 and "options.top_k" in said["error"]
 
 
-def test_probabilities_are_told_where_they_are_asked_for(
-    server: ApiServer, service: FakeService, connect: Connect
-) -> None:
+def test_probabilities_are_told_where_they_are_asked_for(ask: Ask, service: FakeService) -> None:
     token = TokenLogprob(7, -0.5, ((7, -0.5), (8, -1.0)))
     service.script = lambda request: [FIRST, TextDelta("a", 0, (token,)), ChoiceDone("length"), DONE]
     for path, asked in (("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "Hi"})):
         for stream in (False, True):
             body = asked | {"logprobs": True, "top_logprobs": 2, "stream": stream}
-            lines = ask(connect, server, path, body)[2]
+            lines = ask(path, body)[2]
             (entry,) = lines[0]["logprobs"]
             assert lines[-1]["done_reason"] == "length"
             assert (entry["token"], entry["logprob"], entry["top_logprobs"][1]["token"]) == ("<7>", -0.5, "<8>")
             assert service.requests[-1].logprobs == 2
-    ask(connect, server, "/api/chat", {"messages": USER, "top_logprobs": 2})
+    ask("/api/chat", {"messages": USER, "top_logprobs": 2})
     assert service.requests[-1].logprobs is None
 
 
-def test_a_single_prompt_with_its_system_text_and_a_raw_one(
-    server: ApiServer, service: FakeService, connect: Connect
-) -> None:
+def test_a_single_prompt_with_its_system_text_and_a_raw_one(ask: Ask, service: FakeService) -> None:
     body = {"model": "tiny", "prompt": "Hi", "system": "S", "images": ["aGk="], "stream": False}
-    _, _, (whole,) = ask(connect, server, "/api/generate", body)
+    _, _, (whole,) = ask("/api/generate", body)
     assert whole["response"] == "Hello there." and whole["done"] is True and "message" not in whole
     system, user = service.requests[0].messages
     assert (system.content, user.content, len(user.attachments)) == ("S", "Hi", 1)
-    _, _, lines = ask(connect, server, "/api/generate", {"prompt": "Once", "raw": True})
+    _, _, lines = ask("/api/generate", {"prompt": "Once", "raw": True})
     assert [line["response"] for line in lines] == ["Hello", " there.", ""]
     assert service.requests[1].dialect == "completions" and service.requests[1].prompt == "Once"
 
 
-def test_no_question_loads_the_model_or_unloads_it(server: ApiServer, service: FakeService, connect: Connect) -> None:
+def test_no_question_loads_the_model_or_unloads_it(ask: Ask, service: FakeService) -> None:
     for path, empty in (("/api/generate", "response"), ("/api/chat", "message")):
         for more, word in (({}, "load"), ({"keep_alive": 0}, "unload")):
-            _, _, (said,) = ask(connect, server, path, {"model": "tiny"} | more)
+            _, _, (said,) = ask(path, {"model": "tiny"} | more)
             assert said["done_reason"] == word and said["done"] is True and empty in said
             assert service.acts[-1] == f"{word} tiny"
     assert not service.requests
-    status, _, (said,) = ask(connect, server, "/api/generate", {"model": "nobody"})
+    status, _, (said,) = ask("/api/generate", {"model": "nobody"})
     assert status == 404 and set(said) == {"error"} and "nobody" in said["error"]
 
 
@@ -203,20 +203,18 @@ def test_who_may_not_see_everything_unloads_nothing(path: str, who: dict[str, st
         ("/api/show", {"model": "nobody"}, "nobody"),
     ],
 )
-def test_errors_are_one_sentence_in_ollamas_shape(
-    path: str, body: Any, says: str, server: ApiServer, connect: Connect
-) -> None:
-    status, _, (said,) = ask(connect, server, path, body)
+def test_errors_are_one_sentence_in_ollamas_shape(path: str, body: Any, says: str, ask: Ask) -> None:
+    status, _, (said,) = ask(path, body)
     assert status in {400, 404, 501} and set(said) == {"error"} and says in said["error"]
 
 
-def test_a_failure_in_the_stream_is_a_line(server: ApiServer, service: FakeService, connect: Connect) -> None:
+def test_a_failure_in_the_stream_is_a_line(ask: Ask, service: FakeService) -> None:
     service.script = lambda request: [FIRST, TextDelta("a"), Failed(TimedOut("It took too long."))]
-    status, _, lines = ask(connect, server, "/api/chat", {"messages": USER})
+    status, _, lines = ask("/api/chat", {"messages": USER})
     assert status == 200 and lines[-1] == {"error": "It took too long."}
 
 
-def test_what_there_is(server: ApiServer, connect: Connect) -> None:
+def test_what_there_is(server: ApiServer, connect: Connect, ask: Ask) -> None:
     def get(path: str) -> Any:
         return json.loads(connect(server).get(path).response()[2])
 
@@ -224,7 +222,7 @@ def test_what_there_is(server: ApiServer, connect: Connect) -> None:
     assert listed["name"] == listed["model"] == "tiny" and len(listed["digest"]) == 64
     assert loaded["context_length"] == 4096 and listed.items() <= loaded.items()
     assert {"version", "start_llm"} <= get("/api/version").keys()
-    _, _, (shown,) = ask(connect, server, "/api/show", {"model": "tiny:latest"})
+    _, _, (shown,) = ask("/api/show", {"model": "tiny:latest"})
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert shown["model_info"]["generic.context_length"] == 4096
 

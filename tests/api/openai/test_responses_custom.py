@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from itertools import pairwise
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from start_llm.api.openai.responses_tools import InputText
 
@@ -15,20 +10,6 @@ from start_llm.api.openai.responses_tools import InputText
 def input_of(arguments: str) -> str:
     reader = InputText()
     return reader.feed(arguments) + reader.finish(arguments)
-
-
-TEXTS = st.text(st.one_of(st.sampled_from('\\"/\n\t😀é{}'), st.characters()))
-
-
-@given(TEXTS, st.booleans(), st.lists(st.integers(0, 80), max_size=5))
-def test_pieces_are_the_text_however_it_is_cut(text: str, ascii_only: bool, cuts: list[int]) -> None:
-    arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
-    places = [0, *sorted(min(cut, len(arguments)) for cut in cuts), len(arguments)]
-    reader = InputText()
-    pieces = [reader.feed(arguments[begin:end]) for begin, end in pairwise(places)]
-    assert reader.text == text, "nothing waits for the end"
-    assert reader.finish(arguments) == ""
-    assert "".join(pieces) == input_of(arguments) == text
 
 
 def test_text_comes_as_soon_as_it_is_certain() -> None:
