@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ import start_llm
 from scripts.settings_docs import env_example
 from start_llm.app import App
 from start_llm.core.errors import Unavailable
-from start_llm.core.settings import SettingsError, load_settings
+from start_llm.core.settings import load_settings
 from start_llm.models.device import Device
 from tests.core.test_settings import FIRST_DESIGN
 from tests.integration.live import places
@@ -132,13 +133,6 @@ def test_what_a_library_says_of_named_files_ends_the_start_in_a_sentence(
         httpx.get(f"{app.url}/health")
 
 
-def test_a_port_in_use_is_named(make: Callable[..., Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match=str(port)):
-            make(mlx_port=port)
-
-
 def test_a_stranger_on_the_proxys_port_is_named_and_the_server_goes_on(make: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         app, said = make(proxy="on", proxy_port=taken.getsockname()[1], litellm_master_key="sk-test")
@@ -147,41 +141,21 @@ def test_a_stranger_on_the_proxys_port_is_named_and_the_server_goes_on(make: Cal
         assert httpx.get(f"{app.server_url}/health").status_code == 200
 
 
-class ReadyProxy:
-    """A proxy that is there at once."""
-
-    url, master_key = "http://127.0.0.1:4000", "sk-secret"
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def wait_ready(self, seconds: float) -> bool:
-        return True
-
-    def alive(self) -> bool:
-        return True
-
-    def healthy(self) -> bool:
-        return True
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_proxys_key_is_shown_on_a_terminal_only(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     """Elsewhere it would stay in a log."""
     shown = io.StringIO()
-    monkeypatch.setattr("start_llm.app.LiteLLMProxy", ReadyProxy)
+    ready = Mock(url="http://127.0.0.1:4000", master_key="sk-secret")
+    monkeypatch.setattr("start_llm.app.LiteLLMProxy", Mock(return_value=ready))
     settings = load_settings(None, **places(model, tmp_path) | {"proxy": "on"})
     app = App(settings, console=Console(file=shown, force_terminal=terminal, width=200))
     try:
         app.start()
     finally:
         app.stop()
-    assert ReadyProxy.url in shown.getvalue()
+    assert ready.url in shown.getvalue()
     assert ("sk-secret" in shown.getvalue()) is terminal
 
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
         (ROOT / "docs", [str(ROOT / "tests")], True),
         (ROOT, ["tests/e2e"], False),
         (ROOT, ["tests/test_app.py"], False),
-        (ROOT, ["tests/test_app.py::test_a_port_in_use_is_named"], False),
+        (ROOT, ["tests/test_app.py::test_before_loading_requests_get_503"], False),
         (ROOT, ["tests/core", "tests/api"], False),
     ],
 )

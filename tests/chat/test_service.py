@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,49 +26,21 @@ TOOLS = (Tool("get", "", {"type": "object"}), Tool("put", "", {"type": "object"}
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"x": "a"}}\n</tool_call>'
 
 
-class FakeEngine:
-    def __init__(self) -> None:
-        self.cancelled: list[str] = []
-
-    def cancel(self, work_id: str) -> None:
-        self.cancelled.append(work_id)
-
-    def status(self) -> Any:
-        return SimpleNamespace(state="busy", detail="")
-
-
-class Letters:
-    """A token is a letter's code point."""
-
-    def feed(self, token: int) -> str:
-        return chr(token)
-
-    def finish(self) -> str:
-        return ""
-
-
-class Service:
-    def __init__(self) -> None:
-        self.finished: list[Any] = []
-
-    def finish(self, prepared: Any, answer: Any, tokens: Any) -> None:
-        self.finished.append(answer)
-
-    def remember(self, request_id: str, report: CacheReport) -> None:
-        self.remembered = report
-
-
 def begun(parallel: bool = True, poll: float = 60.0, stop: tuple[str, ...] = ()) -> tuple[ChatStream, Any, Any]:
     """A request that was submitted, the engine, and its only choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
-    service, engine = Service(), FakeEngine()
+    cancelled: list[str] = []
+    status = SimpleNamespace(state="busy", detail="")
+    engine = SimpleNamespace(cancelled=cancelled, cancel=cancelled.append, status=lambda: status)
+    service = Mock()
+    letters = SimpleNamespace(feed=chr, finish=str)  # a token is a letter's code point
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     model = SimpleNamespace(pipeline=service, recorder=service, style=style, detokenizer=lambda: None)
     prepared = SimpleNamespace(request=request, prompt=Prompt((1, 2)), session=None, rendering=Rendering("", 0))
     work = RequestWork(request, model, prepared, None, 100)  # type: ignore[arg-type]
     stream = ChatStream(engine, service, work, poll)  # type: ignore[arg-type]
     parser = OutputParser(style, tools=TOOLS, stop=stop)
-    choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
+    choice = ChoiceParser(0, parser, letters, "r#0", single_call=not parallel)  # type: ignore[arg-type]
     stream._choices = [choice]
     return stream, engine, choice
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -53,11 +52,8 @@ class Session:
         skip_unless_installed(name)
         self.world, self.name = world, name
         self.scenario: Scenario = SCENARIOS[name]
-        self.folder = world.folder / name / part
-        (self.folder / "src").mkdir(parents=True)
-        for file in ("src/calc.py", "src/util.py", "NOTES.md"):
-            (self.folder / file).write_text("")
-        subprocess.run(["git", "init", "-q"], cwd=self.folder, env=world.environment(name), check=True)
+        self.folder = world.repository(name, part)
+        (self.folder / "NOTES.md").touch()
         self.data = world.folder / name / "cache" / "launch" / name
 
     def picture(self, name: str, seed: int) -> Path:

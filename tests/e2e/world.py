@@ -166,9 +166,9 @@ class World:
             **self.more,
         }
 
-    def repository(self, name: str) -> Path:
+    def repository(self, name: str, part: str = "the-repository") -> Path:
         """A fresh scratch repository."""
-        folder = self.folder / name / "the-repository"
+        folder = self.folder / name / part
         (folder / "src").mkdir(parents=True)
         (folder / "src" / "calc.py").write_text("def add(a, b):\n    return a - b\n")
         (folder / "src" / "util.py").write_text("def clamp(x, low, high):\n    return max(low, min(x, high))\n")

@@ -1,9 +1,10 @@
-"""The machine: its ports, processes and folders, what a Mac says of itself, and that it does not sleep."""
+"""The machine: its ports, processes and folders, its BLAS, what a Mac says of itself, and that it does not sleep."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from start_llm.host import blas
 from start_llm.host import home as homes
 from start_llm.host.awake import BEHIND_SECONDS, Awake, holder
+from start_llm.host.home import ANEW_VARIABLE
 from start_llm.host.mac import MacFacts, read_mac, remarks
 from start_llm.host.ports import address, free_port, is_free, listener, who_listens
 from start_llm.host.processes import created, running, wait_until
@@ -122,3 +125,49 @@ def test_a_command_that_ends_or_is_not_there_is_not_tried_for_ever() -> None:
     until(lambda: ending._child is not None and ending._child.poll() is not None)
     assert not ending.look()
     assert not Awake(lambda: 0.0, ["/nothing/there"], lambda: False).look()
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="other systems have a fast BLAS of their own")
+
+
+@pytest.mark.live
+@linux_only
+def test_a_process_begins_again_once_with_the_same_words(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from start_llm.host import blas\n"
+        "blas.known = lambda prefix: 'libm.so.6'\n"
+        "print(os.getpid(), os.getcwd(), sys.argv[1:], os.environ.get('LD_PRELOAD'), flush=True)\n"
+        "folder = os.getcwd(); os.chdir('/'); blas.begin_again(folder); print('done')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in {"LD_PRELOAD", ANEW_VARIABLE}}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", code, "two words"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    before, after, done = run.stdout.splitlines()
+    assert before.endswith("['two words'] None") and done == "done"
+    assert after == before.replace("None", "libm.so.6"), "the same process, folder and words"
+
+
+def test_what_is_known_is_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    answers = iter([None, "libopenblas.so.0", str(tmp_path / "bridge.so"), None])
+    compiler: list[str | None] = [None]
+
+    def bridge(prefix: Path) -> str | None:
+        asked.append(prefix)
+        return next(answers)
+
+    monkeypatch.setattr(blas, "bridge", bridge)
+    monkeypatch.setattr(blas, "_compiler", lambda: compiler[0])
+    (tmp_path / "lib").mkdir()
+    assert [blas.known(tmp_path), blas.known(tmp_path)] == [None, None] and len(asked) == 1
+    compiler[0] = "/usr/bin/cc"  # installed meanwhile
+    assert [blas.known(tmp_path), blas.known(tmp_path)] == ["libopenblas.so.0"] * 2 and len(asked) == 2
+    compiler[0] = "/usr/bin/gcc"
+    assert blas.known(tmp_path) == str(tmp_path / "bridge.so")
+    assert blas.known(tmp_path) is None and len(asked) == 4, "that file is gone"
+    (tmp_path / blas.NOTE).write_text("[]")
+    with pytest.raises(StopIteration):
+        blas.known(tmp_path)

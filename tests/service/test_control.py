@@ -8,21 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from start_llm.core.settings import load_settings
+from start_llm.core.settings import Settings, load_settings
 from start_llm.host.mac import MacFacts
 from start_llm.models.device import GIB, Device
 from start_llm.service import commands, control
 from start_llm.service.place import Place
 
 
-def test_who_interrupts_a_start_is_told_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(None, start_llm_cache_dir=tmp_path, log_root=tmp_path, mlx_port=1)
+
+
+def test_who_interrupts_a_start_is_told_that_it_goes_on(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(control, "is_free", lambda *_: True)
     monkeypatch.setattr(control, "spawn", lambda *_: SimpleNamespace(poll=lambda: None))
     monkeypatch.setattr(control, "_answers_before", interrupted)
-    settings = load_settings(None, start_llm_cache_dir=tmp_path, log_root=tmp_path, mlx_port=1)
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         control.bring_up(settings, Place(settings), {}, said.append)
@@ -45,10 +49,9 @@ def test_what_is_added_to_a_log_is_passed_on_with_its_indentation(tmp_path: Path
 
 
 def test_a_log_is_shown_without_what_a_terminal_obeys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """LiteLLM quotes names that clients send, and transformers what stands in a model's files."""
-    settings = load_settings(None, start_llm_cache_dir=tmp_path, log_root=tmp_path, mlx_port=1)
     log = tmp_path / "proxy.log"
     log.write_text("no model \x1b]52;c;QQ==\x07\x9b1mx\n")
 
@@ -65,19 +68,18 @@ def test_a_log_is_shown_without_what_a_terminal_obeys(
 
 
 def test_status_shows_what_a_server_says_without_what_a_terminal_obeys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     health = {"state": "busy", "detail": "loading \x1b[2J\x9b1mx"}
     monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, health))
     monkeypatch.setattr(commands, "model_cards", lambda *_: [{"id": "a\x1b]0;b\x07", "context_length": 8}])
-    settings = load_settings(None, start_llm_cache_dir=tmp_path, mlx_port=1)
     assert commands.main_status(settings, argparse.Namespace(json=False)) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["model", "a]0;b  (context 8 tokens)"] in lines and ["now", "loading [2J1mx"] in lines
 
 
 def test_ps_shows_each_model_that_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cards = [
         {"id": name, "details": {"state": state, "weight_bytes": size, "kv_bytes": 83 * 10**6}}
@@ -87,7 +89,6 @@ def test_ps_shows_each_model_that_is_loaded(
     monkeypatch.setattr(commands, "ask_json", lambda *_, **__: (200, {"state": "ready", "running": 2}))
     monkeypatch.setattr(commands, "model_cards", lambda *_: cards)
     monkeypatch.setattr(commands, "running_ports", lambda _: [8081])
-    settings = load_settings(None, start_llm_cache_dir=tmp_path)
     assert commands.main_ps(settings, argparse.Namespace(json=False)) == 0
     _, main, second = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert main == ["8081", "main", "ready", "540", "B", "83.0", "MB", "2", "0", "0", "0", "B", "0", "s"]
@@ -95,7 +96,7 @@ def test_ps_shows_each_model_that_is_loaded(
 
 
 def test_status_tells_of_the_machine_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     settings = load_settings(None, start_llm_cache_dir=tmp_path / "not yet", mlx_port=1)
