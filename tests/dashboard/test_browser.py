@@ -184,7 +184,14 @@ def enter(field: Any, words: str) -> None:
     field.send_keys(words + webdriver.Keys.ENTER)
 
 
-def test_a_model_is_found_fetched_given_values_and_deleted(page: Browser, hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_found_fetched_given_values_and_deleted(
+    page: Browser, server: Live, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: str, progress: Any, **more: Any) -> Any:
+        while True:
+            time.sleep(0.02)
+            progress("download", 0.4)
+
     page.view("models")
     page.until_text("#known", "qwen3.6-27b", "GB")
     enter(page.one("#pull-name"), "model")
@@ -192,6 +199,13 @@ def test_a_model_is_found_fetched_given_values_and_deleted(page: Browser, hub: H
     page.press('#hits-list [aria-label="Fetch owner/model"]')
     page.until_text("#pull-told", "owner/model: done.")
     page.until_text("#models-list", "owner/model")
+    monkeypatch.setattr(server.app._server.page.pulls, "_fetch", fetch)
+    enter(page.one("#pull-name"), "owner/model")
+    page.until_text("#pull-told", "40%")
+    page.press("#pull-stop")
+    page.until_text("#pull-told", "stopped")
+    page.one("#pull-go")
+    assert page.run("return document.getElementById('pull-drop').hidden"), "a renewal deletes nothing that was here"
     page.press('#models-list [aria-label="Settings of owner/model"]')
     page.one('.own [data-key="context"]').send_keys("4096")
     page.one('.own [data-key="sampling.top_p"]').send_keys(".5")
@@ -243,28 +257,6 @@ def test_a_fetch_is_paused_goes_on_and_is_cancelled(
     go_on.set()
     page.until_text("#pull-told", "done", "2.0 GB")
     assert page.run("return [...document.querySelectorAll('#pull-acts button')].every((button) => button.hidden)")
-
-
-def test_while_a_model_is_renewed_no_button_deletes_what_was_here(
-    page: Browser, server: Live, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(name: str, progress: Any, **more: Any) -> Any:
-        while True:
-            time.sleep(0.02)
-            progress("download", 0.4)
-
-    page.view("models")
-    page.until_text("#known", "qwen3.6-27b")
-    enter(page.one("#pull-name"), "owner/model")
-    page.until_text("#pull-told", "owner/model: done.")
-    page.until_text("#models-list", "owner/model")
-    monkeypatch.setattr(server.app._server.page.pulls, "_fetch", fetch)
-    enter(page.one("#pull-name"), "owner/model")
-    page.until_text("#pull-told", "40%")
-    page.press("#pull-stop")
-    page.until_text("#pull-told", "stopped")
-    page.one("#pull-go")
-    assert page.run("return document.getElementById('pull-drop').hidden")
 
 
 def test_what_cannot_be_found_or_fetched_is_said(page: Browser, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 PAD, END_OF_TEXT, START, END = 0, 1, 2, 3
-NO_THINKING, OPENED = "<think>\n\n</think>\n\n", "<think>\n"
+NO_THINKING = "<think>\n\n</think>\n\n"
 MISMATCH = "!!STATE MISMATCH: "
 FILLER = " the"
 MEMO_LIMIT = 64 if "ORACLE_FORGETS" in os.environ else 4096
@@ -125,7 +125,6 @@ class Answers:
         self.tokenizer = Tokenizer.from_file(str(tokenizer))
         self.opening = np.array(self.encode("<|im_start|>assistant\n"), dtype="<i4")
         self.no_thinking = self.encode(NO_THINKING)
-        self.opened = self.encode(OPENED)
         self.words = [self.encode(f" {word}")[0] for word in ("the", "of", "and", "to", "in", "is", "that", "for")]
         self.memo: dict[str, list[list[int]]] = {}
         self.pending: Counter[tuple[str, int]] = Counter()
@@ -214,7 +213,7 @@ class Answers:
         return END
 
     def _candidates(self, key: str, prompt: np.ndarray, reply: str) -> list[list[int]]:
-        """The answer as it stands, after a prompt that closed the thinking block, and after one that opened it."""
+        """The answer as it stands, and after a prompt that closed the thinking block."""
         memo_key = key + reply
         if memo_key not in self.memo:
             if len(self.memo) > MEMO_LIMIT:
@@ -223,7 +222,6 @@ class Answers:
             self.memo[memo_key] = [
                 [*self.encode(text), END],
                 [*self.no_thinking, *self.encode(THOUGHT.sub("", text)), END],
-                [*self.opened, *self.encode("</think>\n\n" + text), END],
             ]
         return self.memo[memo_key]
 

@@ -2,10 +2,7 @@
 
 - ``plain``: reasoning of every past turn is shown.
 - ``qwen3``: reasoning before the last user message is dropped.
-- ``preserve``: as ``qwen3``, unless ``preserve_thinking`` is true.
-- ``opened``: as ``plain``, and the generation prompt opens the thinking block.
 - ``seeing``: as ``plain``, and content may be a list of parts, texts and images.
-- ``no_tools``: as ``plain``, but knows neither tools nor tool calls.
 - ``xml``: as ``plain``, with calls in Qwen's XML.
 """
 
@@ -100,23 +97,6 @@ _XML_CALL = r"""{{- '<tool_call>\n<function=' + tool_call.name + '>\n' }}
             {%- endfor %}
             {{- '</function>\n</tool_call>' }}"""
 
-_NO_TOOLS = r"""{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-{%- endif %}"""
-
-_AFTER_LAST_QUERY = "loop.index0 > ns.last"
-_CLOSED = r"""{%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- endif %}"""
-_OPENED = r"""{%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- else %}
-        {{- '<think>\n' }}
-    {%- endif %}"""
-
 
 def _with_reasoning(condition: str, form: str = _JSON_FORM, call: str = _JSON_CALL) -> str:
     messages = _MESSAGES.replace("SHOW_REASONING", condition).replace("ONE_CALL", call)
@@ -125,10 +105,7 @@ def _with_reasoning(condition: str, form: str = _JSON_FORM, call: str = _JSON_CA
 
 TEMPLATES = {
     "plain": _with_reasoning("true"),
-    "qwen3": _with_reasoning(_AFTER_LAST_QUERY),
-    "preserve": _with_reasoning(f"(preserve_thinking is defined and preserve_thinking) or {_AFTER_LAST_QUERY}"),
-    "opened": _with_reasoning("true").replace(_CLOSED, _OPENED),
+    "qwen3": _with_reasoning("loop.index0 > ns.last"),
     "seeing": _with_reasoning("true").replace(_CONTENT, _PARTS),
-    "no_tools": _NO_TOOLS,
     "xml": _with_reasoning("true", _XML_FORM, _XML_CALL),
 }

@@ -178,10 +178,5 @@ def test_templates_render_and_answer(template: str, tmp_path: Path) -> None:
         {"role": "user", "content": "[[truth]]"},
     ]
     prompt = oracle.prompt(conversation)
-    shown = "SECRET" in text(oracle, prompt)
-    assert shown == (template in {"plain", "opened", "seeing", "xml"})
-    assert ("SECRET" in text(oracle, oracle.prompt(conversation, preserve_thinking=True))) == (
-        template in {"plain", "opened", "seeing", "xml", "preserve"}
-    )
-    answer = text(oracle, oracle.generate(prompt))
-    assert answer == ("</think>\n\n" if template == "opened" else "") + expected_truth(prompt)
+    assert ("SECRET" in text(oracle, prompt)) == (template != "qwen3")
+    assert text(oracle, oracle.generate(prompt)) == expected_truth(prompt)

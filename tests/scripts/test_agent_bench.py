@@ -1,4 +1,4 @@
-"""The benchmark against a server that caches nothing: it must see all work and every wrong answer. What it calls new."""
+"""The benchmark against a server that caches nothing: it must see the work and every wrong answer. What is new."""
 
 from __future__ import annotations
 
