@@ -3,7 +3,6 @@ from __future__ import annotations
 import inspect
 import json
 import platform
-import socket
 import subprocess
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.host.mac import MacFacts
-from start_llm.host.ports import free_port
 from start_llm.models.device import GIB, Accelerator, Device
 from start_llm.proxy.access import READY_BODY
 from tests.launch.stub import serving
@@ -109,16 +107,6 @@ def test_apple_silicon_gets_a_recommendation(settings: Settings, monkeypatch: py
     assert [each.verdict for each in lines] == ["ok", "note", "ok"]
 
 
-def test_a_taken_port_is_named() -> None:
-    number = free_port()
-    with socket.create_server(("127.0.0.1", number)):
-        finding = doctor.check_port("server port", "MLX_PORT", "127.0.0.1", number)
-    assert finding.verdict == "note"
-    assert str(number) in finding.text
-    assert "MLX_PORT" in finding.text
-    assert doctor.check_port("server port", "MLX_PORT", "127.0.0.1", number).verdict == "ok"
-
-
 def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
     with serving() as number:
         assert doctor.answers("127.0.0.1", number, "/health", "state")
@@ -127,7 +115,9 @@ def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
             list(doctor.examine(settings.model_copy(update={"mlx_port": number, "proxy_port": number}), Probe(None)))
         )
     assert found["server port"] == Finding("server port", "ok", f"{number}, start_llm runs there now")
-    assert found["proxy port"].verdict == "note" and "PROXY_PORT" in found["proxy port"].text
+    taken = found["proxy port"]
+    assert taken.verdict == "note" and "PROXY_PORT" in taken.text and str(number) in taken.text
+    assert doctor.check_port("server port", "MLX_PORT", "127.0.0.1", number).verdict == "ok"
     assert not doctor.answers("127.0.0.1", number, "/health", "state")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from importlib import resources
@@ -14,15 +13,13 @@ import pytest
 from tests.api.common.test_documents import pdf, words
 from tests.dashboard.browser import Browser
 from tests.dashboard.hostile import HTML, SLOW, SNIPPETS
+from tests.images.pictures import png
 from tests.integration.live import Live
 from tests.lazy import Package
 from tests.oracle.oracle import script
 
 webdriver: Any = Package("selenium.webdriver")
 
-PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 ALLOWED = frozenset((
     "A", "BLOCKQUOTE", "BR", "BUTTON", "CODE", "DEL", "DIV", "EM", "H1", "H2", "H3", "H4", "H5", "H6", "HR", "LI", "OL",
     "P", "PRE", "STRONG", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "UL",
@@ -150,7 +147,7 @@ def test_model_sampling_and_files_go_along(page: Browser, server: Live, tmp_path
         {"try-top-p": "0.9", "try-seed": "7", "try-most": "40", "try-system": "Be short."},
     )
     (tmp_path / "notes.txt").write_text("a remark of mine")
-    (tmp_path / "pixel.png").write_bytes(PIXEL)
+    (tmp_path / "pixel.png").write_bytes(png())
     (tmp_path / "data.bin").write_bytes(b"\x00\x01")
     page.all("#try-file")[0].send_keys(
         "\n".join(str(tmp_path / name) for name in ("notes.txt", "pixel.png", "data.bin"))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from PIL import Image
 
 from start_llm.core.extras import is_installed
-from tests.e2e.install import clients_folder
+from tests.e2e.test_libraries import run
 from tests.embeddings.tiny import build_encoder
 from tests.integration.live import Live, live
 from tests.oracle.oracle import script
@@ -63,9 +61,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Ite
 
 
 def test_the_client_does_all_that_it_can(server: Live) -> None:
-    python = clients_folder() / "ollama" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("tests/e2e/install.py ollama installs it")
     (png := BytesIO()).name = "a.png"
     Image.new("RGB", (8, 8), "red").save(png)
     encoder = "encoder" if server.app.settings.embedding_model else ""
@@ -74,14 +69,8 @@ def test_the_client_does_all_that_it_can(server: Live) -> None:
         "QUESTION": QUESTION,
         "IMAGE": base64.b64encode(png.getvalue()).decode(),
         "ENCODER": encoder,
-        "NO_PROXY": "*",
-        "LD_PRELOAD": "",
     }
-    done = subprocess.run(
-        [python, "-c", PYTHON], env=os.environ | given, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = json.loads(run("ollama", ["python", "-c", PYTHON], **given))
     assert found["thinking"].strip() == "Which city?" and found["text"].strip() == "I look."
     assert found["calls"] == [["weather", {"city": "Paris"}]] and found["answer"].strip() == "It is sunny."
     assert found["wrong"].startswith("404 ") and "nobody" in found["wrong"]

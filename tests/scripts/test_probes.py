@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from scripts import diff_turns, inspect_mlx_cache, pi_like_probe, probe_session
 from scripts.bench.servers import Server
 from tests.integration.live import live
-from tests.oracle import build_oracle
-
-Kind = Literal["plain", "hybrid"]
+from tests.oracle import Kind, build_oracle
 
 
 def test_pi_like_probe_runs_through(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

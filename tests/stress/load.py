@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from tests.api.attacks import ATTACKS
@@ -286,16 +287,12 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, int]:
     return int(head.split()[1]), int(length.split()[0]) if length else 0
 
 
-_BAD_BODIES: list[tuple[str, bytes]] = []
-
-
+@cache
 def bad_bodies() -> list[tuple[str, bytes]]:
     """Attacks that have at most two megabytes, and plain nonsense."""
-    if not _BAD_BODIES:
-        attacks = ((attack.path, attack.body) for attack in ATTACKS)
-        _BAD_BODIES.extend((path, body) for path, body in attacks if len(body) < 2_000_000)
-        _BAD_BODIES.extend((CHAT, body) for body in (b"{", b"[]", b"null", b"\xff", b"", b'{"messages":[1]}'))
-    return _BAD_BODIES
+    nonsense = (b"{", b"[]", b"null", b"\xff", b"", b'{"messages":[1]}')
+    attacks = ((attack.path, attack.body) for attack in ATTACKS)
+    return [*(each for each in attacks if len(each[1]) < 2_000_000), *((CHAT, body) for body in nonsense)]
 
 
 HOST = b"Host: localhost\r\n"

@@ -1,11 +1,10 @@
 """One attack after the other against a server of its own, and how long `/health` takes meanwhile.
 
-By hand: ``python -m tests.stress.sieges`` prints a line for each. `tests/stress/test_sieges.py` holds the limits.
+`test_sieges` holds the limits.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import statistics
@@ -25,7 +24,6 @@ import psutil
 from tests.api.attacks import ATTACKS
 from tests.fuzz.test_attacks import ATTACKS as DEAR
 from tests.integration.processes import process
-from tests.oracle import build_oracle
 from tests.stress.watch import Health, HealthProbe, quantile, until_at_rest
 
 CHAT = "/v1/chat/completions"
@@ -75,15 +73,13 @@ def sieges() -> Iterator[tuple[str, Siege | tuple[str, bytes]]]:
     yield "clients that leave at once", leaving
 
 
-def besiege(model: Path, folder: Path, seconds: float, say: Callable[[str], None], only: str = "") -> list[Figures]:
-    """Each attack whose name holds `only`, for `seconds` on one server; `say` gets a line for each."""
+def besiege(model: Path, folder: Path, seconds: float, say: Callable[[str], None]) -> list[Figures]:
+    """Each attack for `seconds` on one server; `say` gets a line for each."""
     found: list[Figures] = []
     say(HEADLINE)
     with process(model, folder, MAX_KV_SIZE="8192") as (url, child):
         port = int(url.rsplit(":", 1)[1])
         for name, siege in sieges():
-            if only not in name:
-                continue
             found.append(_one(port, child.pid, name, siege, seconds))
             say(found[-1].line())
             until_at_rest(port)
@@ -210,17 +206,3 @@ def leaving(port: int, over: threading.Event) -> None:
     while not over.wait(0.002):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(raw)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5, help="for each attack")
-    parser.add_argument("--only", default="", help="attacks whose name holds this")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        besiege(build_oracle(Path(folder) / "model", "plain"), Path(folder), options.seconds, print, options.only)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
