@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from unittest.mock import patch
 
-from start_llm.core.events import (
-    Event,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
+from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from start_llm.core.messages import Message, Tool
 from start_llm.parsing.registry import OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.events import ChoiceDone, Event, TextDelta, TokenLogprob
-from start_llm.parsing.choice import Ending, RawChoiceParser
+from start_llm.parsing.choice import Detokenizer, Ending, RawChoiceParser
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.stream import OutputParser
 
@@ -89,3 +89,20 @@ def test_tokens_of_a_stop_string_are_not_told() -> None:
     assert (text, choice.ending) == ("one two", Ending.STOP_STRING)
     assert [item.text for item in logprobs] == ["one ", "two"]
     assert events[-1] == ChoiceDone("stop", 0, "END")
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"), [("aé🙂 b".encode(), "aé🙂 b"), ("ab🙂".encode()[:-1], "ab"), ("é".encode()[:1], "")]
+)
+def test_characters_come_whole_and_half_a_one_at_the_end_is_left_out(sent: bytes, text: str) -> None:
+    """By mlx-lm's own detokenizer: a token is a byte here."""
+    utils = pytest.importorskip("mlx_lm.tokenizer_utils")
+    letters = {byte: char for char, byte in utils._byte_decoder().items()}
+
+    class Tokenizer(list[int]):
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return [letters[token] for token in ids]
+
+    detokenizer = Detokenizer(utils.BPEStreamingDetokenizer(Tokenizer(range(256))))
+    pieces = [*map(detokenizer.feed, sent), detokenizer.finish()]
+    assert "".join(pieces) == text and all("\ufffd" not in piece for piece in pieces)

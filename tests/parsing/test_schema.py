@@ -113,6 +113,9 @@ CIRCLES: list[dict[str, Any]] = [
     {"oneOf": [{"allOf": [{"$ref": "#"}]}]},
     {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     {"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}]}}},
+    {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 2}}},
+    {"properties": {"a": {"$ref": "#/properties/b"}, "b": {"$ref": "#/properties/a"}}},
+    {"$defs": {"t": {"properties": {"n": {"$ref": "#/$defs/t"}}}}, "properties": {"a": {"$ref": "#/$defs/t"}}},
 ]
 
 

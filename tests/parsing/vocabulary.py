@@ -14,6 +14,7 @@ from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
 from start_llm.parsing.structured import ModelText, make_constraint, model_text
+from tests.parsing.formats import RENDER
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>")
 MARKERS += ("<arg_value>", "</arg_value>", "]<]minimax[>[", "<|content_invoke_tool_json|>", "<|end_message|>")
@@ -96,30 +97,13 @@ def constraint(
     return make_constraint(request, words.model_text(tool_format, reasoning), **where)
 
 
-GOOD = {
-    "hermes_json": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "days": 2}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nUlm\n</parameter>\n<parameter=days>\n2\n"
-    "</parameter>\n</function>\n</tool_call>",
-    "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Ulm</arg_value><arg_key>days</arg_key>"
-    "<arg_value>2</arg_value></tool_call>",
-    "llama_xml": '<function=get_weather>{"city": "Ulm", "days": 2}</function>',
-    "llama": '{"name": "get_weather", "parameters": {"city": "Ulm", "days": 2}}',
-}
-_HEAD = "<｜DSML｜parameter name="
-GOOD["deepseek_v4"] = (
-    f'<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n{_HEAD}"city" string="true">Ulm</｜DSML｜parameter>\n'
-    f'{_HEAD}"days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
-)
-GOOD["minimax_m3"] = (
-    '~<tool_call>\n~<invoke name="get_weather">~<city>Ulm~</city>~<days>2~</days>~</invoke>\n~</tool_call>'
-).replace("~", "]<]minimax[>[")
-GOOD["k2_horizon"] = (
-    f"<ifm|tool_calls>\n{GOOD['glm47'].replace('tool_call', 'ifm|tool_call')}\n</ifm|tool_calls>".replace(
-        "arg_", "ifm|arg_"
-    )
-)
-GOOD["inkling"] = (
-    '<|content_invoke_tool_json|>{"name": "get_weather", "args": {"city": "Ulm", "days": 2}}<|end_message|>'
-)
+_CALL = [("get_weather", {"city": "Ulm", "days": 2})]
+GOOD = {name: RENDER[name](_CALL) for name in ("hermes_json", "qwen3_coder", "glm47", "llama_xml")}
+GOOD["glm47"] = GOOD["glm47"].replace("\n", "")
+GOOD["llama"] = '{"name": "get_weather", "parameters": {"city": "Ulm", "days": 2}}'
+GOOD |= {name: RENDER[name](_CALL) for name in ("deepseek_v4", "minimax_m3")}
+_IFM = GOOD["glm47"].replace("tool_call", "ifm|tool_call").replace("arg_", "ifm|arg_")
+GOOD["k2_horizon"] = f"<ifm|tool_calls>\n{_IFM}\n</ifm|tool_calls>"
+GOOD["inkling"] = RENDER["inkling"](_CALL).removeprefix("<|message_model|>get_weather")
 GOOD["json_tools"] = GOOD["something_else"] = GOOD["hermes_json"]
 GOOD["glm4_xml"] = GOOD["glm4_native"] = GOOD["glm47"]

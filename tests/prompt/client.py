@@ -16,6 +16,7 @@ from start_llm.core.settings import Settings
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.prepared import Prepared
+from tests.parsing.formats import RENDER
 from tests.prompt.models import EOS, model
 
 CLEARED = "[Old tool result content cleared]"
@@ -70,15 +71,9 @@ def raw_answer(family: str, answer: Message, opened: bool) -> str:
         text = f"{'' if opened else '<think>' + chr(10)}{answer.reasoning}\n</think>\n\n"
     elif opened:
         text = "\n</think>\n\n"
-    text += answer.content
-    for call in answer.tool_calls:
-        if family == "glm4":
-            pairs = json.loads(call.arguments).items()
-            inner = "".join(f"\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>" for k, v in pairs)
-            text += f"\n<tool_call>{call.name}{inner}\n</tool_call>"
-        else:
-            text += f'\n<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
-    return text
+    form = RENDER["glm47" if family == "glm4" else "hermes_json"]
+    calls = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+    return text + answer.content + "".join(f"\n{form([call])}" for call in calls)
 
 
 def odd_tokens(tokenizer: HFTokenizer, text: str, seed: int = 1) -> list[int]:

@@ -65,27 +65,22 @@ class Life:
         self.prompts: dict[str, list[tuple[int, ...]]] = {"a": [], "b": []}
         self.faults: list[str] = []
 
+    def meets_fault(self, name: str, call: Callable[[], Any]) -> bool:
+        try:
+            call()
+        except Fault:
+            self.faults.append(name)
+            return True
+        return False
+
     def turn(self, name: str, answer: Message, *new: Message) -> None:
         client = self.clients[name]
         client.messages += new
-        try:
-            client.ask()
-        except Fault:
-            self.faults.append(name)
+        if self.meets_fault(name, client.ask):
             client.ask()
         self.prompts[name].append(client.prepared.prompt.tokens)
-        try:
-            client.answer(answer)
-        except Fault:  # as the recorder does: one answer is not remembered
-            self.faults.append(name)
+        if self.meets_fault(name, lambda: client.answer(answer)):  # as the recorder does: it is not remembered
             client.messages.append(client.echo(answer))
-
-    def figures(self) -> None:
-        """As `/metrics` asks for them."""
-        try:
-            self.pipe.counters()
-        except Fault:
-            self.faults.append("")
 
     def play(self) -> None:
         for step in range(4):
@@ -101,7 +96,7 @@ class Life:
                 called = "call_read" if step == 1 else "call_bash"
                 result = Message("tool", f"result {step} of {name}", tool_call_id=called)
                 self.turn(name, say(f"Step {step}.", f"Thought {step}", bash={"command": f"ls {name}"}), result)
-            self.figures()
+            self.meets_fault("", self.pipe.counters)  # as `/metrics` asks for them
         self.pipe.close()
 
 

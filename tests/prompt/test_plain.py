@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,18 +59,14 @@ def test_reasoning_in_front_of_a_call_may_come_back_or_not(echo: str) -> None:
 
 def test_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client("qwen3", pipeline("qwen3"), tools=(READ,))
-    sizes: list[int] = []
-    encode = client.pipe._composer.coder.encode
-
-    def counted(text: str, **places: int) -> object:
-        sizes.append(len(text))
-        return encode(text, **places)
-
+    coder = client.pipe._composer.coder
+    encode = Mock(wraps=coder.encode)
     prepared = client.ask(Message("user", "word " * 2000))
     client.answer(say("Done."))
-    made = PlainTokens(client.pipe._composer.renderer, client.pipe._composer.coder)
-    monkeypatch.setattr(client.pipe._composer.coder, "encode", counted)
+    made = PlainTokens(client.pipe._composer.renderer, coder)
+    monkeypatch.setattr(coder, "encode", encode)
     (first,) = made.of(prepared, say("Done."))
     (again,) = made.of(prepared, replace(say("Done."), content="Done, and more."))
+    sizes = [len(call.args[0]) for call in encode.call_args_list]
     assert sizes[0] > 10_000 and sizes[1] < 1_000
     assert again[: len(first) - 10] == first[: len(first) - 10]

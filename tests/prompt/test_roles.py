@@ -9,19 +9,7 @@ import pytest
 from start_llm.core.messages import Message, Tool
 from start_llm.core.report import CacheReport
 from start_llm.prompt.prepared import Prepared
-from tests.prompt.client import (
-    BASH,
-    CLAUDE,
-    EDIT,
-    READ,
-    RULES,
-    Client,
-    pipeline,
-    request,
-    say,
-    system_text,
-    talk,
-)
+from tests.prompt.client import BASH, CLAUDE, EDIT, READ, RULES, Client, pipeline, request, say, system_text, talk
 from tests.prompt.models import TEMPLATES, model
 
 MAIN = system_text("You are a coding agent.")
