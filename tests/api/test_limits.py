@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from start_llm.api.common.fields import short, within
@@ -22,13 +22,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "limits.md"
 
 
 def post(server: ApiServer, path: str, body: bytes) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    try:
-        connection.request("POST", path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+    answer = httpx.post(server.url + path, content=body, headers={"Content-Type": "application/json"}, timeout=30)
+    return answer.status_code, answer.text
 
 
 @pytest.mark.parametrize(

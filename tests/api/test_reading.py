@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.errors import BadRequest, StartLLMError
-from start_llm.core.messages import Tool
+from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
+from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import Sampling
-from tests.api.fakes import exchange, read
+from tests.api.fakes import USER, exchange, read
 
 OBJECT = {"type": "object"}
+TEXT = {"type": "text", "text": "a"}
 CHATS: Any = {"type": "function", "function": {"name": "f", "description": "d", "parameters": OBJECT}}
 STRICT = CHATS | {"function": CHATS["function"] | {"strict": True}}
 OTHER = {"type": "function", "function": {"name": "g"}}
@@ -148,6 +149,126 @@ def test_a_stream_has_its_usage_where_that_is_asked_for() -> None:
     assert [each.include_usage for each in asked] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("text", "agent", "name"),
+    [
+        ("", "codex_cli_rs/0.1 (Linux)", "codex_cli_rs"),
+        ("", "Mozilla/5.0 (X11)", "browser"),
+        ("", "<img src=x>/1", "other"),
+        ("", "", "other"),
+        ("", "x" * 500, "x" * 40),
+        ("", "a\u00e9b/1", "a"),
+        ("You are Claude Code, a helper", "axios/1", "claude code"),
+        ("You are an expert coding assistant operating inside pi, a coding agent harness.", "OpenAI/JS 6.1", "pi"),
+        ("You are Cline, an AI coding agent.", "OpenAI/JS 6.1", "cline"),
+        ("You know pi: 3.14.", "OpenAI/JS 6.1", "OpenAI"),
+    ],
+)
+def test_an_agent_has_a_name(text: str, agent: str, name: str) -> None:
+    """It is its product's, or what its system text says."""
+    told = [{"role": "system", "content": text}] if text else []
+    assert read("chat", {"User-Agent": agent}, messages=[*told, *USER]).client == name
+
+
+# --- the messages of a chat ---
+
+
+def messages(*items: dict[str, Any]) -> tuple[Message, ...]:
+    return read("chat", messages=list(items)).messages
+
+
+def test_roles_and_contents_keep_their_place() -> None:
+    assert messages(
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a", "x": {}}, {"type": "text", "text": "b"}]},
+        {"role": "system", "content": "later"},
+        {"role": "assistant", "content": None, "reasoning_content": "why", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1"}},
+            {"id": "c2", "type": "function", "function": {"name": "g", "arguments": {"b": "é"}}},
+        ]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]},
+    ) == (
+        Message("system", "be brief"),
+        Message("user", "ab"),
+        Message("system", "later"),
+        Message(
+            "assistant", "", reasoning="why",
+            tool_calls=(ToolCall("c1", "f", '{"a": 1'), ToolCall("c2", "g", '{"b": "é"}')),
+        ),
+        Message("tool", "ok", tool_call_id="c1"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"content": "No.", "refusal": "I must not."}, "No.\nI must not."),
+        ({"content": None, "refusal": "I must not."}, "I must not."),
+        ({"content": None, "audio": {"id": "a", "transcript": "Hi there."}}, "Hi there."),
+        ({"content": "Hi there.", "audio": {"id": "a", "transcript": "Hi there."}}, "Hi there."),
+        ({"content": "Hi there.", "audio": {"id": "a"}}, "Hi there."),
+    ],
+)
+def test_all_that_an_assistant_said_is_shown(given: dict[str, Any], shown: str) -> None:
+    assert messages({"role": "assistant"} | given)[0] == Message("assistant", shown)
+
+
+def test_a_spoken_answer_without_words_is_refused_by_its_name() -> None:
+    with pytest.raises(NotSupported, match=r"messages\[0\]\.audio: .* send what was said"):
+        messages({"role": "assistant", "content": None, "audio": {"id": "a"}})
+
+
+def test_there_must_be_something_to_continue() -> None:
+    last = {"role": "assistant", "content": "So"}
+    assert (
+        read("chat", messages=[{"role": "user", "content": "Hi"}, last], continue_final_message=True)
+        .messages[-1]
+        .content
+    )
+    with pytest.raises(BadRequest, match="continue_final_message: the last message"):
+        read("chat", continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "why"},
+        {"reasoning": "why"},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "why"}]},
+        {"content": [{"type": "thinking", "thinking": "why"}, TEXT]},
+        {"content": [{"type": "thinking", "thinking": [TEXT | {"text": "why"}]}, TEXT]},
+    ],
+)
+def test_reasoning_comes_in_many_shapes(fields: dict[str, Any]) -> None:
+    assert messages({"role": "assistant", "content": "a"} | fields) == (Message("assistant", "a", reasoning="why"),)
+    unknown = {"role": "assistant", "content": "a", "reasoning": [{"text": "why"}]}
+    assert messages(unknown)[0].reasoning == '[{"text": "why"}]'
+
+
+def test_legacy_functions() -> None:
+    request = read(
+        "chat",
+        functions=[{"name": "f"}],
+        function_call={"name": "f"},
+        messages=[
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "r"},
+        ],
+    )
+    assert request.tools[0].name == "f"
+    assert (request.tool_choice.mode, request.tool_choice.name) == ("named", "f")
+    assert request.messages[1].tool_call_id == request.messages[0].tool_calls[0].id
+
+
+def test_half_an_emoji_is_mended() -> None:
+    assert messages({"role": "user", "content": "a\ud83d b\ud83d\ude00"})[0].content == "a\ufffd b\U0001f600"
+
+
+def test_more_candidates_than_answers_are_not_made() -> None:
+    with pytest.raises(NotSupported, match="best_of"):
+        read("chat", n=2, best_of=3)
+
+
 # --- what is wrong ---
 
 
@@ -155,7 +276,6 @@ def user(*parts: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": [*parts]}]}
 
 
-TEXT = {"type": "text", "text": "a"}
 CALL = {"type": "function_call", "call_id": "c", "name": "f"}
 G = {"type": "function", "function": {"name": "g"}}
 NOT_PARALLEL = {"type": "auto", "disable_parallel_tool_use": 1}

@@ -9,10 +9,7 @@ import pytest
 
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import ContextLengthExceeded, NotSupported, OutOfMemory
-from start_llm.core.events import (
-    Failed,
-    TextDelta,
-)
+from start_llm.core.events import Failed, TextDelta
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.protocol import anthropic_error, thinking_signature
 from tests.api.fakes import FIRST, TURN, USER, FakeService, answer

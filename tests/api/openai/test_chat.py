@@ -9,12 +9,7 @@ import pytest
 
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import QueueFull
-from start_llm.core.events import (
-    ChoiceDone,
-    Failed,
-    TextDelta,
-    TokenLogprob,
-)
+from start_llm.core.events import ChoiceDone, Failed, TextDelta, TokenLogprob
 from tests.api.fakes import DONE, FIRST, USER, FakeService, answer
 from tests.vendors import openai
 

@@ -10,14 +10,7 @@ import pytest
 from start_llm.api.openai.responses_items import unseal
 from start_llm.api.openai.responses_stream import seal
 from start_llm.core.errors import OutOfMemory
-from start_llm.core.events import (
-    Failed,
-    TextDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
+from start_llm.core.events import Failed, TextDelta, TokenLogprob, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from start_llm.core.messages import Message, ToolCall
 from tests.api.fakes import FIRST, TURN, FakeService, answer
 from tests.api.fakes import read as reading
@@ -105,14 +98,19 @@ def test_not_stored_unless_wanted(client: openai.OpenAI) -> None:
 
 
 def test_tools_that_run_elsewhere_are_noted(client: openai.OpenAI, service: FakeService) -> None:
-    tools: Any = [TOOL, {"type": "web_search"}, {"type": "mcp", "server_label": "far"},
-                  {"type": "namespace", "name": "near", "description": "", "tools": [{"type": "shell"}]}]  # fmt: skip
+    inner = [{"type": "mcp", "server_label": "far"}, TOOL, {"type": "hologram", "name": "h"}]
+    near = {"type": "namespace", "name": "near", "description": "All.", "tools": inner}
+    tools: Any = [TOOL, {"type": "web_search"}, near]
     response = client.responses.create(model="m", input="Hi", tools=tools, metadata={"k": "v"})
-    assert [tool.name for tool in service.requests[0].tools] == ["read"]
+    _, tool = service.requests[0].tools
+    assert (tool.name, tool.description) == ("near__read", "About all tools named near__*: All.")
     assert response.metadata["k"] == "v"
-    warnings = response.metadata["start_llm_warnings"]
-    assert "tools[2] (far, type mcp)" in warnings
-    assert "tools[3].tools[0] (shell, type shell)" in warnings
+    for note in (
+        "[1] (web_search, type web_search)",
+        "[2].tools[0] (far, type mcp)",
+        "[2].tools[2] (h, type hologram)",
+    ):
+        assert f"tools{note}" in response.metadata["start_llm_warnings"]
 
 
 CLIENTS_TOOLS: Any = [
@@ -191,8 +189,6 @@ def test_items_of_one_turn_are_one_message() -> None:
             {"type": "function_call_output", "call_id": "c1", "output": "ok"},
             {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok2"}]},
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "more"}]},
-            {"type": "local_shell_call", "call_id": "c3", "action": {"command": ["ls"]}},
-            {"type": "local_shell_call_output", "id": "c3", "output": "files"},
             {"type": "agent_message", "author": "/root", "recipient": "/root/helper", "content": [
                 {"type": "input_text", "text": "Payload:\n"},
                 {"type": "encrypted_content", "encrypted_content": "Look."},
@@ -207,8 +203,7 @@ def test_items_of_one_turn_are_one_message() -> None:
                 tool_calls=(ToolCall("c1", "f", '{"a": 1}'), ToolCall("c2", "g", '{"input": "raw"}'))),
         Message("tool", "ok", tool_call_id="c1"),
         Message("tool", "ok2", tool_call_id="c2"),
-        Message("assistant", reasoning="more", tool_calls=(ToolCall("c3", "local_shell", '{"command": ["ls"]}'),)),
-        Message("tool", "files", tool_call_id="c3"),
+        Message("assistant", reasoning="more"),
         Message("user", "Payload:\nLook."),
         Message("assistant", reasoning="theirs"),
     )  # fmt: skip

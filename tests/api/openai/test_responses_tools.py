@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.openai.responses_tools import FREE_TEXT, FREE_TEXT_NOTE, Named, Toolbox, flat_name, toolbox
+from start_llm.api.openai.responses_tools import (
+    FREE_TEXT,
+    FREE_TEXT_NOTE,
+    InputText,
+    Named,
+    Toolbox,
+    flat_name,
+    toolbox,
+)
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice
@@ -78,17 +86,6 @@ def test_custom_tools() -> None:
         Tool("bare", f"{FREE_TEXT_NOTE}\n\n{told}", FREE_TEXT),
     )
     assert all(made.origin(tool.name).custom for tool in made.tools)
-
-
-def test_tools_of_other_kinds_are_noted() -> None:
-    inner = [{"type": "mcp", "server_label": "far"}, function("f"), {"type": "hologram", "name": "h"}]
-    made = box({"type": "web_search"}, namespace("n", *inner, about="All."))
-    assert made.notes == (
-        "tools[0] (web_search, type web_search)",
-        "tools[1].tools[0] (far, type mcp)",
-        "tools[1].tools[2] (h, type hologram)",
-    )
-    assert made.tools == (Tool("n__f", "About all tools named n__*: All.", SCHEMA),)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +190,40 @@ def test_without_a_search_nothing_is_hidden() -> None:
     assert box(SEARCHED, search, choice=search).choice == ToolChoice("named", "tool_search")
     chosen = box(function("read") | LATER, search, choice={"type": "function", "name": "read"})
     assert [tool.name for tool in chosen.tools] == ["read", "tool_search"]
+
+
+# --- the text of a custom tool's call, while its JSON arrives ---
+
+
+def input_of(arguments: str) -> str:
+    reader = InputText()
+    return reader.feed(arguments) + reader.finish(arguments)
+
+
+def test_text_comes_as_soon_as_it_is_certain() -> None:
+    reader = InputText()
+    pieces = ['{"inp', 'ut" : "ab', "c\\", "n\\u00", 'e9"', ', "more": "x"}']
+    assert [reader.feed(piece) for piece in pieces] == ["", "ab", "c", "\n", "é", ""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"more": 1, "input": "x"}', "x"),
+        ('{"input": "first", "input": "second"}', "first"),
+        ('"bare"', "bare"),
+        ('{"patch": "x"}', '{"patch": "x"}'),
+        ('{"input": {"a": 1}}', '{"input": {"a": 1}}'),
+        ("", ""),
+        ("not JSON", "not JSON"),
+        ('{"input": "cut of', "cut of"),
+        ('{"input": "line\nbreak"}', "line\nbreak"),
+        ('{"input": "half \\ud83d pair"}', "half \ud83d pair"),
+        ('{"input": "other half \\ude00"}', "other half \ude00"),
+    ],
+)
+def test_other_shapes(arguments: str, text: str) -> None:
+    assert input_of(arguments) == text
+    reader = InputText()
+    pieces = "".join(reader.feed(char) for char in arguments)
+    assert pieces + reader.finish(arguments) == reader.text == text
