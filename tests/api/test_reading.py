@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.api.common.request import agent_of
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import Sampling
@@ -167,7 +168,7 @@ def test_a_stream_has_its_usage_where_that_is_asked_for() -> None:
 def test_an_agent_has_a_name(text: str, agent: str, name: str) -> None:
     """It is its product's, or what its system text says."""
     told = [{"role": "system", "content": text}] if text else []
-    assert read("chat", {"User-Agent": agent}, messages=[*told, *USER]).client == name
+    assert agent_of(read("chat", messages=[*told, *USER]).messages, {"User-Agent": agent}) == name
 
 
 # --- the messages of a chat ---
@@ -220,11 +221,7 @@ def test_a_spoken_answer_without_words_is_refused_by_its_name() -> None:
 
 def test_there_must_be_something_to_continue() -> None:
     last = {"role": "assistant", "content": "So"}
-    assert (
-        read("chat", messages=[{"role": "user", "content": "Hi"}, last], continue_final_message=True)
-        .messages[-1]
-        .content
-    )
+    assert read("chat", messages=[*USER, last], continue_final_message=True).messages[-1].content
     with pytest.raises(BadRequest, match="continue_final_message: the last message"):
         read("chat", continue_final_message=True)
 
