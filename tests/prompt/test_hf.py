@@ -42,6 +42,12 @@ def test_a_stopped_clock_takes_the_place_of_the_templates_own():
     assert HFTemplate(fast_tokenizer(), "plain").render(user, None, True, strftime_now=str) == "plain"
 
 
+def test_special_tokens_and_ends_of_turns():
+    inner = fast_tokenizer()
+    assert HFTokenizer(inner, [5, 6]).eos_ids == {5, 6} and HFTokenizer(inner).eos_ids == frozenset()
+    assert HFTokenizer(inner).special_tokens["<|im_end|>"] == inner.convert_tokens_to_ids("<|im_end|>")
+
+
 def test_the_longest_token_is_no_shorter_than_any():
     inner = fast_tokenizer()
     assert HFTokenizer(inner).longest_token == max(len(token) for token in inner.get_vocab())
