@@ -151,21 +151,13 @@ def test_mistral_calls_have_a_header_or_are_a_list() -> None:
 
 @BOTH
 @FORMATS
-def test_without_parallel_calls_there_is_exactly_one(words: Vocabulary, tool_format: str) -> None:
-    choice = ToolChoice("required")
-    wanted = constraint(words, tool_format, tools=(WEATHER,), tool_choice=choice, parallel_tool_calls=False)
-    good = GOOD[tool_format]
-    assert words.accepts(wanted, good)
-    assert not words.begins(wanted, good + "\n")
-
-
-@BOTH
-@FORMATS
 def test_forced_calls_come_to_an_end(words: Vocabulary, tool_format: str) -> None:
-    wanted = constraint(words, tool_format, tools=(WEATHER,), tool_choice=ToolChoice("required"))
-    most = "\n".join([GOOD[tool_format]] * MOST_CALLS)
-    assert words.accepts(wanted, most)
-    assert not words.begins(wanted, most + "\n")
+    fields: dict[str, Any] = {"tools": (WEATHER,), "tool_choice": ToolChoice("required")}
+    for most, more in ((1, {"parallel_tool_calls": False}), (MOST_CALLS, {})):
+        wanted = constraint(words, tool_format, **fields, **more)
+        calls_made = "\n".join([GOOD[tool_format]] * most)
+        assert words.accepts(wanted, calls_made)
+        assert not words.begins(wanted, calls_made + "\n")
 
 
 def test_a_named_tool_is_the_only_one() -> None:

@@ -12,30 +12,15 @@ import pytest
 from start_llm.core.messages import Message
 from start_llm.prompt.predict import PATIENCE, Guesses
 from start_llm.prompt.recorder import Recorder
-from tests.prompt.client import (
-    CLAUDE,
-    INTERNAL,
-    OPENCLAW,
-    Client,
-    odd_tokens,
-    pipeline,
-    raw_answer,
-    request,
-    say,
-    system_text,
-    talk,
-)
+from tests.prompt.client import CLAUDE, INTERNAL, OPENCLAW, Client, pipeline, request, say, system_text, talk
 from tests.prompt.models import EOS, TEMPLATES, model
 
 
 def guess_and_answer(client: Client, answer: Message):
     prepared = client.prepared
-    client.answer(answer)
-    tokens = odd_tokens(
-        model(client.family)[1], raw_answer(client.family, answer, prepared.rendering.in_reasoning), client.count
-    )
+    generated = client.answer(answer)[len(prepared.prompt.tokens) :]
     end = model(client.family)[1].special_tokens[EOS[client.family][0]]
-    return client.pipe.predict(prepared, answer, [*tokens, end])
+    return client.pipe.predict(prepared, answer, [*generated, end])
 
 
 @pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4", "qwen3"])
