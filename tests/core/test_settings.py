@@ -263,45 +263,47 @@ def test_every_line_of_the_example_may_be_uncommented(line: str, tmp_path: Path)
     assert load_settings(file) == load_settings(None)
 
 
-def test_the_first_pattern_that_fits_decides() -> None:
-    table = parse_model_map("claude-haiku-*=small, *-mini = owner/Small-1B,\nclaude-*=large,")
-    assert [(entry.pattern, entry.model) for entry in table.entries] == [
-        ("claude-haiku-*", "small"),
-        ("*-mini", "owner/Small-1B"),
-        ("claude-*", "large"),
-    ]
-    assert table.resolve("claude-haiku-4-5-20251001") == "small"
-    assert table.resolve("claude-opus-4-1") == "large"
-    assert table.resolve("GPT-5-Mini") == "owner/Small-1B", "case does not matter"
-    assert table.resolve("openai/gpt-5-mini") == "owner/Small-1B", "nor does the provider in front"
-    assert table.resolve("gpt-5-minimal") == "gpt-5-minimal"
-    assert table.resolve("") == ""
+ORDER = "claude-haiku-*=small, *-mini = owner/Small-1B,\nclaude-*=large,"
+SIGNS = "claude-opus[1m]=large,gpt-?=small,hub/*=far"
+LONG = "*a*a*a*a*a*a*b=small"
+SIDE = "@SIDE=small,*-mini=other"
 
 
-def test_what_comes_out_is_not_looked_up_again() -> None:
-    table = parse_model_map("a=b,b=a")
-    assert (table.resolve("a"), table.resolve("b")) == ("b", "a")
+@pytest.mark.parametrize(
+    ("table", "name", "model"),
+    [
+        (ORDER, "claude-haiku-4-5-20251001", "small"),
+        (ORDER, "claude-opus-4-1", "large"),
+        (ORDER, "GPT-5-Mini", "owner/Small-1B"),  # case does not matter
+        (ORDER, "openai/gpt-5-mini", "owner/Small-1B"),  # nor does the provider in front
+        (ORDER, "gpt-5-minimal", None),
+        (ORDER, "", None),
+        ("a=b,b=a", "a", "b"),  # what comes out is not looked up again
+        ("a=b,b=a", "b", "a"),
+        (SIGNS, "claude-opus[1m]", "large"),  # the star and the question mark alone are signs
+        (SIGNS, "claude-opus1", None),
+        (SIGNS, "gpt-5", "small"),
+        (SIGNS, "gpt-51", None),
+        (SIGNS, "hub/x", "far"),
+        (SIGNS, "other/hub", None),
+        (LONG, "a" * 2_000_000, None),  # a name of any length costs nothing
+        (LONG, "a" * MOST_NAME, None),
+        (LONG, "a" * 200 + "b", "small"),
+        (LONG, "aaaaab", None),
+        (SIDE, "@side", None),  # no name fits it
+        (SIDE, "openai/@side", None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_the_first_pattern_that_fits_decides(table: str, name: str, model: str | None) -> None:
+    assert parse_model_map(table).resolve(name) == (name if model is None else model)
 
 
-def test_only_the_star_and_the_question_mark_are_signs() -> None:
-    table = parse_model_map("claude-opus[1m]=large,gpt-?=small,hub/*=far")
-    assert table.resolve("claude-opus[1m]") == "large"
-    assert table.resolve("claude-opus1") == "claude-opus1"
-    assert table.resolve("gpt-5") == "small" and table.resolve("gpt-51") == "gpt-51"
-    assert table.resolve("hub/x") == "far" and table.resolve("other/hub") == "other/hub"
-
-
-def test_a_name_of_any_length_costs_nothing() -> None:
-    table = parse_model_map("*a*a*a*a*a*a*b=small")
-    assert table.resolve("a" * 2_000_000) == "a" * 2_000_000
-    assert table.resolve("a" * MOST_NAME) == "a" * MOST_NAME
-    assert table.resolve("a" * 200 + "b") == "small" and table.resolve("aaaaab") == "aaaaab"
-
-
-def test_side_requests_have_an_entry_that_no_name_fits() -> None:
-    table = parse_model_map("@SIDE=small,*-mini=other")
+def test_entries_stand_in_their_order_and_one_is_for_side_requests() -> None:
+    pairs = [("claude-haiku-*", "small"), ("*-mini", "owner/Small-1B"), ("claude-*", "large")]
+    assert [(entry.pattern, entry.model) for entry in parse_model_map(ORDER).entries] == pairs
+    table = parse_model_map(SIDE)
     assert table.side == "small" and [entry.pattern for entry in table.entries] == ["@side", "*-mini"]
-    assert table.resolve("@side") == "@side" and table.resolve("openai/@side") == "openai/@side"
     assert parse_model_map("side=small,*@side=small").side is None
 
 

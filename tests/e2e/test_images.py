@@ -14,9 +14,8 @@ import pytest
 
 from start_llm.clients import CLIENTS
 from tests.e2e.scenarios import SCENARIOS, Scenario, call
-from tests.e2e.served import Target, make_served
 from tests.e2e.test_clients import check
-from tests.e2e.world import Run, World, make_world, skip_unless_installed
+from tests.e2e.world import Run, Target, World, make_served, make_world, skip_unless_installed
 from tests.images.pictures import b64, data_url, encoded, noise
 from tests.oracle.oracle import script
 from tests.vendors import anthropic, openai

@@ -10,8 +10,7 @@ import pytest
 
 from start_llm.clients import CLIENTS
 from tests.e2e.scenarios import SCENARIOS
-from tests.e2e.served import Target, make_served
-from tests.e2e.world import World, skip_unless_installed
+from tests.e2e.world import Target, World, make_served, skip_unless_installed
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

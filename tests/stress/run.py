@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,32 +68,20 @@ class Result:
         return found
 
     def text(self) -> str:
-        memory, descriptors = self.samples.memory, self.samples.descriptors
+        memory, descriptors, threads = self.samples.memory, self.samples.descriptors, self.samples.threads
         half = len(memory) // 2
-        return json.dumps(
-            {
-                "requests": sum(self.tally.statuses.values()),
-                "statuses": dict(sorted(self.tally.statuses.items())),
-                "health": {
-                    "asked": len(self.health.took),
-                    "p50": statistics.median(self.health.took),
-                    "p99": self.health.p99,
-                    "p99 by our doing": self.health.ours,
-                    "most": max(self.health.took),
-                    "machine late p99": quantile(self.health.late, 99),
-                },
-                "second half": {
-                    "MiB": [min(memory[half:]) / 2**20, max(memory[half:]) / 2**20],
-                    "descriptors": [min(descriptors[half:]), max(descriptors[half:])],
-                    "threads": [min(self.samples.threads[half:]), max(self.samples.threads[half:])],
-                },
-                "growth from the third quarter to the last": [growth(memory), growth(descriptors)],
-                "a question afterwards": self.after,
-                "afterwards": {name: self.left[name] for name in (*AT_REST, "http_waiting", "http_dropped")},
-                "faults": self.faults(),
-            },
-            indent=1,
-        )
+        shown = {
+            "statuses": dict(sorted(self.tally.statuses.items())),
+            "health, p99, by our doing, and how late the machine is": [
+                *(self.health.p99, self.health.ours, quantile(self.health.late, 99))
+            ],
+            "most in the second half": [max(values[half:]) for values in (memory, descriptors, threads)],
+            "growth from the third quarter to the last": [growth(memory), growth(descriptors)],
+            "a question afterwards": self.after,
+            "left": self.left,
+            "faults": self.faults(),
+        }
+        return json.dumps(shown, indent=1)
 
 
 ANSWERED = ("answer 200", "stream 200", "slow body 200")

@@ -1,4 +1,4 @@
-"""Makes the pictures of the page that README and docs show: ``python -m tests.dashboard.screenshots docs/images``.
+"""Makes the pictures of the page that README and docs show: ``python -m scripts.screenshots docs/images``.
 
 Nothing of it is drawn by hand: a server on the oracle is asked by three agents, and Chromium looks at it.
 """
