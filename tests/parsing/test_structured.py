@@ -95,6 +95,7 @@ for _ in range(3000):
         ({"$ref": "https://example.com/a.json"}, ["'$ref'", "https://example.com/a.json", "within the schema"]),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, ["'$ref'", "$.properties.a"]),
         ({"$ref": "#/$defs/missing"}, ["'$ref'", "missing"]),
+        ({"type": "null", "$schema": "x"}, ["cannot be enforced", "json-schema:///x"]),
         ({"type": "strin"}, ["not a valid JSON schema", "'type'", "strin"]),
         ({"properties": {"a": {"minLength": -1}}}, ["not a valid", "'minLength'", "$.properties.a.minLength"]),
         ({"required": "a"}, ["not a valid", "'required'"]),
