@@ -33,8 +33,13 @@ OWN_TOOLS = [
     {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "custom", "name": "ask"}]},
     {"type": "custom", "name": "patch"},
 ]
-NAMES = ["f", "agents__ask", "patch"]
-"""By the Responses API the last two are the client's own: it sees their text in place of arguments."""
+NAMES = {
+    "f": ("function_call", None, "f"),
+    "patch": ("custom_tool_call", None, "patch"),
+    "agents__ask": ("custom_tool_call", "agents", "ask"),
+    "ask": ("custom_tool_call", "agents", "ask"),
+}
+"""What the model calls, and the client's own tool by the Responses API: of a custom one it sees the text alone."""
 Said = tuple[str, str, list[ToolCallFinished], str]
 
 
@@ -44,7 +49,7 @@ def turns(draw: st.DrawFn) -> list[Event]:
     events: list[Event] = [ReasoningDelta(text) for text in draw(st.lists(TEXT, max_size=3))]
     events += [TextDelta(text) for text in draw(st.lists(TEXT, max_size=3))]
     for index, value in enumerate(draw(st.lists(TEXT, max_size=3))):
-        name = draw(st.sampled_from(NAMES))
+        name = draw(st.sampled_from(sorted(NAMES)))
         arguments = json.dumps({"input": value}, ensure_ascii=draw(st.booleans()))
         places = [0, *sorted(draw(st.lists(st.integers(0, len(arguments)), max_size=3))), len(arguments)]
         events.append(ToolCallStarted(index, f"call_{index}", name))
@@ -180,9 +185,12 @@ def test_responses(events: list[Event], summary: str | None) -> None:
         (part,) = item["summary" if summary and item["type"] == "reasoning" else "content"]
         assert part["text"] == shown.pop(item["type"])
     assert not any(shown.values())
-    assert [item.get("input", item.get("arguments")) for item in done[len(done) - len(made) :]] == [
-        call.arguments if call.name == "f" else json.loads(call.arguments)["input"] for call in made
-    ]
+    for item, call in zip(done[len(done) - len(made) :], made, strict=True):
+        assert (item["type"], item.get("namespace"), item["name"]) == NAMES[call.name]
+        written = call.arguments if call.name == "f" else json.loads(call.arguments)["input"]
+        assert (item["call_id"], item.get("input", item.get("arguments"))) == (call.id, written)
+    assert [tool["type"] for tool in body["tools"]] == ["namespace", "custom"]
+    assert "start_llm_warnings" not in body["metadata"]
 
 
 def without_id(item: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,6 @@ def user(block: Any) -> dict[str, Any]:
         (RESPONSES, lambda w: {"input": [{"type": "additional_tools", "tools": w}]}, "input[0].tools"),
         (RESPONSES, lambda w: {"input": "x", "tools": [NAMESPACE | {"name": w}]}, "tools[0].name"),
         (RESPONSES, lambda w: {"input": "x", "tools": [TOOL], "tool_choice": {"type": w}}, "tool_choice"),
-        (EXPLAIN, lambda w: user({"type": w}), "messages[0].content[0]"),
         (EXPLAIN, lambda w: {"messages": [{"role": w}]}, "messages[0].role"),
     ],
 )

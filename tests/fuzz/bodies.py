@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
+from start_llm.api.anthropic.messages import MessageIn, MessagesBody, OutputConfig
+from start_llm.api.common.fields import BodyModel
+from start_llm.api.common.request import FIELDS as THINKING
+from start_llm.api.http.access import USER_FIELDS
+from start_llm.api.media.audio import SpeechBody, TranscriptionBody
+from start_llm.api.media.embeddings import EmbeddingsBody
+from start_llm.api.openai.chat import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from start_llm.api.openai.responses import REFUSED, ResponsesBody
 from start_llm.api.openai.responses_items import INSTEAD, KNOWN
 from start_llm.api.openai.responses_stream import seal
+from start_llm.api.table import CHAT_FIELDS, MESSAGES_FIELDS
+from start_llm.core.protocol import SESSION_FIELDS
 from tests.fuzz.tape import (
     DEEP_TEXT,
     NUMBERS,
@@ -35,6 +47,12 @@ count = one(1, 5, 64, 10**6, 2**40)
 flag = one(True, False)
 asked = one(*["default"] * 30, "gpt-5", "claude-x", "oracle-two", "nobody", "")
 """Mostly the model that is loaded: another one comes and goes now and then."""
+
+
+def read(model: type[BodyModel], *more: Iterable[str]) -> Fields:
+    """Every field that is read is sent, also one that is new and has no better values."""
+    return dict.fromkeys(chain(model.model_fields, *more), anything)
+
 
 # --- schemas ---
 
@@ -91,7 +109,7 @@ VARIABLES = [
     "pinned_dates", "chat_template", "strftime_now", "documents", "continue_final_message", "conversation",
     "return_dict", "return_tensors",
 ]  # fmt: skip
-stream_options = Record({}, {"include_usage": flag})
+stream_options = Record({}, read(StreamOptions) | {"include_usage": flag})
 sampling: Fields = {
     "temperature": unit, "top_p": unit, "top_k": count, "min_p": unit, "repetition_penalty": unit, "seed": number,
     "repetition_context_size": count, "presence_penalty": unit, "frequency_penalty": unit,
@@ -150,7 +168,8 @@ call = Record(
 )
 message = Record(
     {"role": one("user", "assistant", "system", "tool", "developer", "function"), "content": content},
-    {
+    read(ChatMessage)
+    | {
         "tool_calls": some(call, 2), "tool_call_id": text, "name": text, "reasoning_content": text,
         "reasoning": anything, "thinking_blocks": field(anything, some(Record({"thinking": text}))), "refusal": text,
         "audio": field(anything, Record({"id": text, "transcript": text})), "function_call": anything,
@@ -167,7 +186,8 @@ chosen = one(
 )  # fmt: skip
 chat = Record(
     {"model": asked, "messages": some(message, 4, 1)},
-    sampling
+    read(ChatBody, CHAT_FIELDS, SESSION_FIELDS, USER_FIELDS, THINKING)
+    | sampling
     | {
         "tools": some(tool, 2, 1), "tool_choice": chosen, "functions": some(function, 2), "function_call": chosen,
         "response_format": response_format, "max_completion_tokens": count, "best_of": count, "modalities": anything,
@@ -209,7 +229,9 @@ ollama_show = Record({"model": asked}, {"name": asked, "verbose": flag})
 
 completions = Record(
     {"model": asked, "prompt": field(plain, text, some(one(1, 2, 300), 4, 1), some(text, 3, 1))},
-    sampling | {"echo": flag, "suffix": text, "best_of": number, "logprobs": one(1, 5)},
+    read(CompletionBody, SESSION_FIELDS)
+    | sampling
+    | {"echo": flag, "suffix": text, "best_of": number, "logprobs": one(1, 5)},
 )
 
 # --- Anthropic messages ---
@@ -242,8 +264,8 @@ anthropic_tool = Record(
     },
     most=2,
 )  # fmt: skip
-said_message = Record({"role": one("user", "assistant", "system"), "content": anthropic_content})
-output_config = Record({}, {"effort": one("low", "max", "x"), "format": response_format})
+said_message = Record({"role": one("user", "assistant", "system"), "content": anthropic_content}, read(MessageIn))
+output_config = Record({}, read(OutputConfig) | {"effort": one("low", "max", "x"), "format": response_format})
 amount = field(Record({"type": one("tool_uses", "input_tokens", "thinking_turns", "all"), "value": number}), one("all"))
 edit = Record(
     {"type": one("clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112", "clear_all")},
@@ -254,7 +276,8 @@ edit = Record(
 )  # fmt: skip
 messages = Record(
     {"model": asked, "max_tokens": count, "messages": some(said_message, 4, 1)},
-    sampling
+    read(MessagesBody, MESSAGES_FIELDS, THINKING)
+    | sampling
     | {
         "system": anthropic_content, "tools": some(anthropic_tool, 2, 1), "stop_sequences": field(some(text), anything),
         "tool_choice": one(*CHOICES), "output_config": output_config, "output_format": response_format,
@@ -314,7 +337,8 @@ item = Record(
 )  # fmt: skip
 responses = Record(
     {"model": asked, "input": field(plain, text, some(item, 4, 1))},
-    sampling
+    read(ResponsesBody, REFUSED, SESSION_FIELDS)
+    | sampling
     | {
         "instructions": text, "tools": some(responses_tool, 2, 1), "tool_choice": responses_chosen, "store": flag,
         "previous_response_id": field(one(LAST), text), "text": field(lambda tape: {"format": response_format(tape)}),
@@ -332,7 +356,8 @@ encoder = one("embedding", "text-embedding-3-small", "default", "tiny-encoder", 
 ids = some(one(1, 2, 300, 0, -1, 2**31, 10**60, True), 4, 1)
 embeddings = Record(
     {"input": field(plain, text, some(text, 4, 1), ids, some(ids, 2, 1), some(field(text, ids), 3, 1))},
-    {
+    read(EmbeddingsBody)
+    | {
         "model": encoder, "encoding_format": one("float", "base64", "hex"), "dimensions": field(one(1, 8, 32), number),
         "truncate": flag, "user": text,
     },
@@ -342,7 +367,8 @@ embeddings = Record(
 
 speech = Record(
     {"input": field(plain, text)},
-    {
+    read(SpeechBody)
+    | {
         "model": field(asked, one("tts-1", "kokoro")), "voice": field(one("alloy", {"id": "x"}), anything),
         "response_format": one("mp3", "wav", "aac"), "speed": field(one(1.0, 0.25, 5), number),
         "stream_format": one("audio", "sse"), "user": text,
@@ -351,7 +377,8 @@ speech = Record(
 SOUNDS = ["", "x", "RIFF", "RIFF\x24\x00\x00\x00WAVEfmt ", "ID3\x03\x00", "fLaC", "OggS", "a\r\n--b\r\n"]
 transcription = Record(
     {"file": field(one(*SOUNDS), text)},
-    {
+    read(TranscriptionBody)
+    | {
         "model": field(asked, one("whisper-1")), "language": one("en", "xx", ""), "prompt": text, "user": text,
         "response_format": one("json", "text", "verbose_json", "srt", "x"), "temperature": one("0", "1", "nan", "x"),
         "stream": one("true", "false"), "timestamp_granularities[]": one("segment", "word"),

@@ -89,16 +89,12 @@ def some(make: Make, most: int = 3, least: int = 0) -> Make:
 
 
 class Record:
-    """An object that mostly has its required members, and at most `most` of the optional ones.
-
-    Attributes:
-        names: all members that it may have.
-    """
+    """An object that mostly has its required members, and at most `most` of the optional ones."""
 
     def __init__(self, required: Fields, optional: Fields | None = None, most: int = 3) -> None:
-        self._required, self._optional, self._most = required, optional or {}, most
+        self._required, self._most = required, most
+        self._optional = {name: make for name, make in (optional or {}).items() if name not in required}
         self._some = sorted(self._optional)
-        self.names = frozenset({*required, *self._optional})
 
     def __call__(self, tape: Tape) -> Any:
         if tape.below(STRANGE) == STRANGE - 1:

@@ -11,14 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 
 from start_llm.api import table
+from start_llm.api.common.parts import IMAGE_TYPES, TEXT_TYPES
 from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.responses_tools import PASSED_OVER, SERVED
 from start_llm.core.errors import Internal
 from start_llm.core.extras import is_installed
 from tests.embeddings.tiny import build_encoder
+from tests.fuzz import bodies
 from tests.fuzz.judge import MOST_SECONDS, check
 from tests.fuzz.requests import BODIES, OFTEN, PATHS, SELDOM, SOMETIMES, Request, request
 from tests.fuzz.tape import Tape
@@ -50,6 +54,11 @@ def test_every_route_is_asked(served: World) -> None:
     assert posted == set(BODIES) == {*OFTEN, *SOMETIMES, *SELDOM}
     read = {route.pattern.replace("{*}", "{}") for route in routes} - posted
     assert read <= set(PATHS)
+
+
+def test_every_type_that_is_known_is_sent() -> None:
+    assert {*bodies.ELSEWHERE} == PASSED_OVER and {*bodies.TOOL_TYPES} >= SERVED
+    assert {*bodies.BLOCKS} >= table.BLOCKS and {*bodies.IMAGES} == IMAGE_TYPES and {*bodies.PARTS} >= TEXT_TYPES
 
 
 def fuzz(served: World, count: int, most_seconds: float, seed: str) -> Counter[int]:
@@ -93,13 +102,9 @@ def _burn(seconds: float) -> None:
         pass
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
 FAULTS: dict[str, tuple[Callable[[], object], str]] = {
-    "an error that nobody foresaw": (lambda: _raise(KeyError("a field")), "a field"),
-    "an error of the server": (lambda: _raise(Internal("It failed.")), "500"),
+    "an error that nobody foresaw": (Mock(side_effect=KeyError("a field")), "a field"),
+    "an error of the server": (Mock(side_effect=Internal("It failed.")), "500"),
     "an error in the log": (lambda: logging.getLogger("start_llm.api").error("It failed."), "It failed."),
     "a request that computes for too long": (lambda: _burn(0.7), "over"),
     "a request that waits for too long": (lambda: time.sleep(1.0), "over"),

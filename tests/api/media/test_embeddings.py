@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from start_llm.api.server import ApiServer
-from start_llm.core.errors import NotSupported
 from start_llm.core.events import Progress
 from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.service import ModelCard
@@ -39,11 +38,8 @@ class FakeEncoders:
         self.held = threading.Event()
         self.held.set()
         self.begun = threading.Event()
-        self.missing = False
 
     def named(self, asked: str) -> str:
-        if self.missing:
-            raise NotSupported("Install it: pip install it", code="extra_not_installed")
         return "tiny-encoder"
 
     def encode(
@@ -133,13 +129,6 @@ def test_a_bad_request_for_embeddings_names_its_field(post: Post, body: Any, par
     assert (answer.status_code, error["param"]) == (400, param)
     assert said in error["message"]
     assert error["type"] == "invalid_request_error"
-
-
-def test_what_is_not_installed_is_501_with_the_command(post: Post, encoders: FakeEncoders) -> None:
-    encoders.missing = True
-    answer = post("embeddings", {"input": "a"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "extra_not_installed")
-    assert "pip install" in answer.json()["error"]["message"]
 
 
 def test_a_client_that_goes_ends_its_work(server: ApiServer, encoders: FakeEncoders) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from start_llm.api import server as serving
 from start_llm.api.server import ApiServer
 from start_llm.clients import CLIENTS
 from start_llm.host.home import COMMAND_VARIABLE
-from tests.api.conftest import CHAT, Serve
+from tests.api.conftest import CHAT, Connect, Serve
 from tests.api.fakes import FakeService
 
 
@@ -93,14 +92,10 @@ def test_pages_take_no_worker_and_are_bounded(serve: Serve, monkeypatch: pytest.
         assert ended_in(one, 1) == ended_in(two, 1) == [made]
 
 
-def test_a_head_of_a_feed_has_no_body(server: ApiServer) -> None:
-    answer = httpx.head(f"{server.url}/page/feed", timeout=30)
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
-        raw.sendall(b"HEAD /page/feed HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        received = b""
-        while data := raw.recv(65536):  # it ends
-            received += data
+def test_a_head_of_a_feed_has_no_body(server: ApiServer, connect: Connect) -> None:
+    raw = connect(server).get("/page/feed", method="HEAD")
+    received = b"".join(iter(lambda: raw.socket.recv(65536), b""))  # it ends
+    assert received.startswith(b"HTTP/1.1 200 ") and b"text/event-stream" in received
     assert received.endswith(b"\r\n\r\n") and received.count(b"\r\n\r\n") == 1
 
 
