@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from mlx.utils import tree_flatten
 from start_llm.audio import service
 from start_llm.audio import transcription as hearing
 from start_llm.audio.samples import look_at
-from start_llm.engine.schedule.scheduler import Scheduler
 from tests.audio.tiny import tone, wav
+from tests.embeddings.test_serving import OTHER, decode_beside
 from tests.integration.live import WAIT, Live, live
-from tests.oracle import build_oracle, script
+from tests.oracle import build_oracle
 from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough, pytest.mark.live]
@@ -94,20 +93,13 @@ def test_models_of_another_kind_are_400_and_named(served: Live) -> None:
 
 
 def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model thread does, in order: between two steps of the recording the model that decodes has one."""
     order: list[str] = []
-    step, attempt = Scheduler.step, hearing.Transcriber._attempt
-
-    def stepped(self: Scheduler) -> None:
-        if "heard" not in order:
-            time.sleep(0.05)  # the recording comes while it decodes, however busy the machine is
-        order.append("step")
-        step(self)
+    attempt = hearing.Transcriber._attempt
 
     def attempted(self: hearing.Transcriber, *given: Any) -> Any:
         steps = attempt(self, *given)
         while True:
-            order.append("heard")
+            order.append(OTHER)
             try:
                 done = next(steps)
             except StopIteration as end:
@@ -116,20 +108,8 @@ def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch
 
     assert post(served, "models/load", model=NAME).status_code == 200
     monkeypatch.setattr(service, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(Scheduler, "step", stepped)
     monkeypatch.setattr(hearing.Transcriber, "_attempt", attempted)
-    answer = served.openai.chat.completions.create(
-        model="default",
-        messages=[{"role": "user", "content": script("word " * 300)}],
-        stream=True,
-        extra_body={"drafts": False},  # with drafts it is over in a second
-    )
-    next(answer)
-    assert ask(served).status_code == 200
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices).count("word") >= 299
-    assert order.count("heard") > 5
-    first, last = order.index("heard"), len(order) - order[::-1].index("step")
-    assert all(pair != ("heard", "heard") for pair in pairwise(order[first:last]))
+    decode_beside(served, order, monkeypatch, lambda: ask(served), least=5)
 
 
 def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:

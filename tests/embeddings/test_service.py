@@ -21,8 +21,7 @@ from start_llm.embeddings import compute as engine
 from start_llm.embeddings.service import EncoderService
 from tests.embeddings.conftest import OneThread
 from tests.embeddings.reference import Reference
-from tests.embeddings.texts import texts
-from tests.embeddings.tiny import CONFIG, build_encoder
+from tests.embeddings.tiny import CONFIG, build_encoder, texts
 from tests.steps import through
 
 Service = Callable[..., EncoderService]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from start_llm.embeddings import compute as engine
 from start_llm.engine.schedule.scheduler import Scheduler
-from tests.embeddings.texts import texts
+from tests.embeddings.tiny import texts
 from tests.integration.live import Live, live
 from tests.oracle import build_oracle, script
 
@@ -27,26 +28,25 @@ def served(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model thread does, in order: between two batches of texts there is a step of the model that decodes."""
-    order: list[str] = []
-    step, encode = Scheduler.step, engine.Encoder.encode
+OTHER = "other work"
+
+
+def decode_beside(
+    served: Live, order: list[str], monkeypatch: pytest.MonkeyPatch, ask: Callable[[], httpx.Response], least: int
+) -> None:
+    """Asks while a row decodes: between two pieces of the other work there is a step of the model that decodes.
+
+    `order`: what the thread does; whoever calls sees to it that each piece adds `OTHER`. `least`: so many are needed.
+    """
+    step = Scheduler.step
 
     def stepped(self: Scheduler) -> None:
-        if "batch" not in order:
-            time.sleep(0.05)  # the texts come while it decodes, however busy the machine is
+        if OTHER not in order:
+            time.sleep(0.05)  # the other work comes while it decodes, however busy the machine is
         order.append("step")
         step(self)
 
-    def encoded(self: engine.Encoder, rows: Any) -> Any:
-        order.append("batch")
-        return encode(self, rows)
-
-    served.openai.embeddings.create(model="tiny-encoder", input="loads it")
-    monkeypatch.setattr(engine, "MOST", 64)
-    monkeypatch.setattr(engine, "FIRST", 64)
     monkeypatch.setattr(Scheduler, "step", stepped)
-    monkeypatch.setattr(engine.Encoder, "encode", encoded)
     answer = served.openai.chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": script("word " * 400)}],
@@ -54,14 +54,27 @@ def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatc
         extra_body={"drafts": False},  # with drafts it is over in a second
     )
     next(answer)
-    body = {"input": texts(60), "truncate": True}
-    assert served.post("/v1/embeddings", json=body).status_code == 200
+    assert ask().status_code == 200
     assert "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices).count("word") >= 399
-    assert order.count("batch") > 20
-    first, last = order.index("batch"), len(order) - order[::-1].index("step")
-    among = order[first:last]
-    assert "step" in among
-    assert all(pair != ("batch", "batch") for pair in pairwise(among))
+    first, last = order.index(OTHER), len(order) - order[::-1].index("step")
+    assert order.count(OTHER) > least and "step" in order[first:last]
+    assert all(pair != (OTHER, OTHER) for pair in pairwise(order[first:last]))
+
+
+def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    encode = engine.Encoder.encode
+
+    def encoded(self: engine.Encoder, rows: Any) -> Any:
+        order.append(OTHER)
+        return encode(self, rows)
+
+    served.openai.embeddings.create(model="tiny-encoder", input="loads it")
+    monkeypatch.setattr(engine, "MOST", 64)
+    monkeypatch.setattr(engine, "FIRST", 64)
+    monkeypatch.setattr(engine.Encoder, "encode", encoded)
+    body = {"input": texts(60), "truncate": True}
+    decode_beside(served, order, monkeypatch, lambda: served.post("/v1/embeddings", json=body), least=20)
 
 
 def test_what_is_embedded_is_logged_and_counted(served: Live) -> None:

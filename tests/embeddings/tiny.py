@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,15 @@ def _weights() -> dict[str, Any]:
         norm(f"{begin}.output.LayerNorm")
     linear("pooler.dense", width, width)
     return weights
+
+
+TEXT = (
+    "the server keeps what it has read and computes only what is new def return self import class for in while "
+    "cache token prompt agent model memory thread queue batch row step error file folder path name value key "
+    "Straße naïve façade über Москва 東京 データ 你好 مرحبا 🙂 x=1; y[0] -> {} </tag> 3.14 2026-11-22 https://example.org/a?b=c"
+)
+
+
+def texts(count: int = 200, longest: int = 60) -> list[str]:
+    words, draw = TEXT.split(), random.Random(13)
+    return [" ".join(draw.choices(words, k=1 + index * longest // count)) for index in range(count)]

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import hashlib
+import random
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.report import StoredSegment
+from start_llm.kvcache.blocks import PathHash, as_tokens, common_prefix
 from start_llm.kvcache.resident import snapshot
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import SegmentTree
-from start_llm.kvcache.types import FilePart
-from tests.kvcache.segments import A_TOKEN, fake_tree, grow
+from start_llm.kvcache.types import FilePart, Slices, StoredRows
+from tests.kvcache.segments import A_TOKEN, fake_rows, fake_tree, grow
 
 
 def array(*tokens: int) -> np.ndarray:
@@ -138,3 +143,89 @@ def test_a_tree_that_is_too_large_is_cut_and_says_so(monkeypatch: pytest.MonkeyP
         grow(tree, [first, 1])
     told = snapshot(tree, [], 0.0, 0.0)
     assert len(told.segments) == 5 and told.left_out == 15
+
+
+tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
+
+
+@given(tokens)
+def test_all_forms_are_the_same_tokens(values: list[int]) -> None:
+    array = np.array(values, np.int32)
+    for form in (values, tuple(values), array, array.astype(np.int64)):
+        made = as_tokens(form)
+        assert made.dtype == np.int32 and made.tolist() == values
+    assert as_tokens(array) is array
+
+
+@given(tokens, st.integers(0, 200))
+def test_common_prefix(values: list[int], cut: int) -> None:
+    a = np.array(values * 2, np.int32)
+    b = a.copy()
+    assert common_prefix(a, b) == len(a)
+    assert common_prefix(a, b[:cut]) == min(cut, len(a))
+    if cut < len(b):
+        b[cut] ^= 1
+        assert common_prefix(a, b) == common_prefix(b, a) == cut
+
+
+@given(st.lists(tokens, max_size=5), st.randoms())
+def test_the_hash_of_a_path_is_the_chain_of_its_tokens_whoever_asks_first(
+    runs: list[list[int]], chance: random.Random
+) -> None:
+    path = [PathHash()]
+    for run in runs:
+        path.append(PathHash(path[-1], np.array(run, np.int32).tobytes()))
+    for end in chance.sample(range(len(path)), len(path)):
+        before = np.array([token for run in runs[:end] for token in run], "<i4")
+        assert path[end].chain().digest() == hashlib.sha256(before.tobytes()).digest()
+        assert path[end].chain() is path[end].chain()
+
+
+def test_a_look_into_which_a_change_falls_is_made_again() -> None:
+    tree, tokens, seen = fake_tree(), as_tokens(range(1, 400)), []
+    (segment,) = tree.extend(tokens)
+
+    def look() -> int:
+        match = tree.walk(tokens)
+        seen.append([part.length for part in match.path])
+        if len(seen) == 1:
+            tree.split(segment, 200)
+        if len(seen) == 2:
+            tree.absorb(tree.root.children[1])
+            raise KeyError("a part that is there no more")
+        return match.length
+
+    assert tree.read_consistently(look, seconds=30) == 399
+    assert seen == [[399], [200, 199], [399]]
+
+
+def test_a_look_during_a_change_waits_for_its_end() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def slow(rows: StoredRows, at: int) -> tuple[Slices, Slices]:
+        inside.set()
+        release.wait(60)
+        return fake_rows(at), fake_rows(rows.length - at)
+
+    tree = SegmentTree(slow)
+    tokens = as_tokens(range(1, 101))
+    (segment,) = tree.extend(tokens)
+    segment.rows = fake_rows(100)
+    changing = threading.Thread(target=lambda: tree.split(segment, 40))
+    changing.start()
+    assert inside.wait(60)
+    with pytest.raises(TimeoutError):
+        tree.read_consistently(lambda: tree.walk(tokens).length, seconds=0.05)
+    release.set()
+    assert tree.read_consistently(lambda: tree.walk(tokens).length) == 100
+    changing.join(60)
+    assert [s.length for s in tree.walk(np.asarray(tokens)).path] == [40, 60]
+
+
+def test_what_a_look_itself_raises_is_raised() -> None:
+    tree = fake_tree()
+    with pytest.raises(ZeroDivisionError):
+        tree.read_consistently(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError), tree._changing():
+        raise ZeroDivisionError
+    assert tree.read_consistently(lambda: 7) == 7  # a change that failed does not close the tree for ever

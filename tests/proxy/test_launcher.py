@@ -1,4 +1,4 @@
-"""The proxy's life: readiness, ports, and the end of it however the server ends."""
+"""The proxy's life: readiness, ports, the end of it however the server ends, and the process that LiteLLM runs in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
+from start_llm.host.home import python_path
 from start_llm.host.ports import free_port, who_listens
 from start_llm.proxy import launcher
 from start_llm.proxy.child import MODULE
@@ -168,3 +169,23 @@ def test_it_dies_with_its_server(tmp_path: Path, how: signal.Signals) -> None:
     assert not folder.exists()
     owner.stdout.close()
     owner.stdin.close()
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": python_path(), "PATH": ""}
+    return subprocess.run(
+        [sys.executable, "-P", *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_it_watches_its_server_before_litellm_is_imported() -> None:
+    run = python(
+        "-c", f"import sys, {MODULE}; print(sorted({{'litellm', 'fastapi', 'pydantic', 'mlx'}} & set(sys.modules)))"
+    )
+    assert run.stdout == "[]\n", run.stderr
+
+
+def test_it_must_lead_its_own_process_group() -> None:
+    """It ends its whole group."""
+    run = python("-m", MODULE, "0", "/nowhere", "--")
+    assert run.returncode != 0 and "must lead its own process group" in run.stderr

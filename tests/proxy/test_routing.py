@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scripts.simulate_nodes import run, simulated
 from start_llm.proxy.routing import CROWDED, NEAR, SWAMPED, Load, NodePicker, RouteKey, fields_of, route_key
 
 NODES = ("a", "b", "c")
@@ -248,3 +250,15 @@ def test_the_model_that_a_form_names() -> None:
 def test_a_form_that_is_full_of_names_is_read_at_once() -> None:
     """An expression that tries each of these takes the square of their number: hours."""
     assert fields_of(b'name="model"\r\n' * 1_000_000, is_json=False) == {}
+
+
+RUNS = 20
+WORK = {"nodes": 3, "conversations": 12, "systems": 3, "turns": 8, "at_once": 4, "late": 0.05}
+
+
+@pytest.mark.thorough
+def test_nine_runs_of_ten_compute_little_more_than_one_node_and_are_balanced() -> None:
+    options = argparse.Namespace(**WORK, proxies=1)
+    found = [simulated(run(options, seed)) for seed in range(RUNS)]
+    good = sum(outcome.computed <= 1.05 and outcome.requests <= 1.2 for outcome in found)
+    assert good >= RUNS * 0.9, [outcome for outcome in found if outcome.computed > 1.05 or outcome.requests > 1.2]

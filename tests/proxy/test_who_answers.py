@@ -14,12 +14,14 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from start_llm.core.jsontext import LARGE
+from start_llm.core.settings import load_settings
 from start_llm.proxy.asgi import replay
+from start_llm.proxy.config import names_behind, proxy_config
 from start_llm.proxy.fleet import NODE_HEADER, SILENT_SECONDS, NodeFleet
 from start_llm.proxy.nodes import ServerNode
 from start_llm.proxy.routing import RouteKey, route_key
 from tests.proxy.node_stub import NodeStub, nodes
-from tests.proxy.stub import TEXT
+from tests.proxy.stub import CARD, TEXT
 from tests.proxy.test_hostile_nodes import HEADS, begins
 
 CONFIG = {"model_list": [{"model_name": "served", "litellm_params": {"model": "openai/served", "timeout": 60}}]}
@@ -236,3 +238,40 @@ def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
     with nodes(2) as stubs:
         assert asked(stubs, "/v1/chat/completions", body).status == 200
     assert [reader == threading.get_ident() for reader in readers] == [size == 0]
+
+
+# --- what is said of the servers' models ----------------------------------------
+
+
+def abilities_of(card: dict[str, Any]) -> Any:
+    return import_module("start_llm.proxy.passthrough")._abilities_of(card)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        {},
+        {"details": None, "capabilities": {"tools": True}},
+        {"capabilities": None, "context_length": 4096},
+        {"capabilities": {}, "context_length": "many"},
+    ],
+)
+def test_a_node_that_says_too_little_of_a_model_breaks_nothing(card: dict[str, Any]) -> None:
+    assert abilities_of(card) == {}
+
+
+def test_what_a_card_says_is_told_in_litellms_words() -> None:
+    told = abilities_of({"capabilities": {"tools": True}, "context_length": 4096})
+    assert told["mode"] == "chat" and 4096 in told.values()
+    assert abilities_of({"details": {"task": "speech"}}) == {"mode": "audio_speech"}
+
+
+def test_a_name_that_the_server_does_not_know_is_made_its_main_models() -> None:
+    from start_llm.proxy.passthrough import ServerRoutes
+
+    with nodes(1) as [back]:
+        settings = load_settings(None, proxy_model_id="mine")
+        config = proxy_config(settings, server_url=back.url, model_id="mine", master_key="k", card=CARD)
+        fleet = NodeFleet([ServerNode(back.url)], names_behind(config))
+        listed = json.loads(asyncio.run(ServerRoutes(config, fleet, {}).models(None)).body)  # type: ignore[arg-type]
+    assert [card["id"] for card in listed["data"]] == ["mine", "served"]
