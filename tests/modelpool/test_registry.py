@@ -17,7 +17,6 @@ from start_llm.core.errors import (
     NotFound,
     NotSupported,
     OutOfMemory,
-    QueueFull,
     StartLLMError,
     Unavailable,
 )
@@ -342,21 +341,6 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     registry.ready(wanted, Mock(nbytes=50), Weights(50))
     assert wanted.weights == Weights(50)
     assert pool.figures()["models_loaded"] == 2
-
-
-def test_some_threads_are_left_to_the_models_that_are_loaded(tmp_path: Path) -> None:
-    registry = make_registry(tmp_path, http_threads=8)
-    waiting = [registry.lease(known(name)) for name in ("one", "two", "three") for _ in range(2)]
-    ready = registry.entry(known("ready"))
-    ready.state = "ready"
-    for name in ("one", "four"):
-        with pytest.raises(QueueFull, match=f"{name} is not loaded, and 6 requests wait") as refused:
-            registry.lease(known(name))
-        assert refused.value.retry_after
-    assert registry.entry(known("four")).users == 0 and registry.entry(known("four")).state == "stored"
-    assert registry.lease(known("ready")).wait(0)
-    waiting[0].close()
-    assert not registry.lease(known("four")).wait(0), "one has gone, and another one waits"
 
 
 def test_nothing_asks_the_disk_while_the_book_is_locked(

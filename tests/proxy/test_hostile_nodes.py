@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +28,7 @@ from tests.kinds import some
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import send_json
 from tests.proxy.test_fleet import WAIT, body, on_nodes, pick, until, watched
-from tests.proxy.test_nodes import make_certificate
+from tests.proxy.test_nodes import with_tls
 
 ENDLESS = 10**400
 COUNTS = ("running", "queued", "known", "known_seconds", "opening_seconds", "conversations", "revision")
@@ -151,14 +150,6 @@ def begins(head: bytes, behind_tls: bytes = b"") -> Callable[[BaseHTTPRequestHan
         os.write(handler.connection.fileno(), behind_tls)
 
     return answer
-
-
-def with_tls(stub: NodeStub, folder: Path) -> tuple[ServerNode, Path]:
-    certificate = make_certificate(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    stub.use_tls(context)
-    return ServerNode(f"https://{stub.name}", "key"), certificate
 
 
 @pytest.mark.parametrize("head", some(HEADS, 3))

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.settings import load_settings
 from start_llm.proxy import keeper as keeper_module
 from start_llm.proxy import launcher
 from start_llm.proxy.keeper import ProxyKeeper
-from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
-from tests.proxy.stub import CARD
+from start_llm.proxy.launcher import ProxyError
+from tests.proxy.test_launcher import make
 from tests.waiting import until
 
 
@@ -134,11 +133,8 @@ def test_a_killed_child_comes_back_on_its_port(
     (tmp_path / "stand_in.py").write_text(CHILD)
     monkeypatch.setattr(launcher, "MODULE", "stand_in")
     monkeypatch.setattr(launcher, "python_path", lambda: str(tmp_path))
-    settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "cache", litellm_master_key="sk-t")
     said: list[str] = []
-    proxy = LiteLLMProxy(
-        settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=tmp_path / "proxy.log"
-    )
+    proxy = make(tmp_path)
     proxy.start()
     keeper = keep(proxy, said.append, pauses=(0.0,))
     keeper.start()
@@ -186,9 +182,7 @@ def test_ready_is_said_unless_it_was(keep: Keep, announced: bool, monkeypatch: p
 @pytest.mark.live
 def test_folders_that_cannot_be_written_cost_the_log_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "file", litellm_master_key="sk-t")
-    log_path = tmp_path / "file" / "logs" / "proxy.log"
-    proxy = LiteLLMProxy(settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=log_path)
+    proxy = make(tmp_path / "file")
     proxy.start()
     assert proxy.alive() and proxy.log_tail() == ""
     proxy.stop()

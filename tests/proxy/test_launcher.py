@@ -23,6 +23,9 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.live
 
+Listener = tuple[int, int, subprocess.Popen[str]]
+"""A stranger: (port, pid, process)."""
+
 LISTENER = """
 import socket, sys
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -63,8 +66,8 @@ def gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def listener() -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
-    """A stranger: (port, pid, process); its command line claims to be a proxy on whatever port it is given."""
+def listener() -> Iterator[Listener]:
+    """Its command line claims to be a proxy on whatever port it is given."""
     port = free_port("127.0.0.1")
     code = LISTENER.replace('"127.0.0.1", 0', f'"127.0.0.1", {port}')
     command = [sys.executable, "-c", code, MODULE, "--port", str(port)]
@@ -80,9 +83,7 @@ def listener() -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
     process.stdin.close()
 
 
-def test_a_stranger_on_the_port_is_named_and_left_alone(
-    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
-) -> None:
+def test_a_stranger_on_the_port_is_named_and_left_alone(tmp_path: Path, listener: Listener) -> None:
     port, pid, process = listener
     with pytest.raises(ProxyError, match=rf"PROXY_PORT={port} is taken by process {pid} .*python"):
         make(tmp_path, port).start()
@@ -90,7 +91,7 @@ def test_a_stranger_on_the_port_is_named_and_left_alone(
 
 
 def test_the_proxy_of_another_server_is_called_that(
-    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "who_listens", lambda port: f"process 1 ({MODULE})")
     monkeypatch.setattr(launcher, "_STOP_SECONDS", 0)
@@ -100,7 +101,7 @@ def test_the_proxy_of_another_server_is_called_that(
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_proxy_of_ours_that_ends_is_waited_for(
-    seen: bool, tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    seen: bool, tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its server has ended a moment ago. It may be gone before it is found among the processes."""
     port, pid, process = listener

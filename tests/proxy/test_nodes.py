@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from start_llm.core.settings import SettingsError
 from start_llm.proxy.config import proxy_config, usable
 from start_llm.proxy.nodes import ServerNode, count_of, detail_of, loaded_of, look_at, nodes_of, state_of
-from tests.proxy.node_stub import nodes
+from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import CARD
 from tests.proxy.test_config import settings
 
@@ -154,13 +154,17 @@ def make_certificate(folder: Path) -> Path:
     return path
 
 
-def test_certificates_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = make_certificate(tmp_path)
+def with_tls(stub: NodeStub, folder: Path) -> tuple[ServerNode, Path]:
+    certificate = make_certificate(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(own)
+    context.load_cert_chain(certificate)
+    stub.use_tls(context)
+    return ServerNode(f"https://{stub.name}", "key"), certificate
+
+
+def test_certificates_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with nodes(1) as [stub]:
-        stub.use_tls(context)
-        node = ServerNode(f"https://{stub.name}", "key")
+        node, own = with_tls(stub, tmp_path)
         assert [found["state"] for found in look_at([node])] == ["gone"], "a stranger's certificate"
         assert not stub.keys, "it was not asked anything"
         monkeypatch.setenv("SSL_CERT_FILE", str(own))

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import httpx
 import pytest
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from start_llm.core.jsontext import LARGE
 from start_llm.core.settings import load_settings
-from start_llm.proxy.asgi import replay
 from start_llm.proxy.config import names_behind, proxy_config
 from start_llm.proxy.fleet import NODE_HEADER, SILENT_SECONDS, NodeFleet
 from start_llm.proxy.nodes import ServerNode
@@ -26,22 +26,6 @@ from tests.proxy.test_hostile_nodes import HEADS, begins
 
 CONFIG = {"model_list": [{"model_name": "served", "litellm_params": {"model": "openai/served", "timeout": 60}}]}
 BODY = {"model": "served", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-
-
-class Answer:
-    """A `Send` that keeps what a client gets."""
-
-    def __init__(self) -> None:
-        self.status, self.body, self.is_whole = 0, b"", False
-        self.headers: dict[str, str] = {}
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-        else:
-            self.body += message.get("body", b"")
-            self.is_whole = not message.get("more_body", False)
 
 
 class Loop:
@@ -67,19 +51,11 @@ class Loop:
         response = await self.server.forward(Request(scope, receive))
         await response(scope, receive, send)
 
-    async def asked(self, path: str, body: dict[str, Any]) -> Answer:
-        raw, answer = json.dumps(body).encode(), Answer()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b"", "asgi": {}}
-        scope |= {"scheme": "http", "server": ("127.0.0.1", 1)}
-        await self._ask(scope, replay(raw, _nothing_more), answer)
+    async def asked(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._ask)) as client:
+            answer = await client.post(f"http://127.0.0.1{path}", json=body)
         await self.fleet.client.aclose()
         return answer
-
-
-async def _nothing_more() -> Message:
-    await asyncio.Event().wait()
-    raise AssertionError
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +63,8 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
 
 
-def asked(stubs: list[NodeStub], path: str, body: dict[str, Any], litellm: Any = None) -> Answer:
-    async def run() -> Answer:
+def asked(stubs: list[NodeStub], path: str, body: dict[str, Any], litellm: Any = None) -> httpx.Response:
+    async def run() -> httpx.Response:
         loop = Loop(stubs)
         for stub in stubs[1:]:  # the first one is asked first
             loop.fleet.members[stub.name].running = 50
@@ -117,8 +93,7 @@ def test_a_node_that_sends_a_head_and_no_body_or_what_nobody_understands_has_not
     with nodes(count) as stubs:
         stubs[0].instead = begins(head)
         answers = [asked(stubs, "/v1/embeddings", {"model": "served", "input": str(number)}) for number in range(4)]
-    assert all(answer.is_whole for answer in answers)
-    assert {answer.status for answer in answers} == {200 if count == 2 else 503}
+    assert {answer.status_code for answer in answers} == {200 if count == 2 else 503}
     assert count == 1 or all(answer.headers[NODE_HEADER].startswith(stubs[1].name) for answer in answers)
 
 
@@ -130,11 +105,11 @@ def test_a_stream_past_litellm_that_breaks_ends_with_an_error_event(dialect: str
         stubs[0].mode = "cut"
         stubs[0].was_read.set()
         answer = asked(stubs, f"/v1/{dialect}", body, faulty)
-    assert (whole.status, answer.status) == (200, 200) and whole.is_whole and answer.is_whole
-    assert TEXT in whole.body.decode() and b"broke before its answer was complete" not in whole.body
-    assert b"broke before its answer was complete" in answer.body
+    assert (whole.status_code, answer.status_code) == (200, 200)
+    assert TEXT in whole.text and b"broke before its answer was complete" not in whole.content
+    assert b"broke before its answer was complete" in answer.content
     end = {"chat/completions": b"data: [DONE]\n\n", "messages": b"event: error", "responses": b"event: response.failed"}
-    assert end[dialect] in answer.body
+    assert end[dialect] in answer.content
 
 
 def test_a_node_that_says_it_has_no_room_is_not_asked_twice() -> None:
@@ -148,7 +123,7 @@ def test_a_node_that_says_it_has_no_room_is_not_asked_twice() -> None:
 
     with nodes(2) as stubs:
         answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
-        assert answer.body == b'{"from": "the other one"}' and not stubs[0].seen
+        assert answer.content == b'{"from": "the other one"}' and not stubs[0].seen
 
 
 def test_a_node_that_is_frozen_is_given_up_past_litellm_too() -> None:
@@ -159,14 +134,14 @@ def test_a_node_that_is_frozen_is_given_up_past_litellm_too() -> None:
     with nodes(2) as stubs:
         stubs[0].mode = "frozen"
         answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
-    assert TEXT in answer.body.decode() and answer.headers[NODE_HEADER].startswith(stubs[1].name)
+    assert TEXT in answer.text and answer.headers[NODE_HEADER].startswith(stubs[1].name)
 
 
 def test_what_litellm_fails_on_has_the_servers_own_error() -> None:
     with nodes(1) as stubs:
         stubs[0].mode = "full"
         answer = asked(stubs, "/v1/chat/completions", BODY, faulty)
-    assert answer.status == 429 and b"64 requests are waiting already." in answer.body
+    assert answer.status_code == 429 and b"64 requests are waiting already." in answer.content
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -186,7 +161,7 @@ def test_what_one_node_refuses_and_no_other_one_can_answer_is_503(known: bool) -
 
     with nodes(2) as stubs:
         answer = asked(stubs, "/v1/chat/completions", BODY, litellm)
-    assert answer.status == 503 and answer.is_whole
+    assert answer.status_code == 503
 
 
 def test_an_answer_that_is_no_stream_ends_a_row_of_failures() -> None:
@@ -221,7 +196,7 @@ def test_what_a_given_up_node_still_says_is_in_no_answer() -> None:
 
     with nodes(2) as stubs:
         answer = asked(stubs, "/v1/chat/completions", BODY | {"stream": False}, litellm)
-    assert answer.body == b"good" and len(set(names)) == 2
+    assert answer.content == b"good" and len(set(names)) == 2
 
 
 @pytest.mark.parametrize("size", [0, LARGE])
@@ -236,7 +211,7 @@ def test_a_large_body_is_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(import_module("start_llm.proxy.balancer"), "route_key", read)
     body = BODY | {"messages": [{"role": "user", "content": "x" * size}]}
     with nodes(2) as stubs:
-        assert asked(stubs, "/v1/chat/completions", body).status == 200
+        assert asked(stubs, "/v1/chat/completions", body).status_code == 200
     assert [reader == threading.get_ident() for reader in readers] == [size == 0]
 
 
