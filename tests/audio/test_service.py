@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from tests.audio.tiny import RATE, tone, wav
 from tests.steps import through
 
 pytestmark = pytest.mark.live
+
+Service = Callable[..., AudioService]
 
 
 class FakeListener:
@@ -74,7 +77,7 @@ def pool() -> FakePool:
 
 
 @pytest.fixture
-def service(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AudioService]:
+def service(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Service:
     monkeypatch.setattr("start_llm.audio.service.STEP_SECONDS", 0.0)
     monkeypatch.setattr("start_llm.audio.service.LOOK_SECONDS", 0.01)
 
@@ -84,7 +87,7 @@ def service(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Au
     return made
 
 
-def test_a_recording_goes_through_in_steps(service: Callable[..., AudioService], pool: FakePool) -> None:
+def test_a_recording_goes_through_in_steps(service: Service, pool: FakePool) -> None:
     audio = service()
     parts, found = through(audio.transcribe("known", wav(tone(0.5)), Hints("de")))
     assert len(parts) == 3
@@ -93,18 +96,24 @@ def test_a_recording_goes_through_in_steps(service: Callable[..., AudioService],
     assert audio.figures() == {"transcribed_seconds": 0.5, "spoken_seconds": 0.0}
 
 
-def test_who_goes_gives_all_back(service: Callable[..., AudioService], pool: FakePool) -> None:
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_who_goes_or_loses_the_model_thread_gives_all_back(service: Service, pool: FakePool, by_itself: bool) -> None:
     audio = service()
-    parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
+    parts: Any = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
     next(parts)
     assert pool.open == 1
-    parts.close()  # type: ignore[attr-defined]
-    assert pool.handle.closed
+    if by_itself:
+        parts.close()
+        assert pool.handle.closed
+    else:
+        pool.chore = Mock(side_effect=Unavailable("The server is shutting down."))  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            next(parts)
     assert pool.open == 0
     assert audio._memory.take(RECORDED.most, 0.0)
 
 
-def test_signs_of_life_while_the_model_is_loaded(service: Callable[..., AudioService], pool: FakePool) -> None:
+def test_signs_of_life_while_the_model_is_loaded(service: Service, pool: FakePool) -> None:
     pool.loaded = False
     parts = iter(service().transcribe("known", wav(tone(0.5)), Hints()))
     assert [(part.done, part.total) for part in (next(parts), next(parts))] == [(0, 0), (0, 0)]
@@ -112,9 +121,7 @@ def test_signs_of_life_while_the_model_is_loaded(service: Callable[..., AudioSer
     assert len(list(parts)) == 3
 
 
-def test_recordings_wait_for_each_other_where_they_are_long(
-    service: Callable[..., AudioService], pool: FakePool
-) -> None:
+def test_recordings_wait_for_each_other_where_they_are_long(service: Service, pool: FakePool) -> None:
     audio = service()
     assert audio._memory.take(RECORDED.most - 0.25, 0.0)
     parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
@@ -125,7 +132,7 @@ def test_recordings_wait_for_each_other_where_they_are_long(
 
 
 def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
-    service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
+    service: Service, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("start_llm.audio.service.WAIT_SECONDS", 0.0)
     audio = service()
@@ -139,7 +146,7 @@ def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
 
 
 def test_who_waits_too_long_for_its_model_is_told_so(
-    service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
+    service: Service, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("start_llm.audio.service.WAIT_SECONDS", 0.0)
     pool.loaded = False
@@ -151,7 +158,7 @@ def test_who_waits_too_long_for_its_model_is_told_so(
 
 
 def test_a_recording_that_is_too_long_is_refused_before_it_is_decoded(
-    service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
+    service: Service, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("start_llm.audio.service.samples_of")
     sound = bytearray(wav(np.zeros(8 * RATE, np.float32), 8000))  # 16 s
@@ -164,7 +171,7 @@ def test_a_recording_that_is_too_long_is_refused_before_it_is_decoded(
     assert pool.open == 0
 
 
-def test_what_the_settings_name_in_vain_is_told_with_its_reason(service: Callable[..., AudioService]) -> None:
+def test_what_the_settings_name_in_vain_is_told_with_its_reason(service: Service) -> None:
     audio = service(transcription_model="/nowhere/at-all")
     audio.prepare(lambda step, part: None)
     assert "TRANSCRIPTION_MODEL=/nowhere/at-all" in audio.problems[0]
@@ -173,14 +180,14 @@ def test_what_the_settings_name_in_vain_is_told_with_its_reason(service: Callabl
     assert audio.named("known", "transcription") == "known"
 
 
-def test_a_model_of_another_architecture_is_refused(service: Callable[..., AudioService], tmp_path: Any) -> None:
+def test_a_model_of_another_architecture_is_refused(service: Service, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "parakeet"}')
     audio = service(transcription_model=str(tmp_path))
     audio.prepare(lambda step, part: None)
     assert "its architecture is 'parakeet'; for this there is whisper" in audio.problems[0]
 
 
-def test_not_installed(service: Callable[..., AudioService], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_installed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.core.extras.is_installed", lambda library: False)
     audio = service(transcription_model="somebody/something")
     audio.prepare(lambda step, part: None)
@@ -188,18 +195,3 @@ def test_not_installed(service: Callable[..., AudioService], monkeypatch: pytest
     with pytest.raises(NotSupported, match=r"uv pip install .* mlx-audio==") as refused:
         audio.named("known", "transcription")
     assert refused.value.code == "extra_not_installed"
-
-
-def test_the_model_thread_may_end_at_any_step(service: Callable[..., AudioService], pool: FakePool) -> None:
-    audio = service()
-    parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
-    next(parts)
-
-    def ended(steps: Any) -> Any:
-        raise Unavailable("The server is shutting down.")
-
-    pool.chore = ended  # type: ignore[method-assign]
-    with pytest.raises(Unavailable):
-        next(parts)
-    assert pool.open == 0
-    assert audio._memory.take(RECORDED.most, 0.0)

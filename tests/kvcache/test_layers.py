@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
 from start_llm.kvcache import layers
 from start_llm.kvcache.kinds import undescribed
@@ -54,20 +54,6 @@ def test_overlapping_windows_are_held_once() -> None:
 def rows(count: int, start: int = 0, heads: int = 1, width: int = 64) -> Any:
     values = mx.arange(start, start + count, dtype=mx.float32).reshape(1, 1, count, 1)
     return mx.broadcast_to(values, (1, heads, count, width)) + mx.arange(width) / width
-
-
-def test_cache_list_with_both_kinds() -> None:
-    kit = LayerKit(lambda: [CacheList(KVCache(), ArraysCache(1)), KVCache()])
-    assert not kit.cuttable
-    cache = kit.new()
-    cache[0][0].update_and_fetch(rows(9), rows(9))
-    cache[0][1][0] = mx.array([[5.0]])
-    cache[1].update_and_fetch(rows(9), rows(9))
-    built, copied = kit.build([kit.slice(cache, 0, 4), kit.slice(cache, 4, 9)], kit.checkpoint(cache), 9)
-    assert built[0][0].offset == built[1].offset == 9
-    assert mx.array_equal(built[0][0].keys[..., :9, :], rows(9))
-    assert built[0][1][0].item() == 5.0
-    assert copied == 4 * 9 * 64 * 4 + 4
 
 
 def test_a_list_of_layers_that_all_fell_behind_is_not_stored() -> None:

@@ -71,6 +71,8 @@ def read(cache: list[Any]) -> list[int]:
 class Orders(Requests):
     """They also draft in vain, and the server ends and begins again with what lies on disk."""
 
+    fresh, read, feed = staticmethod(fresh), staticmethod(read), staticmethod(feed)
+
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed)
         self.folder, self.most_arrays = folder, (0, 24, 60)[seed % 3]
@@ -80,15 +82,6 @@ class Orders(Requests):
         config = StoreConfig(MANY, checkpoint_grid=8, checkpoints_recent=2, most_arrays=self.most_arrays)
         self.store = KVStore(self.failing(LayerKit(fresh)), config, disk=DiskTier(self.folder, "pools", MANY))
         self.store.resident.tree._longest = self.random.choice([7, 64])
-
-    def fresh(self) -> list[Any]:
-        return fresh()
-
-    def read(self, cache: list[Any]) -> list[int]:
-        return read(cache)
-
-    def feed(self, cache: list[Any], new: list[int]) -> None:
-        feed(cache, new)
 
     def go_on(self) -> None:
         tokens, cache = self.random.choice(self.rows)

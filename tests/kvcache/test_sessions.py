@@ -149,13 +149,18 @@ def test_who_was_active_last_has_begun_the_next_and_not_who_is_eldest() -> None:
     assert caller_of(sessions, "agent") == "main"
 
 
-def test_nobody_is_taken_for_a_caller_where_nobody_knows_how_answers_end() -> None:
-    for calls, caller in ((True, "main"), (False, "main"), (None, None)):
-        tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-        main = grow(tree, [*run(0, 10), 1])
-        sessions.add_end("main", main, 0.0, calls=calls)
-        sessions.add_end("agent", grow(tree, [*run(0, 10), 2]), 5.0, calls=True)
-        assert caller_of(sessions, "agent") == caller
+@pytest.mark.parametrize(
+    ("calls", "owner", "caller"),
+    [(True, "ann", "main"), (False, "ann", "main"), (None, "ann", None), (True, "bob", None), (True, None, None)],
+)
+def test_nobody_has_begun_another_owners_conversation_or_is_known_to_where_nobody_knows_how_answers_end(
+    calls: bool | None, owner: str | None, caller: str | None
+) -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    said(tree, sessions, "main", [*run(0, 10), 1], at=0.0, owner="ann", calls=calls)
+    said(tree, sessions, "agent", [*run(0, 10), 2], at=5.0, owner=owner, calls=True)
+    said(tree, sessions, "agent", [*run(0, 10), 2, 3], at=6.0, owner=owner, calls=True)
+    assert caller_of(sessions, "agent", owner) == caller
 
 
 def ended_beside(
@@ -243,17 +248,6 @@ def test_the_longest_unused_name_is_forgotten() -> None:
     for number in range(3):
         sessions.add_end(str(number), grow(tree, [number]), float(number))
     assert len(sessions) == 2 and [name for name, _ in sessions.ends()] == ["2", "1"]
-
-
-def test_nobody_has_begun_the_conversation_of_another_owner() -> None:
-    for owner, caller in (("ann", "main"), ("bob", None)):
-        tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-        tools = run(0, 50)
-        main = grow(tree, [*tools, 1])
-        sessions.add_end("main", main, 0.0, owner="ann", calls=True)
-        sessions.add_end("new", grow(tree, [*tools, 2]), 1.0, owner=owner, calls=True)
-        sessions.add_end("new", grow(tree, [*tools, 2, 3]), 2.0, owner=owner, calls=True)
-        assert caller_of(sessions, "new", owner) == caller
 
 
 SECONDS = st.lists(st.floats(0.1, 1e5), max_size=40)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -42,17 +42,10 @@ class Behind:
 
 
 def ask(
-    behind: Behind,
-    method: str = "POST",
-    path: str = "/v1/chat/completions",
-    headers: Iterable[tuple[bytes, bytes]] = GOOD,
-    chunks: Iterable[bytes] = (b"{}",),
-    names: Iterable[str] = (),
-    kind: str = "http",
+    behind: Behind, headers: Iterable[tuple[bytes, bytes]] = GOOD, names: Sequence[str] = (), **more: str
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    gate = ProxyAccess(behind, key=KEY, names=list(names))
-    waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
-    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+    gate = ProxyAccess(behind, key=KEY, names=names)
+    waiting = [{"type": "http.request", "body": body, "more_body": body != b""} for body in (b"{}", b"")]
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -61,7 +54,7 @@ def ask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "method": method, "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": list(headers), **more}
     asyncio.run(gate(scope, receive, send))
     if not sent or "status" not in sent[0]:
         return 0, {}, b""
@@ -141,18 +134,18 @@ def test_a_page_reads_only_what_it_may() -> None:
 
 def test_readiness_needs_no_key_and_says_nothing_of_what_is_behind() -> None:
     behind = Behind()
-    assert ask(behind, "GET", "/health/readiness", headers=[GOOD[0]])[::2] == (200, READY_BODY)
+    assert ask(behind, headers=[GOOD[0]], method="GET", path="/health/readiness")[::2] == (200, READY_BODY)
     assert not behind.scopes
 
 
 def test_there_are_no_web_sockets() -> None:
     behind = Behind()
-    assert ask(behind, path="/v1/realtime", kind="websocket")[0] == 0 and not behind.scopes
+    assert ask(behind, path="/v1/realtime", type="websocket")[0] == 0 and not behind.scopes
 
 
 def test_start_and_stop_get_through() -> None:
     behind = Behind()
-    ask(behind, kind="lifespan")
+    ask(behind, type="lifespan")
     assert [scope["type"] for scope in behind.scopes] == ["lifespan"]
 
 

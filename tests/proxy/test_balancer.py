@@ -160,26 +160,23 @@ def is_packed(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(gzip.compress(b"{}"))
 
 
-def has_no_end(handler: BaseHTTPRequestHandler) -> None:
-    """Neither as a whole nor, in a stream, of a line."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ")
-    with suppress(OSError):
-        for _ in range(4 * MOST_ANSWER_MEBIBYTES):
-            handler.wfile.write(b" " * 2**20)
+def without_end(begin: bytes, line: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    def write(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + begin)
+        with suppress(OSError):
+            for _ in range(4 * MOST_ANSWER_MEBIBYTES):
+                handler.wfile.write(line * (2**20 // len(line)))
+
+    return write
 
 
-def has_no_last_line(handler: BaseHTTPRequestHandler) -> None:
-    """Signs of life, without an end, for who did not ask for a stream."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-    with suppress(OSError):
-        for _ in range(4 * MOST_ANSWER_MEBIBYTES):
-            handler.wfile.write(b": alive\n" * 2**17)
+LONG_LINE, MANY_SIGNS_OF_LIFE = without_end(b"data: ", b" "), without_end(b"", b": alive\n")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     ("stream", "answers"),
-    [*itertools.product([False, True], [None, is_packed, has_no_end]), (False, has_no_last_line)],
+    [*itertools.product([False, True], [None, is_packed, LONG_LINE]), (False, MANY_SIGNS_OF_LIFE)],
 )
 def test_an_answer_that_a_node_does_not_give(
     web: httpx.Client, stubs: list[NodeStub], first: NodeStub, dialect: str, stream: bool, answers: Any

@@ -24,6 +24,8 @@ from tests.proxy.scripted import Scripted
 from tests.proxy.stub import TEXT
 from tests.proxy.test_refusals import sentence
 
+pytestmark = pytest.mark.timeout(400)
+
 KEY = "cloud-key-that-nobody-may-log"
 MODEL = "openai/cloud"
 
@@ -71,7 +73,6 @@ def web(proxy: LiteLLMProxy, cloud: NodeStub) -> Iterator[httpx.Client]:
     cloud.reset()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.thorough
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -88,7 +89,6 @@ def test_who_asks_by_the_name_is_answered_by_the_provider(
     assert "server-key" not in everything and web.headers["authorization"].split()[1] not in everything
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.thorough
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_other_names_and_what_comes_back_stay_here(web: httpx.Client, cloud: NodeStub, dialect: str) -> None:
@@ -101,7 +101,6 @@ def test_other_names_and_what_comes_back_stay_here(web: httpx.Client, cloud: Nod
     assert back.status_code >= 400 and cloud.seen == []
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.thorough
 def test_the_list_has_the_name_and_the_providers_error_is_told(
     web: httpx.Client, proxy: LiteLLMProxy, cloud: NodeStub

@@ -34,16 +34,9 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 OWNER = """
 import pathlib, sys
-from start_llm.core.service import ModelCard
-from start_llm.core.settings import load_settings
-from start_llm.proxy.launcher import LiteLLMProxy
+from tests.proxy.test_launcher import make
 
-folder = pathlib.Path(sys.argv[1])
-settings = load_settings(None, proxy_port=0, start_llm_cache_dir=folder / "cache")
-proxy = LiteLLMProxy(
-    settings, server_url="http://127.0.0.1:9", model_id="m", card=ModelCard("m", 0, 8192),
-    log_path=folder / "log", env_file=folder / ".env",
-)
+proxy = make(pathlib.Path(sys.argv[1]))
 proxy.start()
 print(proxy.pid, flush=True)
 sys.stdin.read()
