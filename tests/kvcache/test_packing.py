@@ -129,12 +129,18 @@ def test_rows_of_windows_are_packed_once_for_all_that_share_them() -> None:
     assert resident.arrays == resident.nbytes == 0
 
 
-def test_large_arrays_stay_as_they_are() -> None:
-    kit = LayerKit(lambda: [KVCache() for _ in range(2)])
+def stored(layers: int, keys: Any) -> tuple[LayerKit, KVStore, list[Any]]:
+    """A store with KV of so many layers."""
+    kit = LayerKit(lambda: [KVCache() for _ in range(layers)])
     store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
     for layer in cache:
-        layer.update_and_fetch(mx.zeros((1, 4, 2048, 64)), mx.zeros((1, 4, 2048, 64)))
-    store.put(list(range(2048)), cache)
+        layer.update_and_fetch(keys, keys)
+    store.put(list(range(keys.shape[2])), cache)
+    return kit, store, cache
+
+
+def test_large_arrays_stay_as_they_are() -> None:
+    _, store, _ = stored(2, mx.zeros((1, 4, 2048, 64)))
     store.resident.pack(0)
     assert store.resident.arrays == 4
     store.resident.tree.split(next(iter(store.resident.tree)), 1000)
@@ -144,11 +150,7 @@ def test_large_arrays_stay_as_they_are() -> None:
 
 
 def test_the_tree_is_not_searched_again_before_so_many_arrays_have_come() -> None:
-    kit = LayerKit(lambda: [KVCache() for _ in range(12)])
-    store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
-    for layer in cache:
-        layer.update_and_fetch(rows(0, 20), rows(0, 20))
-    store.put(list(range(20)), cache)
+    _, store, cache = stored(12, rows(0, 20))
     assert not store.resident.pack(25), "24 arrays have come"
     assert store.resident.arrays == 24
     store.resident.pack(24)
@@ -159,11 +161,7 @@ def test_the_tree_is_not_searched_again_before_so_many_arrays_have_come() -> Non
 
 
 def test_a_division_of_packed_rows_counts_both_parts_or_none() -> None:
-    kit = LayerKit(lambda: [KVCache() for _ in range(12)])
-    store, cache = KVStore(kit, StoreConfig(1 << 30)), kit.new()
-    for layer in cache:
-        layer.update_and_fetch(rows(0, 20), rows(0, 20))
-    store.put(list(range(20)), cache)
+    kit, store, _ = stored(12, rows(0, 20))
     store.resident.pack(0)
     (segment,), part, fails = list(store.resident.tree), kit.part, [False, True]
     assert store.resident.arrays == 4

@@ -274,24 +274,18 @@ def about(runtime: TextRuntime) -> tuple[bool, bool, str, int]:
     return headed, gated, runtime.loaded.fingerprint, runtime.loaded.weight_bytes
 
 
-def test_a_head_in_the_checkpoint_is_used_and_its_kv_is_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
-    with_head, lines = load(checkpoint, tmp_path, about)
-    assert with_head[:2] == (True, True) and lines == ["drafts    its own MTP head drafts for model"]
-    without, lines = load(checkpoint, tmp_path, about, draft_model="off")
-    assert without[:2] == (False, False) and not lines
-    assert with_head[2] != without[2] and with_head[3] > without[3]
-
-
-def test_kv_on_disk_is_of_the_model_with_its_head(
+def test_a_head_in_the_checkpoint_is_used_and_its_kv_is_of_its_own(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head has entries of its own in a row: KV without them is no KV of that model."""
-    tier = Mock(side_effect=DiskTier)
+    """A head has entries of its own in a row: KV without them is no KV of that model, on disk either."""
+    tier, found = Mock(side_effect=DiskTier), list[Any]()
     monkeypatch.setattr("start_llm.engine.assembly.DiskTier", tier)
-    for draft_model in (None, "off"):
-        more = {} if draft_model is None else {"draft_model": draft_model}
-        found, _ = load(checkpoint, tmp_path, about, kv_disk_dir="auto", **more)
-        assert tier.call_args.args[1].startswith(f"{found[2]} ")
+    for choice, said in ({}, ["drafts    its own MTP head drafts for model"]), ({"draft_model": "off"}, []):
+        seen, lines = load(checkpoint, tmp_path, about, kv_disk_dir="auto", **choice)
+        assert seen[:2] == (not choice, not choice) and lines == said
+        assert tier.call_args.args[1].startswith(f"{seen[2]} ")
+        found.append(seen)
+    assert found[0][2] != found[1][2] and found[0][3] > found[1][3]
 
 
 def test_a_small_model_drafts_where_its_vocabulary_fits(checkpoint: Path, tmp_path: Path) -> None:

@@ -93,14 +93,9 @@ def test_chat_completions(back: NodeStub, chat: openai.OpenAI, model: str) -> No
     assert answer.usage.prompt_tokens_details.cached_tokens == 8 and answer.usage.start_llm == REPORT
     assert raw.headers["llm_provider-x-start-llm-cache"] == HEADER
 
-
-def test_chat_completions_stream(back: NodeStub, chat: openai.OpenAI) -> None:
-    stream = chat.chat.completions.create(
-        model="served",
-        messages=[{"role": "user", "content": "hi"}],
-        tools=[CHAT_TOOL],  # type: ignore[list-item]
-        stream=True,
-        stream_options={"include_usage": True},
+    usage = {"include_usage": True}
+    stream = chat.chat.completions.create(  # type: ignore[call-overload]
+        model=model, messages=history, tools=[CHAT_TOOL], stream=True, stream_options=usage
     )
     chunks = list(stream)
     assert back.seen[-1].path == "chat/completions" and back.seen[-1].body["stream"] is True
@@ -109,9 +104,7 @@ def test_chat_completions_stream(back: NodeStub, chat: openai.OpenAI) -> None:
     assert "".join(delta.content or "" for delta in deltas) == TEXT
     calls = [call for delta in deltas for call in delta.tool_calls or []]
     assert [(call.function.name, call.function.arguments) for call in calls if call.function] == [("read", ARGUMENTS)]
-    usage = chunks[-1].usage
-    assert usage is not None and usage.prompt_tokens == 12
-    assert usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens == 8
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.prompt_tokens_details.cached_tokens) == (12, 8)
 
 
 @pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}])
@@ -134,25 +127,16 @@ def test_messages(back: NodeStub, claude: anthropic.Anthropic, model: str, think
         "output_config": {"effort": "high"},
     }  # fmt: skip
     answer = claude.messages.create(model=model, max_tokens=2048, **body)  # type: ignore[call-overload]
-    seen = back.seen[-1]
-    assert seen.path == "messages" and seen.headers["authorization"] == "Bearer server-key"
-    assert seen.body == body | {"model": asked(model), "max_tokens": 2048, "stream": False}
-    assert [block.type for block in answer.content] == ["thinking", "text", "tool_use"]
-    assert answer.content[0].thinking == REASONING and answer.content[2].input == {"path": "a.txt"}
-    assert answer.usage.cache_read_input_tokens == 8 and answer.usage.start_llm == REPORT
-
-
-def test_messages_stream(back: NodeStub, claude: anthropic.Anthropic) -> None:
-    with claude.messages.stream(
-        model="claude-opus-4-6",
-        max_tokens=50,
-        messages=[{"role": "user", "content": "hi"}],
-        tools=[MESSAGES_TOOL],  # type: ignore[list-item]
-    ) as stream:
-        message = stream.get_final_message()
-    assert back.seen[-1].path == "messages" and back.seen[-1].body["stream"] is True
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-    assert message.stop_reason == "tool_use" and message.usage.cache_read_input_tokens == 8
+    assert answer.usage.start_llm == REPORT
+    with claude.messages.stream(model=model, max_tokens=2048, **body) as stream:  # type: ignore[call-overload]
+        streamed = stream.get_final_message()
+    for seen, is_stream in zip(back.seen[-2:], (False, True), strict=True):
+        assert seen.path == "messages" and seen.headers["authorization"] == "Bearer server-key"
+        assert seen.body == body | {"model": asked(model), "max_tokens": 2048, "stream": is_stream}
+    for message in (answer, streamed):
+        assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
+        assert message.content[0].thinking == REASONING and message.content[2].input == {"path": "a.txt"}
+        assert message.stop_reason == "tool_use" and message.usage.cache_read_input_tokens == 8
 
 
 @pytest.mark.parametrize("model", MODELS[:4])

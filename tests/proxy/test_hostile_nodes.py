@@ -47,13 +47,12 @@ GARBAGE = {
     "loads that are none": b'{"state": "ready", "version": ["5"], "loads": [{"requests": {}, "num_used_tokens": "9"}]}',
     "loads of nothing": b'{"state": "ready", "loads": {"0": 1}}',
 }
-SOME = pytest.mark.parametrize("garbage", some(GARBAGE, 5))
 HEADS = {
     "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
     "a place that is no address": b"HTTP/1.1 302 Found\r\nLocation: mailto:x\r\nContent-Length: 0\r\n\r\n",
     "a place with a name that is none": b"HTTP/1.1 302 Found\r\nLocation: http://xn--a/\r\nContent-Length: 0\r\n\r\n",
-    "a wrong length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
     "an encoding that unpacks": b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=zlib_codec\r\n\r\n{}",
+    "a wrong length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
     "a wrong chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 }
 RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)  # of TLS, not made with the connection's keys
@@ -82,22 +81,6 @@ def drips(head: bytes, piece: bytes) -> Callable[[BaseHTTPRequestHandler], None]
             time.sleep(0.05)
 
     return answer
-
-
-@SOME
-@on_nodes(3)
-async def test_garbage_harms_nobody(stubs: list[NodeStub], garbage: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    stubs[0].instead = says(GARBAGE[garbage])
-    async with watched(stubs) as fleet:
-        members = list(fleet.members.values())
-        await until(lambda: all(member.loaded for member in members[1:]) and members[0].state != "unknown")
-        members[0].state, members[0].loaded = "ready", frozenset({"served"})  # it is asked like the others
-        assert await pick(fleet, body("new")) in fleet.members
-        assert await fleet._look(members[0]) in {True, False}
-        assert re.fullmatch(r"[a-z]+", members[0].state)
-    assert not any(record.exc_info for record in caplog.records), "a watcher failed"
-    assert all("\n" not in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("invents", [False, True])
@@ -129,17 +112,6 @@ async def test_a_node_is_asked_about_a_model_that_talks_and_a_templates_own_text
     await fleet.client.aclose()
 
 
-@SOME
-def test_garbage_is_told_to_people(garbage: str) -> None:
-    with nodes(2) as stubs:
-        stubs[0].instead = says(GARBAGE[garbage])
-        found = look_at([ServerNode(stub.url) for stub in stubs])
-    assert found[1]["state"] == "ready" and re.fullmatch(r"[a-z]+", found[0]["state"])
-    loads = json_of(httpx.Response(200, content=GARBAGE[garbage]))
-    told = status_of("a", {"state": "ready"}, [], loads)
-    assert (told.name, told.requests, told.stored_tokens) == ("a", 0, 0) and len(told.version) <= 40
-
-
 def begins(head: bytes, behind_tls: bytes = b"") -> Callable[[BaseHTTPRequestHandler], None]:
     """With these bytes, and hangs up. `behind_tls`: bytes that TLS does not know of."""
 
@@ -152,18 +124,36 @@ def begins(head: bytes, behind_tls: bytes = b"") -> Callable[[BaseHTTPRequestHan
     return answer
 
 
-@pytest.mark.parametrize("head", some(HEADS, 3))
+STRANGERS = {name: says(content) for name, content in GARBAGE.items()}
+STRANGERS |= {name: begins(head) for name, head in HEADS.items()}
+
+
+@pytest.mark.parametrize("stranger", some(STRANGERS, 8))
 @on_nodes(3)
-async def test_a_head_that_nobody_understands_is_an_answer_that_failed(stubs: list[NodeStub], head: str) -> None:
+async def test_garbage_harms_nobody(stubs: list[NodeStub], stranger: str, caplog: pytest.LogCaptureFixture) -> None:
     """httpx parses a `Location` though it does not go there, and lets out what is wrong with it."""
-    stubs[0].instead = begins(HEADS[head])
+    caplog.set_level(logging.WARNING)
+    stubs[0].instead = STRANGERS[stranger]
     async with watched(stubs) as fleet:
-        await until(lambda: all(member.loaded for member in list(fleet.members.values())[1:]))
-        fleet.members[stubs[0].name].state = "ready"
+        members = list(fleet.members.values())
+        await until(lambda: all(member.loaded for member in members[1:]) and members[0].state != "unknown")
+        members[0].state, members[0].loaded = "ready", frozenset({"served"})  # it is asked like the others
         assert await pick(fleet, body("new")) in fleet.members
+        assert await fleet._look(members[0]) in {True, False}
+        assert re.fullmatch(r"[a-z]+", members[0].state)
         with suppress(httpx.HTTPError):
             await ask(fleet.client, f"{stubs[0].url}/health")
-    assert [found["state"] for found in await asyncio.to_thread(look_at, [ServerNode(stubs[0].url)])] != ["ready"]
+    assert not any(record.exc_info for record in caplog.records), "a watcher failed"
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+    told = await asyncio.to_thread(look_at, [ServerNode(stub.url) for stub in stubs[:2]])
+    assert told[1]["state"] == "ready" and re.fullmatch(r"[a-z]+", told[0]["state"])
+    assert stranger not in HEADS or told[0]["state"] != "ready"
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_loads_that_are_none_are_told_as_nothing(garbage: str) -> None:
+    told = status_of("a", {"state": "ready"}, [], json_of(httpx.Response(200, content=GARBAGE[garbage])))
+    assert (told.name, told.requests, told.stored_tokens) == ("a", 0, 0) and len(told.version) <= 40
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
@@ -278,7 +268,7 @@ def routes(layers: SimpleNamespace, fleet: NodeFleet) -> Any:
     return layers.passthrough.ServerRoutes({"model_list": [entry]}, fleet, {})
 
 
-@SOME
+@pytest.mark.parametrize("garbage", some(GARBAGE, 5))
 @on_nodes(3)
 async def test_models_of_the_others_are_listed(stubs: list[NodeStub], layers: SimpleNamespace, garbage: str) -> None:
     stubs[0].instead = says(GARBAGE[garbage])
