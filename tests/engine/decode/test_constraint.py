@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,15 +16,12 @@ from tokenizers import Tokenizer, models
 
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.core.request import ChatRequest, ResponseFormat, Sampling, ToolChoice
+from start_llm.core.request import ChatRequest, ResponseFormat, Sampling
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import make_processors, make_sampler
-from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, model_text, special_tokens
-from tests.engine.schemas import random_schema, random_tool
+from start_llm.parsing.structured import ModelText, make_constraint, model_text, special_tokens
 from tests.engine.tiny import PLAIN, SPECIAL, Job, make_model, make_tokenizer, run
-from tests.parsing.helpers import run as read
-from tests.parsing.helpers import style
 from tests.together import together
 
 TOKENIZER = make_tokenizer()
@@ -70,55 +66,6 @@ def text_of(tokens: Sequence[int]) -> str:
 
 def asked(**fields: Any) -> ChatRequest:
     return ChatRequest(id="x", dialect="chat", model="m", **fields)
-
-
-# --- random schemas and signatures, temperature 1 ---
-
-
-def answers(model: Any, grammars: Grammars, asks: Sequence[tuple[Constraint | None, Sampling]]) -> Iterator[str]:
-    """The text of each, first all in batches of eight, then all alone. Each must come to its end by itself."""
-    for size in (8, 1):
-        for start in range(0, len(asks), size):
-            rows = [job(grammars, *one, max_tokens=3000) for one in asks[start : start + size]]
-            for i, (tokens, reason) in enumerate(run(model, rows, stop=[EOS, END])):
-                assert reason == "stop", f"{start + i}, {size} rows: {TOKENIZER.decode(tokens)[:2000]}"
-                yield text_of(tokens)
-
-
-@pytest.mark.thorough
-def test_random_schemas_give_valid_output_batched_and_alone(
-    model: Any, grammars: Grammars, request: pytest.FixtureRequest
-) -> None:
-    rng = random.Random(7)
-    schemas = [random_schema(rng) for _ in range(200 if request.config.getoption("--slow") else 6)]
-    wanted = [asked(response_format=ResponseFormat("json_schema", schema)) for schema in schemas]
-    asks = [(make_constraint(one, NO_REASONING), replace(HOT, seed=i)) for i, one in enumerate(wanted)]
-    for schema, text in zip(schemas * 2, answers(model, grammars, asks), strict=True):
-        jsonschema.validate(json.loads(text), schema)
-
-
-@pytest.mark.parametrize("tool_format", ["hermes_json", "qwen3_coder", "glm47", "mistral", "llama_xml", "llama"])
-@pytest.mark.thorough
-def test_random_signatures_give_valid_calls_batched_and_alone(
-    model: Any, grammars: Grammars, request: pytest.FixtureRequest, tool_format: str
-) -> None:
-    rng = random.Random(11)
-    xml = tool_format in ("qwen3_coder", "glm47")
-    format_of = replace(NO_REASONING, tool_format=tool_format)
-    wanted = []
-    for _ in range(100 if request.config.getoption("--slow") else 3):
-        tools = tuple(random_tool(rng, k, xml=xml) for k in range(rng.randint(1, 3)))
-        named = ToolChoice("named", rng.choice(tools).name)
-        choice = named if rng.random() < 0.3 else ToolChoice("required")
-        wanted.append(asked(tools=tools, tool_choice=choice, parallel_tool_calls=rng.random() < 0.5))
-    asks = [(make_constraint(one, format_of), replace(HOT, seed=i)) for i, one in enumerate(wanted)]
-    for one, text in zip(wanted * 2, answers(model, grammars, asks), strict=True):
-        calls = read(text, form=style(tool_format, "null"), tools=one.tools)[1].tool_calls
-        assert 1 <= len(calls) <= (MOST_CALLS if one.parallel_tool_calls else 1)
-        for call in calls:
-            (tool,) = [tool for tool in one.tools if tool.name == call.name]
-            assert one.tool_choice.name in (None, tool.name)
-            jsonschema.validate(json.loads(call.arguments), tool.parameters)
 
 
 # --- rows beside each other ---
