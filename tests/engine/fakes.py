@@ -124,7 +124,6 @@ class FakeStore:
 
     cuttable: bool = True
     entries: list[np.ndarray] = field(default_factory=list)
-    one_shot: list[bool] = field(default_factory=list)
     heads: list[bool] = field(default_factory=list)
     calls: list[bool | None] = field(default_factory=list)
     room: bool = True
@@ -158,7 +157,6 @@ class FakeStore:
         assert [int(t) for t in tokens] == [int(t) for t in cache]
         if self.cuttable or about.checkpoint:
             self.entries.append(np.asarray(tokens))
-            self.one_shot.append(about.one_shot)
             self.heads.append(about.system_end)
             self.calls.append(about.calls)
 

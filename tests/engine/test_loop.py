@@ -26,9 +26,9 @@ PROMPT = Prompt((1, 2, 3))
 class Worker:
     """Stands for a scheduler whose steps take `cost` seconds."""
 
-    def __init__(self, clock: Clock, cost: float, busy: bool = True) -> None:
-        self._clock, self.cost, self.busy = clock, cost, busy
-        self.crowded = False
+    def __init__(self, clock: Clock, cost: float) -> None:
+        self._clock, self.cost = clock, cost
+        self.busy, self.crowded = True, False
         self.running = 1
         self.requests = ["one"]
         self.steps = self.paused = 0
@@ -46,11 +46,13 @@ class Worker:
         return {"tokens_decoded": self.steps, "kv_bytes": 10}
 
 
-def models_of(clock: Clock, **workers: Worker) -> LoadedModels:
-    models = LoadedModels(clock)
-    for name, worker in workers.items():
-        models.add(name, SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
-    return models
+def models_of(*costs: float) -> tuple[Clock, LoadedModels, list[Worker]]:
+    """``0``, ``1`` and so on, whose steps take so many seconds."""
+    clock = Clock()
+    models, workers = LoadedModels(clock), [Worker(clock, cost) for cost in costs]
+    for number, worker in enumerate(workers):
+        models.add(str(number), SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
+    return clock, models, workers
 
 
 def work(models: LoadedModels, steps: int) -> None:
@@ -61,18 +63,15 @@ def work(models: LoadedModels, steps: int) -> None:
 
 
 def test_two_models_get_the_same_time_whatever_their_steps_take() -> None:
-    clock = Clock()
-    slow, quick = Worker(clock, 0.5), Worker(clock, 0.01)
-    models = models_of(clock, slow=slow, quick=quick)
+    _, models, (slow, quick) = models_of(0.5, 0.01)
     work(models, 520)
     assert abs(slow.steps * slow.cost - quick.steps * quick.cost) <= slow.cost
     assert slow.crowded and quick.crowded
 
 
 def test_a_model_that_comes_back_has_no_claim_on_what_it_left_to_others() -> None:
-    clock = Clock()
-    one, two = Worker(clock, 0.1), Worker(clock, 0.1, busy=False)
-    models = models_of(clock, one=one, two=two)
+    _, models, (one, two) = models_of(0.1, 0.1)
+    two.busy = False
     work(models, 1000)
     assert not one.crowded
     two.busy, before = True, one.steps
@@ -81,26 +80,21 @@ def test_a_model_that_comes_back_has_no_claim_on_what_it_left_to_others() -> Non
 
 
 def test_the_idle_prefill_of_a_model_gives_way_to_the_work_of_others() -> None:
-    clock = Clock()
-    busy, idle = Worker(clock, 0.1), Worker(clock, 0.1, busy=False)
-    models = models_of(clock, busy=busy, idle=idle)
+    _, models, (busy, idle) = models_of(0.1, 0.1)
+    idle.busy = False
     work(models, 3)
     assert idle.paused == 1 and busy.paused == 0
 
 
 def test_a_model_that_waits_for_memory_does_not_take_the_time_of_the_others() -> None:
-    clock = Clock()
-    one, waiting = Worker(clock, 0.1), Worker(clock, 0.00001)
+    _, models, (one, waiting) = models_of(0.1, 0.00001)
     waiting.running = 0
-    models = models_of(clock, one=one, waiting=waiting)
     work(models, 40)
     assert one.steps >= 19 and waiting.steps >= 19
 
 
 def test_all_wait_for_memory_only_if_none_got_on_and_until_something_happens() -> None:
-    clock = Clock()
-    one, two = Worker(clock, 0.1), Worker(clock, 0.1)
-    models = models_of(clock, one=one, two=two)
+    _, models, (one, two) = models_of(0.1, 0.1)
     work(models, 2)
     assert not models.stuck
     one.running = 0
@@ -129,10 +123,11 @@ def test_a_step_that_fails_may_have_made_room_and_its_time_counts() -> None:
         def recover(self, error: Exception) -> None:
             self.recovered += str(error) == "broken"
 
-    clock = Clock()
+    clock, models, _ = models_of()
     broken, one = Broken(clock, 0.1), Worker(clock, 0.01)
-    broken.running = one.running = 0
-    models = models_of(clock, broken=broken, one=one)
+    for worker in (broken, one):
+        worker.running = 0
+        models.add(str(worker.cost), SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
     work(models, 2)
     assert [model.blocked for model in models] == [False, True]
     work(models, 1)
@@ -142,13 +137,12 @@ def test_a_step_that_fails_may_have_made_room_and_its_time_counts() -> None:
 
 
 def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
-    clock = Clock()
-    models = models_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
+    _, models, _ = models_of(1.0, 1.0)
     work(models, 10)
     assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 20, "memory_pressure": 0}
-    assert models.remove("two") is not None and models.remove("two") is None
+    assert models.remove("1") is not None and models.remove("1") is None
     assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 10, "memory_pressure": 0}
-    assert models.get("two") is None
+    assert models.get("1") is None
 
 
 def test_chores_take_turns_and_wait_as_they_ask() -> None:

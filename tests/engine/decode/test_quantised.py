@@ -74,25 +74,6 @@ def test_rows_together_generate_what_each_does_alone(name: str, start: int, bits
         assert kept.offset == len(prompt) + 12
 
 
-@pytest.mark.parametrize(("start", "is_same"), [(30, True), (97, False), (1000, True)])
-def test_a_repeat_has_the_probabilities_of_the_cold_run_unless_its_answer_quantised_it(
-    start: int, is_same: bool
-) -> None:
-    """A prompt of 95 tokens: it was long enough, its answer made it long enough, or nothing did."""
-    how, cache, prompt = Quantisation(8, GROUP_SIZE, start), make_prompt_cache(model("llama")), PROMPTS[2]
-    pieces = [prompt[at : min(at + 20, len(prompt) - 1)] for at in range(0, len(prompt) - 1, 20)]
-    found: list[mx.array] = []
-    for piece in [*pieces, prompt[-1:], *([token] for token in random_tokens(5, seed=1))]:
-        found.append(model("llama")(mx.array([list(piece)]), cache=cache)[0, -1])
-        how.apply(cache)
-    for layer in cache:  # the stored row, up to the prompt's last token
-        layer.trim(layer.offset - (len(prompt) - 1))
-    again = model("llama")(mx.array([prompt[-1:]]), cache=cache)[0, -1]
-    first = found[len(pieces)]
-    apart = mx.abs((again - mx.logsumexp(again)) - (first - mx.logsumexp(first))).max().item()
-    assert (apart < 1e-4) == is_same, apart
-
-
 def test_a_suspended_row_goes_on_as_if_nothing_had_happened() -> None:
     name, prompt, start, most = "llama", PROMPTS[0], 66, 16
     expected = alone(name, prompt, most, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.settings import Settings, setting_names
 from start_llm.engine.ranks import channel, leader
 from start_llm.engine.ranks.channel import Channel
-from start_llm.engine.ranks.hosts import RankHost
+from start_llm.engine.ranks.hosts import RankHost, shared_settings
 from start_llm.engine.ranks.leader import LeaderGroup
 
 KEY = b"k" * 32
@@ -183,3 +185,11 @@ def test_a_rank_that_confirms_something_else_is_lost(
     with pytest.raises(SystemExit, match="75"):
         group.confirm(7)
     assert lost.get(timeout=60) == "Rank 0 on here cannot go on: rank 1 has gone another way than rank 0 up to entry 1."
+
+
+def test_no_key_goes_to_another_rank() -> None:
+    keys = [name.lower() for name in setting_names() if name.endswith("_KEY")]
+    assert len(keys) >= 3
+    secrets = {name: f"a-secret-{number}" for number, name in enumerate(keys)}
+    told = shared_settings(Settings.model_validate(secrets | {"max_kv_size": 512}))
+    assert told["max_kv_size"] == 512 and "a-secret-" not in json.dumps(told)

@@ -63,10 +63,16 @@ def test_a_step_that_fails_once_changes_no_answer(expected: list[list[int]], at:
     assert [len(sink.done.tokens) for sink in sinks] == [21] * len(PROMPTS)
 
 
-def test_the_row_to_blame_is_found_and_the_others_go_on(expected: list[list[int]]) -> None:
+@pytest.mark.parametrize("together", [True, False], ids=["they come together", "some come meanwhile"])
+def test_the_row_to_blame_is_found_and_the_others_go_on(expected: list[list[int]], together: bool) -> None:
     runner = Failing(answer=20)
     runner.when = poisoned
-    sinks = answers(runner, [*PROMPTS[:3], [5, POISON, 6, 7], *PROMPTS[3:]])
+    scheduler, *_ = make(runner)
+    sinks = []
+    for number, prompt in enumerate([*PROMPTS[:3], [5, POISON, 6, 7], *PROMPTS[3:]]):
+        sinks.append(ask(scheduler, f"r{number}", prompt, max_tokens=30))
+        steps(scheduler, 0 if together else 1)
+    drain(scheduler)
     bad = sinks.pop(3)
     assert isinstance(bad.final, Failed)
     assert "the step failed" in bad.final.error.message and bad.final.error.status == 500
@@ -79,19 +85,6 @@ def test_rows_that_cannot_run_together_run_one_after_the_other(expected: list[li
     sinks = answers(runner, PROMPTS)
     assert [sink.tokens for sink in sinks] == expected
     assert runner.widest == 1
-
-
-def test_a_request_that_comes_meanwhile_waits_for_those_of_the_failed_step(expected: list[list[int]]) -> None:
-    runner = Failing(answer=20)
-    runner.when = poisoned
-    scheduler, *_ = make(runner)
-    sinks = []
-    for i, prompt in enumerate([[POISON, 2, 3], *PROMPTS]):
-        sinks.append(ask(scheduler, f"r{i}", prompt, max_tokens=30))
-        scheduler.step()
-    drain(scheduler)
-    assert isinstance(sinks[0].final, Failed)
-    assert [sink.tokens for sink in sinks[1:]] == expected
 
 
 @pytest.mark.parametrize("short_of", ["places", "memory"])
