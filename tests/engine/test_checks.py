@@ -13,6 +13,7 @@ from start_llm.engine.checks import MOST_LENGTH, check_decoding
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
+from tests.engine.decode.test_batch import argmax, run
 from tests.engine.fakes import new_row
 from tests.kinds import some
 from tests.models.architectures import make
@@ -104,15 +105,11 @@ def test_the_texts_are_bounded_whatever_a_model_says_of_itself() -> None:
 def test_rows_that_are_not_batched_are_decoded_each_as_alone() -> None:
     model = make("afm7")
     runner = ModelRunner(model, eos=(), max_rows=4, batches=False)
-    said: dict[int, list[int]] = {}
     prompts = {}
     for prompt in (PROMPT[:7], PROMPT, PROMPT[3:20]):
         cache = list(make_prompt_cache(model))
         runner.prefill(cache, prompt[:-1])
-        uid = runner.insert(new_row(prompt, cache, ANSWER, lambda logprobs: mx.argmax(logprobs, axis=-1)))
-        said[uid], prompts[uid] = [], prompt
-    while any(len(tokens) < ANSWER for tokens in said.values()):
-        for row in runner.decode():
-            said[row.uid].append(row.token)
+        prompts[runner.insert(new_row(prompt, cache, ANSWER, argmax))] = prompt
+    said = {uid: [row.token for row in rows] for uid, rows in run(runner, list(prompts)).items()}
     runner.close()
     assert said == {uid: truth(model, prompt) for uid, prompt in prompts.items()}

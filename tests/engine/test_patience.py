@@ -3,12 +3,14 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 
 from start_llm.core.errors import BadRequest, NotSupported, Unavailable
 from start_llm.engine import patience as patience_module
 from start_llm.engine.patience import Patience
+from tests.waiting import until
 
 
 def test_results_and_errors_come_back() -> None:
@@ -37,13 +39,13 @@ def test_who_waits_too_long_goes_on_and_the_thread_keeps_its_place() -> None:
         patience.run(int)
     assert time.monotonic() - began < 25
     go.set()
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            assert patience.run(int) == 0
-            return
-        except (Unavailable, BadRequest):
-            assert time.monotonic() < deadline
+
+    def can_work() -> bool:
+        with suppress(Unavailable, BadRequest):
+            return patience.run(int) == 0
+        return False
+
+    until(can_work)
 
 
 def test_a_process_that_was_stopped_is_no_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
-from mlx_lm.models.llama import Model, ModelArgs
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
@@ -25,6 +24,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import FixedMemory, scheduler_on, submit
 from tests.engine.schedule.test_scheduler import drain
+from tests.models.architectures import make
 
 LAYERS, WIDTH = 8, 256
 HISTORY, NEW, SAID = 1100, 20, 8
@@ -33,25 +33,8 @@ NEVER = 10**9  # no token ends an answer
 
 
 def of_layers(kinds: list[str]) -> Any:
-    mx.random.seed(0)
-    made = Model(
-        ModelArgs(
-            model_type="llama",
-            hidden_size=32,
-            num_hidden_layers=len(kinds),
-            layer_types=kinds,
-            intermediate_size=32,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=WIDTH,
-            sliding_window=64,
-            rms_norm_eps=1e-5,
-            vocab_size=256,
-            tie_word_embeddings=False,
-        )
-    )
-    mx.eval(made.parameters())
-    return made
+    one = {"num_attention_heads": 1, "head_dim": WIDTH, "sliding_window": 64, "vocab_size": 256}
+    return make("llama", num_hidden_layers=len(kinds), layer_types=kinds, **one)
 
 
 @dataclass

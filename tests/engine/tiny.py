@@ -8,9 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from tests.models import architectures
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]")
 PLAIN = ("<tool_call>", "</tool_call>", "[not-special]")
@@ -45,27 +46,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", bos_token="<|im_start|>")
 
 
-def make_model(vocab_size: int, seed: int = 0) -> Model:
-    """Untied random weights scaled up a little, so that the distributions are neither flat nor certain."""
-    mx.random.seed(seed)
-    args = ModelArgs(
-        model_type="llama",
-        hidden_size=32,
-        num_hidden_layers=2,
-        intermediate_size=64,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        rms_norm_eps=1e-5,
-        vocab_size=vocab_size,
-        tie_word_embeddings=False,
-    )
-    model = Model(args)
-    model.lm_head.weight = model.lm_head.weight * 4
-    mx.eval(model.parameters())
-    return model
+def make_model(vocab_size: int) -> Any:
+    """Whose distributions are neither flat nor certain."""
+    return architectures.make("llama", vocab_size=vocab_size)
 
 
-def run(model: Model, jobs: Sequence[Job], stop: Sequence[int] = ()) -> list[tuple[list[int], str]]:
+def run(model: Any, jobs: Sequence[Job], stop: Sequence[int] = ()) -> list[tuple[list[int], str]]:
     """All jobs in one batch: (tokens, finish reason) in order."""
     generator = BatchGenerator(model, stop_tokens=[[token] for token in stop])
     uids = generator.insert(

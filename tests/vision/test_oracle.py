@@ -92,18 +92,6 @@ def test_responses(seeing: tuple[Live, Names]) -> None:
     assert answer["output"][-1]["content"][0]["text"] == f"I see {names.of(noise(*SIZE, 5))}."
 
 
-def test_the_same_number_in_two_conversations_is_not_the_same_picture(seeing: tuple[Live, Names]) -> None:
-    """Each one's first picture is its image 1."""
-    server, names = seeing
-    salt = unique()
-    for seed in (11, 12):
-        first = words(f"{salt} {LONG} {script('It is a beach. ' + LONG, 'I see {images}.')}")
-        messages: list[Json] = [user(first, image(seed, SIZE))]
-        said = server.chat(messages)["message"]
-        messages += [said, {"role": "user", "content": "Which one?"}]
-        assert server.chat(messages)["message"]["content"] == f"I see {names.of(noise(*SIZE, seed))}."
-
-
 def test_another_file_with_the_same_pixels_is_the_same_picture(seeing: tuple[Live, Names]) -> None:
     server, names = seeing
     asked = words(f"{unique()} {LONG} {script('I see {images}.')}")

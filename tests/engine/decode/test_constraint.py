@@ -36,7 +36,7 @@ NO_REASONING = ModelText("hermes_json", special_tokens(TOKENIZER))
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return make_model(VOCAB, seed=1)
+    return make_model(VOCAB)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def grammars() -> Grammars:
 
 @cache
 def model() -> Any:
-    return make_model(len(TOKENIZER), seed=1)
+    return make_model(len(TOKENIZER))
 
 
 def held(constraint: Constraint, thinking: ThinkingLimit | None) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.ranks.interface import Ranks
 from start_llm.prompt.drafts import Views
 from tests.engine.fakes import submit
+from tests.waiting import until
 
 ASKED, SAID = list(range(100, 130)), list(range(500, 530))
 
@@ -36,12 +36,7 @@ def request(**more: Any) -> Submit:
 
 def ready(row: RowDrafts) -> SuffixIndex:
     assert row.find_drafter is not None
-    for _ in range(1000):
-        drafter = row.find_drafter()
-        if drafter is not None:
-            return drafter
-        time.sleep(0.005)
-    raise AssertionError("it is never ready")
+    return until(row.find_drafter)
 
 
 def proposed(drafts: Drafts, work: Submit, start: Sequence[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from tests.engine.zoo import make
 from tests.kinds import some
 
 SAID = 14
-MOST_ROWS = 3
 
 
 def begun(model: Any, eos: list[int], rows: int) -> ModelRunner:
@@ -38,53 +36,6 @@ def insert(runner: ModelRunner, model: Any, label: str, count: int, drafter: Any
     drafts = RowDrafts(lambda: drafter, counts=counts)
     sampler, processors = make_sampler(SAMPLINGS[label]), make_processors(SAMPLINGS[label], PROMPT)
     return runner.insert(new_row(PROMPT, prefilled(model), count, sampler, processors, drafts=drafts)), counts
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("llama", 120),
-        ("qwen3_5", 60),
-        ("gemma3_text", 60),
-        pytest.param("llama", 500, marks=pytest.mark.slow),  # a thousand joins and leaves
-    ],
-)
-@pytest.mark.thorough
-def test_no_token_is_lost_or_doubled_over_many_joins_and_leaves(name: str, rows: int) -> None:
-    model, chance = make(name), random.Random(3)
-    truths = {label: reference(model, SAMPLINGS[label], SAID).tokens for label in ("greedy", "penalties")}
-    end = truths["greedy"][11]
-    runner = begun(model, [end], MOST_ROWS)
-    running: dict[int, tuple[list[int], list[int]]] = {}
-    inserted = alone = together = 0
-    accepted: list[DecodeCounts] = []
-    while inserted < rows or running:
-        if inserted < rows and len(running) < MOST_ROWS and chance.random() < (0.9 if not running else 0.25):
-            label = chance.choice(list(truths))
-            prophet = Prophet([*PROMPT, *truths[label]], len(PROMPT), liar(inserted))
-            count = chance.randint(1, SAID)
-            uid, counts = insert(runner, model, label, count, chance.choice([prophet, None]))
-            accepted.append(counts)
-            running[uid] = truths[label][:count], []
-            inserted += 1
-        if running and chance.random() < 0.08:
-            uid = chance.choice(list(running))
-            expected, said = running.pop(uid)
-            removed = runner.remove(uid)
-            assert removed is not None and expected[: len(said)] == said
-            held = list(removed[1])
-            assert [*PROMPT, *said][: len(held)] == held and len(held) >= len(PROMPT) - 1 + len(said)
-        alone, together = alone + (len(running) == 1), together + (len(running) > 1)
-        for row in runner.decode():
-            expected, said = running[row.uid]
-            said.append(row.token)
-            if row.finish is not None:
-                whole = expected[: expected.index(end) + 1] if end in expected else expected
-                assert (said, row.finish) == (whole, "stop" if said[-1] == end else "length")
-                assert row.tokens is not None and list(row.tokens) == [*PROMPT, *said]
-                del running[row.uid]
-    assert alone > rows / 5 and together > rows / 5
-    assert sum(counts.accepted for counts in accepted) > rows / 5
 
 
 @pytest.mark.parametrize(
