@@ -15,6 +15,7 @@ from unittest.mock import Mock
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
+from start_llm.api.ollama.chat import read_chat as read_ollama
 from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -188,6 +189,7 @@ READERS: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {
     "chat": ({"messages": USER}, read_chat),
     "completions": ({"prompt": "Hi"}, read_completion),
     "messages": ({"messages": USER, "max_tokens": 9}, read_messages),
+    "ollama": ({"messages": USER}, read_ollama),
     "responses": (
         {"input": "Hi"},
         lambda *given: read_responses(*given, ResponsesStore(Path(STORED.name) / "it").of("me")),

@@ -1,4 +1,4 @@
-"""What the fields of a body become, and how a wrong one is refused, in the three dialects that agents speak."""
+"""What the fields of a body become, and how a wrong one is refused, in each dialect."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ SAMPLED = Sampling(
     temperature=0, top_p=0.5, top_k=0, min_p=0, repetition_penalty=1.2, repetition_context_size=9, presence_penalty=-1,
     frequency_penalty=2, logit_bias=((3, -100), (9, 5)), seed=7,
 )  # fmt: skip
+OPTIONS = {
+    "temperature": 0, "top_p": 0.5, "top_k": 0, "min_p": 0, "repeat_penalty": 1.2, "repeat_last_n": 9, "seed": 7,
+    "num_predict": 9, "stop": ["A", "B"], "presence_penalty": -1, "frequency_penalty": 2, "num_ctx": 4096, "num_gpu": 1,
+    "logit_bias": {"9": 5, "3": -100}, "mirostat": 0,
+}  # fmt: skip
 CONTROLS = {"max_tokens": 5, "max_completion_tokens": 6, "n": 3, "stop": ["a", "b"], "stream": True, "logprobs": True}
 
 
@@ -95,6 +100,14 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("messages", {"output_format": FORM_FLAT}, {"response_format.param": "output_format.schema"}),
     ("messages", {"model": None}, {"model": ""}),
     ("messages", {"metadata": USER_ID}, {"session": "s"}),
+    ("ollama", {"options": OPTIONS}, {"sampling": SAMPLED, "max_tokens": 9, "stop": ("A", "B")}),
+    ("ollama", {"options": {"num_predict": -1}, "keep_alive": "5m"}, {"max_tokens": None}),
+    ("ollama", {"options": {"num_predict": -2}}, {"max_tokens": None}),
+    ("ollama", {"options": {"top_k": 40.0, "seed": 1.0, "num_predict": 5.0}},  # whole numbers, written as floats
+     {"sampling.top_k": 40, "sampling.seed": 1, "max_tokens": 5}),
+    ("ollama", {"think": "max"}, {"reasoning_effort": "max"}),
+    ("ollama", {"format": OBJECT}, {"response_format.kind": "json_schema", "response_format.schema": OBJECT}),
+    ("ollama", {"format": "json"}, {"response_format.kind": "json_object"}),
     ("responses", {"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}}, {"tool_choice.name": "f"}),
     ("responses", {"reasoning": {"effort": "low", "summary": "auto"}}, thinks(True, "low")),
     ("responses", {"text": {"format": FORM_FLAT, "verbosity": "low"}}, {"response_format.name": "s"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,12 +44,11 @@ def cleared(edit: dict[str, Any], calls: int = 6) -> tuple[list[int], list[dict[
     return [number for number, one in enumerate(results) if one.content == CLEARED_RESULT], told, after
 
 
-def tool_uses(value: int) -> dict[str, Any]:
-    return {"type": "tool_uses", "value": value}
+def tool_uses(value: int, kind: str = "tool_uses") -> dict[str, Any]:
+    return {"type": kind, "value": value}
 
 
-def tokens(value: int) -> dict[str, Any]:
-    return {"type": "input_tokens", "value": value}
+tokens = partial(tool_uses, kind="input_tokens")
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,8 @@ def pdf(*streams: bytes, packed: bool = False) -> bytes:
         objects.append(b"<< /Type /Page /Parent 2 0 R /Resources %s /Contents %d 0 R >>" % (fonts, 5 + 2 * at))
         data, how = (zlib.compress(stream, 9), b"/Filter /FlateDecode ") if packed else (stream, b"")
         objects.append(b"<< %s/Length %d >> stream\n%s\nendstream" % (how, len(data), data))
-    body, places = b"%PDF-1.4\n", []
-    for number, text in enumerate(objects, 1):
-        places.append(len(body))
-        body += b"%d 0 obj %s endobj\n" % (number, text)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    size = len(objects) + 1
-    head = b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table)
-    return body + head + b"trailer << /Root 1 0 R /Size %d >> \nstartxref\n%d\n%%%%EOF\n" % (size, len(body))
+    body = b"".join(b"%d 0 obj %s endobj\n" % (number, text) for number, text in enumerate(objects, 1))
+    return b"%%PDF-1.4\n%btrailer << /Root 1 0 R /Size %d >>\nstartxref\n0\n%%%%EOF\n" % (body, len(objects) + 1)
 
 
 def words(text: str) -> bytes:
