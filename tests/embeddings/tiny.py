@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,39 +50,6 @@ def build_encoder(folder: Path, *, pooling: str = "pooling_mode_mean_tokens", mo
     return folder
 
 
-def _weights() -> dict[str, Any]:
-    random = np.random.default_rng(7)
-    width, wide = CONFIG["hidden_size"], CONFIG["intermediate_size"]
-    weights: dict[str, Any] = {}
-
-    def linear(name: str, inputs: int, outputs: int) -> None:
-        weights[f"{name}.weight"] = random.normal(0, 0.2, (outputs, inputs)).astype(np.float32)
-        weights[f"{name}.bias"] = random.normal(0, 0.1, outputs).astype(np.float32)
-
-    def norm(name: str) -> None:
-        weights[f"{name}.weight"] = random.normal(1, 0.1, width).astype(np.float32)
-        weights[f"{name}.bias"] = random.normal(0, 0.1, width).astype(np.float32)
-
-    for name, count in (
-        ("word", CONFIG["vocab_size"]),
-        ("position", CONFIG["max_position_embeddings"]),
-        ("token_type", CONFIG["type_vocab_size"]),
-    ):
-        weights[f"embeddings.{name}_embeddings.weight"] = random.normal(0, 1, (count, width)).astype(np.float32)
-    norm("embeddings.LayerNorm")
-    for layer in range(CONFIG["num_hidden_layers"]):
-        begin = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            linear(f"{begin}.attention.self.{part}", width, width)
-        linear(f"{begin}.attention.output.dense", width, width)
-        norm(f"{begin}.attention.output.LayerNorm")
-        linear(f"{begin}.intermediate.dense", width, wide)
-        linear(f"{begin}.output.dense", wide, width)
-        norm(f"{begin}.output.LayerNorm")
-    linear("pooler.dense", width, width)
-    return weights
-
-
 TEXT = (
     "the server keeps what it has read and computes only what is new def return self import class for in while "
     "cache token prompt agent model memory thread queue batch row step error file folder path name value key "
@@ -92,3 +60,33 @@ TEXT = (
 def texts(count: int = 200, longest: int = 60) -> list[str]:
     words, draw = TEXT.split(), random.Random(13)
     return [" ".join(draw.choices(words, k=1 + index * longest // count)) for index in range(count)]
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, wide = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    for name, count in (
+        ("word", "vocab_size"),
+        ("position", "max_position_embeddings"),
+        ("token_type", "type_vocab_size"),
+    ):
+        yield f"embeddings.{name}_embeddings", (CONFIG[count], width)
+    yield "embeddings.LayerNorm", (width,)
+    for layer in range(CONFIG["num_hidden_layers"]):
+        begin = f"encoder.layer.{layer}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            yield f"{begin}.attention.{part}", (width, width)
+        yield f"{begin}.intermediate.dense", (wide, width)
+        yield f"{begin}.output.dense", (width, wide)
+        for part in ("attention.output", "output"):
+            yield f"{begin}.{part}.LayerNorm", (width,)
+    yield "pooler.dense", (width, width)
+
+
+def _weights() -> dict[str, Any]:
+    random, weights = np.random.default_rng(7), dict[str, Any]()
+    for name, shape in _shapes():
+        mean, spread = (1, 0.1) if "LayerNorm" in name else (0, 1) if "_embeddings" in name else (0, 0.2)
+        weights[f"{name}.weight"] = random.normal(mean, spread, shape).astype(np.float32)
+        if "_embeddings" not in name:
+            weights[f"{name}.bias"] = random.normal(0, 0.1, shape[0]).astype(np.float32)
+    return weights

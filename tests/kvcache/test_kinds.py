@@ -6,10 +6,9 @@ first group of each pass as if there were none before it, so other pieces are ot
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from mlx_vlm.models.minimax_m3_vl.language import MiniMaxM3KVCache
 from mlx_vlm.models.qwen4_exp.language import QSAKVCache, QSAQuantizedKVCache
 
 from start_llm.engine.decode.rewind import Rewinder
-from start_llm.engine.vision import LanguageAlone
 from start_llm.kvcache import kinds
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.kinds import kind_of, leaves
@@ -34,10 +32,10 @@ from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.types import StoredEnd, Unstorable
 from start_llm.models.vision import mend_mlx_vlm
 from tests.kinds import some
+from tests.kvcache import sparse
 from tests.models import architectures, vlm_types
 
-SPARSE = ("deepseek_v4", "hy_v4", "qwen4_exp", "glm5_next")
-NAMES = (*SPARSE, "deepseek_v41")
+NAMES = (*sparse.NAMES, "deepseek_v41")
 ENDS = (60, 103, 150, 161, 279)  # not where a group of 4 ends, but for the first
 ANSWER = 6
 CONFIG = ModelConfig.from_dict(vlm_types.config_of("deepseek_v4"))
@@ -51,23 +49,8 @@ def plain() -> Iterator[None]:
     mx.enable_compile()
 
 
-@functools.cache
 def model(name: str) -> Any:
-    """Tiny and random. It attends to less than the prompts of these tests: pools and indexes decide what is seen."""
-    if name == "deepseek_v41":
-        return architectures.make(name)
-    return LanguageAlone(vlm_types.make(name).language_model)
-
-
-def feed(made: Any, tokens: Sequence[int], cache: list[Any]) -> int:
-    """Computes these tokens in one pass. Returns the token that the model predicts."""
-    logits = made(mx.array([list(tokens)]), cache=cache)
-    mx.eval(logits, [layer.state for layer in cache])
-    return int(mx.argmax(logits[0, -1]).item())
-
-
-def text(length: int, seed: int = 0) -> list[int]:
-    return [(i * 37 + (i * i * (seed + 3)) // 7 + seed) % (vlm_types.VOCAB - 10) + 5 for i in range(length)]
+    return architectures.make(name) if name == "deepseek_v41" else sparse.model(name)
 
 
 class Served:
@@ -86,7 +69,7 @@ class Served:
             cache, length = restored.cache, restored.length
         for start, stop in itertools.pairwise([0, *(end for end in ENDS if end < len(prompt)), len(prompt)]):
             if stop > length:
-                following = feed(self.model, prompt[max(start, length) : stop], cache)
+                following = sparse.feed(self.model, prompt[max(start, length) : stop], cache)
                 if stored:
                     self.store.put(prompt[:stop], cache, StoredEnd(session="one", answered=False))
         said = []
@@ -94,7 +77,7 @@ class Served:
             said.append(following)
             if wrong:
                 self.draft_in_vain(cache, wrong)
-            following = feed(self.model, said[-1:], cache)
+            following = sparse.feed(self.model, said[-1:], cache)
         if stored:
             self.store.put([*prompt, *said], cache, StoredEnd(session="one"))
             self.store.take_back(cache)
@@ -103,14 +86,14 @@ class Served:
     def draft_in_vain(self, cache: list[Any], width: int) -> None:
         rewinder = Rewinder(cache)
         saved = rewinder.save()
-        feed(self.model, text(width, seed=9), cache)
+        sparse.feed(self.model, sparse.text(width, seed=9), cache)
         rewinder.restore(saved, width)
 
 
 @pytest.mark.parametrize("name", some(sorted(NAMES, key=lambda name: name != "hy_v4")))
 def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> None:
     served = Served(name, tmp_path)
-    prompt, other = text(290), text(20, seed=4)
+    prompt, other = sparse.text(290), sparse.text(20, seed=4)
     cold, _ = served.answer(prompt, stored=False)
     fork = prompt[:103] + other  # inside of a group of 4
     of_fork, _ = served.answer(fork, stored=False)
@@ -128,11 +111,11 @@ def test_the_same_tokens_however_they_come_about(name: str, tmp_path: Path) -> N
     again.store.close()
 
 
-@pytest.mark.parametrize("name", some(SPARSE, 2))
+@pytest.mark.parametrize("name", some(sparse.NAMES, 2))
 def test_parts_of_rows_take_what_the_whole_takes(name: str) -> None:
     made, kit = model(name), LayerKit(model(name).make_cache)
     cache = made.make_cache()
-    feed(made, text(256), cache)
+    sparse.feed(made, sparse.text(256), cache)
     whole = kit.slice(cache, 0, 256)
     assert kit.part(whole, 0, 103).nbytes + kit.part(whole, 103, 256).nbytes == whole.nbytes
 
@@ -183,10 +166,10 @@ def test_a_layer_that_the_model_makes_again_is_not_stored() -> None:
     """glm5_next holds projected rows beside its latents, and makes them again once they fall behind."""
     served = Served("glm5_next")
     cache = served.model.make_cache()
-    feed(served.model, text(40), cache)
-    feed(served.model, [7], cache)
+    sparse.feed(served.model, sparse.text(40), cache)
+    sparse.feed(served.model, [7], cache)
     assert sum(leaf.offset == 40 for leaf in leaves(cache) if kind_of(leaf) is kinds.ROWS) > 0
-    served.store.put([*text(40), 7], cache)
+    served.store.put([*sparse.text(40), 7], cache)
     assert served.store.stats()["refused"] == 0 and served.store.stats()["tokens"] == 41
 
 
