@@ -1,6 +1,6 @@
 """Packages that few tests use and that take long to import: each is imported by the first test that uses it.
 
-Each worker collects all files and runs a third of them. `tests/test_workers.py` sees to it that no file imports one of
+Each worker collects all files and runs a third of them. `tests/test_kinds.py` sees to it that no file imports one of
 these while it is collected.
 """
 

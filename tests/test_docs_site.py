@@ -65,17 +65,10 @@ def test_every_page_is_there_and_fetches_nothing(site: Path) -> None:
     assert not any("fonts.googleapis" in text or "fonts.gstatic" in text for text in pages.values())
 
 
-@pytest.mark.parametrize(
-    ("tag", "fetched"),
-    [
-        ('<link rel="stylesheet" href="https://fonts.example/css">', True),
-        ('<script async src="//cdn.example/x.js">', True),
-        ('<script src="../a.js">', False),
-        ('<a href="https://example.org">', False),
-    ],
-)
-def test_what_is_fetched_from_elsewhere_would_be_noticed(tag: str, fetched: bool) -> None:
-    assert bool(_FETCHED.search(tag)) is fetched
+def test_what_is_fetched_from_elsewhere_would_be_noticed() -> None:
+    for tag in ('<link rel="stylesheet" href="https://fonts.example/css">', '<script async src="//cdn.example/x.js">'):
+        assert _FETCHED.search(tag)
+    assert not _FETCHED.search('<script src="../a.js"><a href="https://example.org">')
 
 
 def test_what_agents_are_told_is_there() -> None:

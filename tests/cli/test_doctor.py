@@ -191,24 +191,18 @@ def test_a_model_that_is_not_here(settings: Settings, path: str | None, verdict:
     assert says in finding.text
 
 
-def test_a_model_that_is_here(settings: Settings, tmp_path: Path) -> None:
+def test_a_model_that_is_here_and_one_without_a_chat_template(settings: Settings, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "SmolLM2-135M-Instruct-f32-v1"
     folder.mkdir(parents=True)
-    (folder / "config.json").touch()
-    for path in (None, str(folder)):
-        finding = doctor.check_model(settings.model_copy(update={"model_path": path}))
+    (folder / "config.json").write_text("{}")
+    asked = settings.model_copy(update={"model_path": str(folder)})
+    for each in (settings, asked):
+        finding = doctor.check_model(each)
         assert (finding.verdict, str(folder) in finding.text) == ("ok", True)
-
-
-def test_a_model_without_a_chat_template_is_told(settings: Settings, tmp_path: Path) -> None:
-    model = tmp_path / "bare"
-    model.mkdir()
-    for name in ("config.json", "tokenizer_config.json"):
-        (model / name).write_text("{}")
-    asked = settings.model_copy(update={"model_path": str(model)})
+    (folder / "tokenizer_config.json").write_text("{}")
     finding = doctor.check_model(asked)
     assert finding.verdict == "note" and "plain ChatML" in finding.text
-    (model / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    (folder / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
     assert doctor.check_model(asked).verdict == "ok"
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +98,7 @@ def usage(prompt: int, generated: int, **own: Any) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": generated, **own}
 
 
-@contextmanager
-def backend(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> Iterator[list[dict[str, Any]]]:
+def backend(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[dict[str, Any]]:
     """Answers the n-th request with the n-th list of chunks; gives the bodies."""
     left, bodies = list(answers), list[dict[str, Any]]()
 
@@ -111,12 +108,12 @@ def backend(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> Iterator[li
 
     own = httpx.Client
     monkeypatch.setattr(chat.httpx, "Client", lambda **_: own(transport=httpx.MockTransport(answer)))
-    yield bodies
+    return bodies
 
 
 def test_a_conversation_resends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = Endpoint(url="http://test", key="x", model="m", context=4096, answer=demo.MAX_TOKENS)
-    with backend(
+    bodies = backend(
         monkeypatch,
         [
             chunk({"role": "assistant", "reasoning_content": "hm"}),
@@ -126,8 +123,8 @@ def test_a_conversation_resends_everything(monkeypatch: pytest.MonkeyPatch) -> N
         ],
         [chunk({"content": "b"}), chunk(usage=usage(150, 5, prompt_tokens_details={"cached_tokens": 118}))],
         [chunk({"content": "c"}), chunk(usage=usage(170, 5))],
-    ) as bodies:
-        turns = demo.converse(endpoint)
+    )
+    turns = demo.converse(endpoint)
     assert [(t.found.prompt, t.resent, t.reused, t.found.computed) for t in turns] == [
         (100, 0, 0, 100),
         (150, 120, 118, 32),

@@ -285,33 +285,26 @@ def test_the_log_and_the_settings_are_shown_without_secrets(page: Browser, serve
 # --- shape -------------------------------------------------------------------------------------
 
 
-def test_400_pixels_are_wide_enough_for_every_view(page: Browser, server: Live) -> None:
+def test_390_pixels_are_wide_enough_for_every_view_and_rows_are_cards(page: Browser, server: Live) -> None:
     conversation(server, "a-very-long-name-without-any-place-to-break-it-" * 3)
     page.until_text("#ended", "a-very-long-name")
+    page.until_text("#conversations", "a-very-long-name", "ago")
     page.press("#ended details summary")
-    with page.wide(400):
+    cut = "[...document.querySelectorAll('.cards')].filter((e) => e.scrollWidth > e.parentNode.clientWidth).length"
+    lefts = "return [...document.querySelectorAll(arguments[0])].map((e) => Math.round(e.getBoundingClientRect().x))"
+    with page.wide(390):
         for name in VIEWS:
             page.view(name)
+            if name == "server":
+                page.until_text("#settings", "MODEL_PATH")
             # Beside its scroll bar, with the longest figures that the meters may have.
             page.run(
                 "for (const end of document.querySelectorAll('.meter .end')) end.textContent = '1,023.9 MB, '.repeat(4)"
             )
-            wide = page.run("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-            assert wide[0] <= wide[1] <= 400, (name, wide)
-
-
-def test_rows_are_cards_on_a_narrow_screen_and_nothing_of_them_is_cut_off(page: Browser, server: Live) -> None:
-    conversation(server, "narrow-talk")
-    page.until_text("#conversations", "narrow-talk", "ago")
-    wider = (
-        "return [...document.querySelectorAll('.cards')].filter((e) => e.scrollWidth > e.parentNode.clientWidth).length"
-    )
-    lefts = "return [...document.querySelectorAll(arguments[0])].map((e) => Math.round(e.getBoundingClientRect().x))"
-    with page.wide(390):
-        assert page.run(wider) == 0
-        page.view("server")
-        page.until_text("#settings", "MODEL_PATH")
-        assert page.run(wider) == 0
+            *wide, cards = page.run(
+                f"return [document.documentElement.scrollWidth, document.documentElement.clientWidth, {cut}]"
+            )
+            assert wide[0] <= wide[1] <= 390 and cards == 0, (name, wide, cards)
         rows = len(page.all("#settings tr"))
         names, meanings = (page.run(lefts, f"#settings tr > {kind}") for kind in ("th", "td.words"))
         assert names == meanings == names[:1] * rows, "what a setting means stands below its name"

@@ -8,7 +8,6 @@ import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -134,8 +133,5 @@ def test_what_a_library_puts_together_is_what_was_said(
             "thought": "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
             "calls": found["calls"],
         }, number
-        assert [_value(call) for call in found["calls"]] == calls, number
-
-
-def _value(call: Any) -> Any:
-    return json.loads(call) if isinstance(call, str) else call
+        given = [json.loads(call) if isinstance(call, str) else call for call in found["calls"]]
+        assert given == calls, number

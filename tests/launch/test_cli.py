@@ -103,17 +103,16 @@ def test_the_vendors_key_does_not_reach_the_client(port: int, tmp_path: Path, ou
     assert "ANTHROPIC_AUTH_TOKEN=mine" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}" in said
 
 
+ADAPTED = {"source": "owner/served", "adapter": "titles"}
+
+
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("served", "given", "told"),
     [
         ({"small": {"source": "owner/served"}}, {}, "ANTHROPIC_DEFAULT_HAIKU_MODEL=served-name"),
         ({"small": {"source": "owner/other-name"}}, {}, "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5"),
-        (
-            {"small": {"source": "owner/served", "adapter": "titles"}},
-            {},
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5",
-        ),
+        ({"small": ADAPTED}, {}, "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5"),
         ({"scale": 4.0}, {}, "CLAUDE_CODE_AUTO_COMPACT_WINDOW=200000"),
         ({}, {"context_scale": 2.0}, "CLAUDE_CODE_AUTO_COMPACT_WINDOW=50000"),
     ],
