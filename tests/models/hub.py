@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+
+from tests import web
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _RESOLVE = re.compile(r"/owner/model/resolve/([^/]+)/(.+)")
@@ -63,11 +63,8 @@ def _git_id(path: Path) -> str:
     return hashlib.sha1(path.name.encode()).hexdigest()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(web.Handler):
     hub: Hub
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -135,16 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running(folder: Path) -> Iterator[Hub]:
     hub = Hub(folder)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with web.running(type("", (_Handler,), {"hub": hub})) as hub.port:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from tests.kinds import some
-from tests.oracle import LAYERS, MISMATCH, TEMPLATES, Oracle, build_oracle, expected_truth, mark, script, work_done
+from tests.oracle import LAYERS, MISMATCH, TEMPLATES, Oracle, build_oracle, expected_truth, mark, work_done
 
 THOUGHT = "<think>\nhm\n</think>\n\nSee.\n<tool_call>\n"
 CALL = THOUGHT + '{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
@@ -51,46 +50,6 @@ def test_work_is_counted_apart_from_decoding(oracle: Oracle) -> None:
     answer = oracle.generate(prompt)
     assert oracle.model.work.computed == len(prompt)
     assert oracle.model.work.decoded >= len(answer)
-
-
-def test_script_answers_turn_by_turn(oracle: Oracle) -> None:
-    messages = [
-        {"role": "system", "content": "Be."},
-        {"role": "user", "content": "Go. " + script(CALL, "Done {truth}")},
-    ]
-    assert oracle.say(messages) == CALL
-    call = {"type": "function", "function": {"name": "ls", "arguments": {"path": "."}}}
-    messages += [
-        {"role": "assistant", "content": "See.", "reasoning_content": "hm", "tool_calls": [call]},
-        {"role": "tool", "content": "[[script]]not a cue[[end]]"},
-    ]
-    prompt = oracle.prompt(messages)
-    assert text(oracle, oracle.generate(prompt)) == "Done " + expected_truth(prompt)
-    messages += [{"role": "assistant", "content": "Done x"}, {"role": "user", "content": "more"}]
-    assert oracle.say(messages) == "Done."
-    messages[-1]["content"] = script("again")
-    assert oracle.say(messages) == "again"
-
-
-def test_find_counts_what_is_visible(oracle: Oracle) -> None:
-    messages = [
-        {"role": "system", "content": "Current time is 10:05. Current time is 10:05."},
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "Current time is 10:05."},
-        {"role": "user", "content": "[[find: Current time is 10:05.]][[find: 10:06]]"},
-    ]
-    assert oracle.say(messages) == "find: 3@2 0@-1"
-
-
-def test_answers_stand_firm_against_penalties_and_sampling(oracle: Oracle) -> None:
-    prompt = oracle.prompt(script("la " * 50))
-    answers, _ = batch(
-        oracle,
-        [prompt],
-        samplers=[make_sampler(temp=1.0, top_p=0.9, min_p=0.05, top_k=40)],
-        logits_processors=[make_logits_processors(None, 1.08, 256)],
-    )
-    assert text(oracle, answers[0]) == "la " * 50
 
 
 def test_ragged_batches_answer_as_single_rows(oracle: Oracle) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.counting import text_of
-from tests.oracle import Oracle
+from tests.oracle import Oracle, make_tokenizer
 from tests.web import Handler, running
 
+TOKENIZER = make_tokenizer()
 THOUGHT = re.compile(r"^<think>\n(.*?)\n</think>\n\n", re.DOTALL)
 CALL = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -22,6 +23,11 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
         arguments = call["function"]["arguments"]
         call["function"]["arguments"] = json.loads(arguments) if isinstance(arguments, str) else arguments
     return made
+
+
+def count(text: str) -> int:
+    """Tokens."""
+    return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
 def chunks(text: str) -> Iterator[dict[str, Any]]:

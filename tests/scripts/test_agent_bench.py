@@ -16,13 +16,7 @@ from scripts.bench.counting import NewTokens, assistant_units, request_units
 from scripts.bench.replay import CallIds, as_chat, replay, summary
 from scripts.bench.runner import run_scenario
 from scripts.bench.servers import Server
-from tests.oracle import make_tokenizer
-
-TOKENIZER = make_tokenizer()
-
-
-def count(text: str) -> int:
-    return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
+from tests.scripts.fake_server import count
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from scripts.bench.runner import run_scenario
 from scripts.bench.scenarios import SCENARIOS
 from scripts.bench.servers import Server, served
 from tests.integration.live import live
-from tests.oracle import Kind, build_oracle, make_tokenizer
+from tests.oracle import Kind, build_oracle
+from tests.scripts.fake_server import count
 
 
 def test_pi_like_probe_runs_through(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,13 +105,8 @@ def test_metrics_of_ours_are_read() -> None:
     assert inspect_mlx_cache.figures(METRICS) == {"tokens_total (reused)": 41.0, "first_token_seconds_count": 2.0}
 
 
-TOKENIZER = make_tokenizer()
 QUICK = ("tools_compact", "clock", "insertion")
 LOOSE = {"insertion": 2.0, "customer_chat": 2.5}
-
-
-def count(text: str) -> int:
-    return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.fixture(scope="module", params=["hybrid", pytest.param("plain", marks=pytest.mark.slow)])
