@@ -73,6 +73,9 @@ def test_an_image_never_ends_a_conversation(servers: Callable[..., Live], kind: 
     server = servers(kind)
     computed, new, lines = converse(server, block(data))
     without, new_without, none = converse(server, None)
+    (card,) = server.get("/v1/models").json()["data"]
+    assert card["capabilities"]["images"] == "placeholder" and not card["capabilities"]["vision"]
+    assert server.get("/health").json()["capabilities"] == card["capabilities"]
     assert len(lines) == 1 and lines[0].startswith("[Image 1: image_") and not none
     assert lines[0].endswith("not shown: this model reads text only]")
     assert computed <= 1.15 * new and without <= 1.15 * new_without, (computed, new, without, new_without)

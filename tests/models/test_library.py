@@ -63,6 +63,8 @@ def test_whoever_has_begun_an_earlier_fetch_does_not_stop_the_next_one() -> None
     pulls = Pulls(lambda: None, fetching)
     lines = OllamaModels(Shelf(), Library(Shelf(), pulls))._progress(pulls.begin("owner/model"), begun=True)
     next(lines)
+    with pytest.raises(Conflict, match="owner/model is being fetched"):
+        pulls.begin("owner/other")
     pulls.stop()
     fetching.go.set()
     assert ended(pulls)["state"] == "stopped"
