@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from start_llm.host.ports import free_port, is_free
+from start_llm.proxy.child import MODULE
 from tests.integration.processes import ROOT, WAIT
 from tests.waiting import until
 
@@ -90,7 +91,7 @@ class Machine:
 
     def ours(self) -> dict[str, psutil.Process]:
         """Processes of this machine's server, by what they are: supervisor, engine, proxy."""
-        kinds = {"supervise": "supervisor", "serve": "engine", "--start-llm-proxy": "proxy"}
+        kinds = {"supervise": "supervisor", "serve": "engine", MODULE: "proxy"}
         found = {}
         for process in psutil.process_iter():
             try:
