@@ -103,8 +103,7 @@ class FakeRunner:
     def clear(self) -> None:
         self.rows.clear()
 
-    def close(self) -> None:
-        self.rows.clear()
+    close = clear
 
     @property
     def work(self) -> int:
@@ -138,8 +137,7 @@ class FakeStore:
             length = max((len(e) for e in self.entries if len(e) <= length), default=0)
         return RestorePlan(length, seen, seen, "" if length == seen else "no_checkpoint")
 
-    def peek(self, tokens: Any, limit: int) -> RestorePlan:
-        return self.lookup(tokens, limit)
+    peek = lookup
 
     def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
         return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,14 +14,8 @@ from tests.models.large import make_large
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    found: list[Path] = []
-    read = assembly.read_tokenizer
-
-    def seen(folder: Path) -> Any:
-        found.append(folder)
-        return read(folder)
-
-    monkeypatch.setattr(assembly, "read_tokenizer", seen)
+    found, read = list[Path](), assembly.read_tokenizer
+    monkeypatch.setattr(assembly, "read_tokenizer", lambda folder: (found.append(folder), read(folder))[1])
     return found
 
 

@@ -73,15 +73,13 @@ def make() -> Scheduler:
 
 def run(way: str, interrupt_at: int, beside: bool) -> Collected:
     scheduler = make()
-    options = dict(WAYS[way])
     work, sink = submit("a", range(40, 90), max_tokens=24)
-    scheduler.add(replace(work, **options))
+    scheduler.add(replace(work, **WAYS[way]))
     if beside:
         other, _ = submit("b", range(60, 100), max_tokens=24)
         scheduler.add(replace(other, sampling=GREEDY))
-    while interrupt_at and len(sink.tokens) < interrupt_at:
-        scheduler.step()
     if interrupt_at:
+        steps_until(scheduler, lambda: len(sink.tokens) >= interrupt_at)
         scheduler.recover(RuntimeError("an interruption"))
     drain(scheduler)
     return sink

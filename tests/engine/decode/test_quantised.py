@@ -118,16 +118,6 @@ def test_rows_can_be_removed_before_and_after_they_changed_over_and_nothing_is_l
     assert [row.token for row in run(runner, [uid])[uid]] == alone("llama", PROMPTS[0], 12, 66)
 
 
-def test_an_end_token_ends_a_row_that_is_about_to_change_over() -> None:
-    expected = alone("llama", PROMPTS[0], 7, 66)
-    runner = make("llama", 66, eos=[expected[6]])
-    if expected[6] in expected[:6]:
-        pytest.skip("the random model repeats itself")
-    (rows,) = run(runner, [begin(runner, "llama", PROMPTS[0], 50)]).values()
-    assert [row.token for row in rows] == expected
-    assert rows[-1].finish == "stop"
-
-
 @pytest.mark.parametrize(
     ("name", "group_size", "reason"),
     [("gpt_oss", 32, "sinks"), ("llama", 64, "group size"), ("lfm2", 64, "group size")],

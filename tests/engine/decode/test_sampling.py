@@ -48,14 +48,11 @@ def logprobs_of(logits: Sequence[float]) -> mx.array:
 # --- samplers ---
 
 
-def test_temperature_zero_is_argmax_and_greedy_rows_share_one_sampler() -> None:
+def test_equal_settings_without_a_seed_share_one_sampler_and_seeded_rows_do_not() -> None:
     greedy = make_sampler(replace(PLAIN, temperature=0.0))
     assert greedy(logprobs_of([0.1, 3.0, 2.0])).tolist() == [1]
     assert make_sampler(replace(PLAIN, temperature=0.0, top_k=5, seed=3)) is greedy
     assert make_sampler(replace(PLAIN, top_k=1)) is greedy
-
-
-def test_equal_settings_without_a_seed_share_one_sampler_and_seeded_rows_do_not() -> None:
     assert make_sampler(PLAIN) is make_sampler(replace(PLAIN, logit_bias=((1, 2.0),)))
     assert make_sampler(PLAIN) is not make_sampler(replace(PLAIN, temperature=0.5))
     assert make_sampler(replace(PLAIN, seed=1)) is not make_sampler(replace(PLAIN, seed=1))

@@ -246,11 +246,21 @@ def test_a_follower_whose_pass_never_ends_ends_all_the_same(
     assert codes.get(timeout=60) == 75
 
 
-def test_silence_is_noticed(ends: tuple[Channel, Channel]) -> None:
+def test_silence_is_noticed_and_a_limit_that_becomes_less_counts_at_once(ends: tuple[Channel, Channel]) -> None:
     here, there = ends
+    found: SimpleQueue[Any] = SimpleQueue()
+
+    def receive() -> None:
+        try:
+            here.receive()
+        except TimeoutError as error:
+            found.put(error)
+
+    threading.Thread(target=receive, daemon=True).start()
+    with pytest.raises(Empty):
+        found.get(timeout=0.5)
     here.limit = 0.05
-    with pytest.raises(TimeoutError):
-        here.receive()
+    assert found.get(timeout=60)
     here.limit = 60
     there.show_life(0.2)
     there.send(["words"])
@@ -284,20 +294,3 @@ def test_a_request_arrives_as_it_was_sent(tokens: Any, bias: Any, constraint: An
     kept = weakref.ref(event)
     del event
     assert kept() is None, "nobody reads it on a follower, and the end of a failed row holds arrays"
-
-
-def test_a_limit_that_becomes_less_counts_at_once(ends: tuple[Channel, Channel]) -> None:
-    here, _ = ends
-    found: SimpleQueue[Any] = SimpleQueue()
-
-    def receive() -> None:
-        try:
-            here.receive()
-        except TimeoutError as error:
-            found.put(error)
-
-    threading.Thread(target=receive, daemon=True).start()
-    with pytest.raises(Empty):
-        found.get(timeout=0.5)
-    here.limit = 0.1
-    assert found.get(timeout=60)

@@ -172,16 +172,12 @@ LONGEST = 50  # tokens of a prompt
 def real(
     name: str, total: int, *, most_stored: int | None = None, kv_bits: int | None = None, drafts: Drafts | None = None
 ) -> Scheduler:
-    def new() -> Any:
-        return make_prompt_cache(model(name))
-
+    new = lambda: make_prompt_cache(model(name))  # noqa: E731
     most = total if most_stored is None else most_stored
-    store = KVStore(LayerKit(new), StoreConfig(most))
-    guarded = GuardedStore(store, new)
-    eos = [10**6]
+    guarded = GuardedStore(KVStore(LayerKit(new), StoreConfig(most)), new)
     quantisation = None if kv_bits is None else Quantisation(kv_bits, 32, LONGEST + 8)
     gate = drafts.gate if drafts is not None else None
-    runner = ModelRunner(model(name), eos=eos, max_rows=4, gate=gate, quantisation=quantisation)
+    runner = ModelRunner(model(name), eos=[10**6], max_rows=4, gate=gate, quantisation=quantisation)
     guarded.learn(*runner.sample())
     return scheduler_on(runner, guarded, 4, FixedMemory(total, most), drafts=drafts, step=32)
 
