@@ -12,6 +12,7 @@ import pytest
 from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService, make_server
+from tests.vendors import openai
 
 Serve = Callable[..., ApiServer]
 PATH = "/v1/chat/completions"
@@ -44,6 +45,11 @@ def serve(service: FakeService, tmp_path: Path) -> Iterator[Serve]:
 @pytest.fixture
 def server(serve: Serve) -> ApiServer:
     return serve()
+
+
+@pytest.fixture
+def client(server: ApiServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 class Raw:

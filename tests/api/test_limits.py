@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from start_llm.api.common.fields import short, within
+from start_llm.api.common import fields
+from start_llm.api.common.fields import BodyModel, parse_body, short, within
 from start_llm.api.server import ApiServer
 from start_llm.core import limits
 from start_llm.core.errors import BadRequest
+from start_llm.core.jsontext import LARGE
 from tests.api.attacks import ATTACKS, Attack, worst_health
 from tests.api.fakes import FakeService
 from tests.kinds import RUN
+from tests.together import together
 
 DOCS = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -81,3 +86,36 @@ def test_what_is_just_within_a_limit_is_allowed() -> None:
     within(limits.NAME, limits.NAME.most, "name")
     with pytest.raises(BadRequest, match="name: at most"):
         within(limits.NAME, limits.NAME.most + 1, "name")
+
+
+# --- what large bodies make of objects is there once, not once for each thread ---
+
+
+def test_large_bodies_are_checked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, most = threading.Semaphore(0), list[int]()
+
+    def validate(model: type[BodyModel], data: Any) -> BodyModel:
+        there.release()
+        most.append(there._value)
+        time.sleep(0.01)  # others would come meanwhile
+        assert there.acquire(blocking=False)
+        return model()
+
+    monkeypatch.setattr(fields, "validate", validate)
+    large = json.dumps({"text": "x" * LARGE}).encode()
+    together([partial(parse_body, BodyModel, large)] * 8)
+    assert most == [1] * 8
+
+
+def test_a_large_body_that_is_refused_keeps_no_other_one_waiting() -> None:
+    wrong = json.dumps({"messages": [1] * LARGE}).encode()
+
+    def refused() -> None:
+        with pytest.raises(BadRequest):
+            parse_body(BodyModel, wrong)
+
+    refused()
+    other = threading.Thread(target=refused, daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()

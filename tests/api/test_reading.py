@@ -286,6 +286,13 @@ def user(*parts: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": [*parts]}]}
 
 
+def group(name: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": "", "tools": [*tools]}
+
+
+GROUPED = {"tools": [group("g", FLAT)]}
+CUSTOM: Any = {"type": "custom", "name": "c"}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 CALL = {"type": "function_call", "call_id": "c", "name": "f"}
 G = {"type": "function", "function": {"name": "g"}}
 NOT_PARALLEL = {"type": "auto", "disable_parallel_tool_use": 1}
@@ -354,6 +361,24 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"model": 5}, "model"),
     ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ("responses", {"tool_choice": "required"}, "tool_choice"),
+    ("responses", {"tools": ["x"]}, "tools[0]"),
+    ("responses", {"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+    ("responses", {"tools": [group("n") | {"tools": {}}]}, "tools[0].tools"),
+    ("responses", {"tools": [group("n", "x")]}, "tools[0].tools[0]"),
+    ("responses", {"tools": [group("n") | {"description": 1}]}, "tools[0].description"),
+    ("responses", {"tools": [group("n", {"type": "function"})]}, "tools[0].tools[0].name"),
+    ("responses", {"tools": [group("a", FLAT), FLAT | {"name": "a__f"}]}, "tools[1]"),
+    ("responses", {"tools": [group("a", FLAT | {"name": "b__f"}), group("a__b", FLAT)]}, "tools[1].tools[0]"),
+    ("responses", {"tools": [{"type": "custom"}]}, "tools[0].name"),
+    ("responses", {"tools": [CUSTOM | {"description": 1}]}, "tools[0].description"),
+    ("responses", {"tools": [CUSTOM | {"format": {"type": ["text"]}}]}, "tools[0].format.type"),
+    ("responses", {"tools": [CUSTOM | {"format": 1}]}, "tools[0].format.type"),
+    ("responses", {"tools": [CUSTOM | {"format": GRAMMAR | {"definition": 1}}]}, "tools[0].format.definition"),
+    ("responses", {"tools": [CUSTOM | {"format": GRAMMAR | {"syntax": None}}]}, "tools[0].format.syntax"),
+    ("responses", GROUPED | {"tool_choice": {"type": "function", "name": "f", "namespace": "other"}}, "tool_choice"),
+    ("responses", GROUPED | {"tool_choice": {"type": "custom"}}, "tool_choice"),
+    ("responses", GROUPED | {"tool_choice": {"type": "allowed_tools", "tools": 1}}, "tool_choice.tools"),
+    ("responses", GROUPED | {"tool_choice": {"type": "allowed_tools", "tools": [1]}}, "tool_choice.tools[0]"),
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,11 +52,7 @@ def test_anything_is_removed_but_what_a_link_leads_to(tmp_path: Path, kind: type
 def test_what_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     path = tmp_path / "state"
     path.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
     with pytest.raises(OSError, match="no space left"):
         write_atomic(path, "new", sync=True)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

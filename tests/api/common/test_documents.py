@@ -6,7 +6,7 @@ import base64
 import zlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -147,9 +147,7 @@ def test_a_file_that_takes_longer_than_is_left_is_ended() -> None:
 
 
 def test_halves_of_a_sign_are_joined_and_what_needs_another_library_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    def locked(_: Any) -> Any:
-        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
-
+    locked = Mock(side_effect=pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm"))
     page = SimpleNamespace(extract_text=lambda: "a \ud83d\ude00 \ud800 b")
     monkeypatch.setattr(pypdf, "PdfReader", lambda _: SimpleNamespace(is_encrypted=False, pages=[page]))
     assert decoder_child._pdf_text(b"").encode().decode() == "Page 1 of 1:\na \U0001f600 \ufffd b"

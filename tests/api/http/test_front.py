@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -136,9 +137,7 @@ def test_room_for_bodies_is_given_back() -> None:
 
 
 def test_no_room_for_a_body_is_told(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(connections.tempfile, "TemporaryFile", full)
     server = serve()
     status, headers, _ = connect(server).post(PATH, b"x" * 2_000_000).response()

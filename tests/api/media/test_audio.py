@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -43,12 +44,9 @@ class FakeAudio:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.bad = ""
-        self.missing = False
         self.threads: set[int] = set()
 
     def named(self, asked: str, task: AudioTask) -> str:
-        if self.missing:
-            raise NotSupported("Install it: pip install it", code="extra_not_installed")
         return asked or "tiny-whisper"
 
     def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Any]:
@@ -150,7 +148,7 @@ def test_what_the_model_finds_wrong_with_the_recording_is_the_answer(ask: Ask, a
     audio.bad = "file: this is no audio."
     answer = ask()
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "file")
-    audio.missing = True
+    audio.named = Mock(side_effect=NotSupported("Install it", code="extra_not_installed"))  # type: ignore[method-assign]
     answer = ask()
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "extra_not_installed")
 

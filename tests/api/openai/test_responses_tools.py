@@ -15,7 +15,6 @@ from start_llm.api.openai.responses_tools import (
     flat_name,
     toolbox,
 )
-from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice
 
@@ -124,35 +123,6 @@ def test_allowed_tools(nested: bool) -> None:
         "agents__spawn",
         "agents__wait",
     ]
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice", "param"),
-    [
-        (["x"], None, "tools[0]"),
-        ([{"type": "namespace", "tools": []}], None, "tools[0].name"),
-        ([{"type": "namespace", "name": "n", "tools": {}}], None, "tools[0].tools"),
-        ([{"type": "namespace", "name": "n", "tools": ["x"]}], None, "tools[0].tools[0]"),
-        ([{"type": "namespace", "name": "n", "tools": [], "description": 1}], None, "tools[0].description"),
-        ([namespace("n", {"type": "function"})], None, "tools[0].tools[0].name"),
-        ([namespace("a", function("f")), function("a__f")], None, "tools[1]"),
-        ([namespace("a", function("b__f")), namespace("a__b", function("f"))], None, "tools[1].tools[0]"),
-        ([{"type": "custom"}], None, "tools[0].name"),
-        ([{"type": "custom", "name": "c", "description": 1}], None, "tools[0].description"),
-        ([{"type": "custom", "name": "c", "format": {"type": ["text"]}}], None, "tools[0].format.type"),
-        ([{"type": "custom", "name": "c", "format": 1}], None, "tools[0].format.type"),
-        ([{"type": "custom", "name": "c", "format": GRAMMAR | {"definition": 1}}], None, "tools[0].format.definition"),
-        ([{"type": "custom", "name": "c", "format": GRAMMAR | {"syntax": None}}], None, "tools[0].format.syntax"),
-        ([AGENTS], {"type": "function", "name": "spawn", "namespace": "other"}, "tool_choice"),
-        ([AGENTS], {"type": "custom"}, "tool_choice"),
-        ([AGENTS], {"type": "allowed_tools", "tools": 1}, "tool_choice.tools"),
-        ([AGENTS], {"type": "allowed_tools", "tools": [1]}, "tool_choice.tools[0]"),
-    ],
-)  # fmt: skip
-def test_bad_tools_are_named(tools: list[Any], choice: Any, param: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        box(*tools, choice=choice)
-    assert caught.value.param == param
 
 
 LATER = {"defer_loading": True}

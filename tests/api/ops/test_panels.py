@@ -6,6 +6,7 @@ import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -170,11 +171,7 @@ def test_the_tree_comes_in_columns(server: ApiServer, service: FakeService) -> N
     told = httpx.get(server.url + "/page/stored").json()
     assert told["tokens"] == [7] and told["disk"] == [1] and told["conversations"] == [["talk", 0, 0]]
     assert told["left_out"] == 5 and told["parent"] == [-1]
-
-    def changing() -> StoredTree:
-        raise TimeoutError("it is being changed")
-
-    service.stored = changing  # type: ignore[method-assign]
+    service.stored = Mock(side_effect=TimeoutError("it is being changed"))  # type: ignore[method-assign]
     assert httpx.get(server.url + "/page/stored").status_code == 503
 
 
@@ -209,10 +206,7 @@ def test_the_hub_is_searched_with_the_rule_of_what_fits(server: ApiServer, monke
     told = httpx.get(f"{server.url}/page/models/search", params={"words": " a b "}).json()["models"]
     assert [model["fits"] for model in told] == [True, False, None] and told[0]["quantisation"] == "4-bit"
     assert httpx.get(f"{server.url}/page/models/search?words=%20").status_code == 400
-
-    def offline(words: str) -> list[HubModel]:
-        raise PullError("no hub is in reach")
-
+    offline = Mock(side_effect=PullError("no hub is in reach"))
     monkeypatch.setattr("start_llm.api.ops.page.search_hub", offline)
     answer = httpx.get(f"{server.url}/page/models/search?words=x")
     assert answer.status_code == 503 and "no hub is in reach" in answer.text
