@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from start_llm.kvcache.disk import tier as disk
+from start_llm.kvcache.disk.tier import DiskTier
 from tests.integration.live import Live, live
 from tests.waiting import until
 
@@ -106,7 +106,7 @@ def may_only_be_read(model: Path, folder: Path, said: Said) -> None:
 
 
 def main(model: Path, folder: Path) -> None:
-    disk.RETRY_SECONDS = 1.0  # turns go on until the tier has tried again
+    DiskTier.retry_seconds = 1.0  # turns go on until the tier has tried again
     said = Said()
     logging.getLogger("start_llm").addHandler(said)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)], check=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,19 +17,13 @@ from tests.waiting import until
 def test_explain_does_not_wait_for_the_model(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = tmp_path / "fault"
     monkeypatch.setenv("ORACLE_FAULT", str(fault))
-    with start(max_concurrency=1) as server:
+    with start(max_concurrency=1) as server, ThreadPoolExecutor(3) as pool:
         messages = [{"role": "user", "content": "word " * 300 + "[[long 3]]"}]
         first = server.chat(messages)
         history = [*messages, first["message"], {"role": "user", "content": "and more"}]
 
         fault.write_text("hang")
-        answers: list[dict[str, Any]] = []
-        asking = [
-            threading.Thread(target=lambda i=i: answers.append(server.chat([{"role": "user", "content": f"{i} hi"}])))
-            for i in range(3)
-        ]
-        for thread in asking:
-            thread.start()
+        asking = [pool.submit(server.chat, [{"role": "user", "content": f"{i} hi"}]) for i in range(3)]
         until(lambda: (server.app.engine.status().running, server.app.engine.status().queued) == (1, 2))
         body = {"model": "default", "messages": history}
         report = server.post("/v1/cache/explain", json=body).json()
@@ -39,9 +32,8 @@ def test_explain_does_not_wait_for_the_model(start: Start, tmp_path: Path, monke
         assert report["reused"] + report["computed"] == report["prompt"]
 
         fault.unlink()
-        for thread in asking:
-            thread.join(WAIT)
-        assert len(answers) == 3
+        for each in asking:
+            each.result(WAIT)
         done = server.chat(history)
         assert done["report"]["reused"] == report["reused"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,7 @@ def turns(server: Live, messages: Messages, *words: str) -> tuple[Messages, dict
     return messages, reports[-1]
 
 
-def leave_as_it_is(folder: Path, others: set[Path]) -> None:
-    """The folder of stored KV is found as it was left."""
-
-
-def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
+def damage(others: set[Path]) -> None:
     """A byte in the last run of the other conversation changes."""
     runs = [path for path in others if path.name.startswith("r")]
     last = max(runs, key=lambda path: int(path.name[1:].partition("-")[0]))
@@ -33,10 +28,10 @@ def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
     last.write_bytes(data)
 
 
-@pytest.mark.parametrize("change", [pytest.param(leave_as_it_is, marks=pytest.mark.thorough), damage_a_file_of_another])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.thorough), "hybrid"])
 def test_the_next_turn_after_a_restart_computes_what_is_new(
-    start: Start, tmp_path: Path, kind: str, change: Callable[[Path, set[Path]], None]
+    start: Start, tmp_path: Path, kind: str, damaged: bool
 ) -> None:
     with start(kind, kv_disk_dir="auto") as server:
         other, _ = turns(server, [], "other", "and", "so")
@@ -44,10 +39,11 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
     others = set(folder.glob("*.kv"))
     with start(kind, kv_disk_dir="auto") as server:
         messages, _ = turns(server, [], "word", "and", "then")
-    change(folder, others)
+    if damaged:
+        damage(others)
     with start(kind, kv_disk_dir="auto") as server:
         _, report = turns(server, messages, "at last")
         assert report["computed"] <= report["new"] and server.work() == report["computed"]
         assert report["reused"] + report["computed"] == report["prompt"]
         _, report = turns(server, other, "at last")
-        assert (report["computed"] > report["new"]) == (change is damage_a_file_of_another)
+        assert (report["computed"] > report["new"]) is damaged
