@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.generate import BatchGenerator
 
 from tests.kinds import some
-from tests.oracle import LAYERS, MISMATCH, TEMPLATES, Oracle, build_oracle, expected_truth, mark, work_done
+from tests.oracle import LAYERS, MISMATCH, Oracle, build_oracle, expected_truth, mark, work_done
 
 THOUGHT = "<think>\nhm\n</think>\n\nSee.\n<tool_call>\n"
 CALL = THOUGHT + '{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
@@ -126,16 +126,3 @@ def test_the_log_counts_the_same_work(tmp_path: Path, monkeypatch: pytest.Monkey
     oracle.generate(oracle.prompt("b"))
     assert work_done(log, before) == len(oracle.prompt("b"))
     assert work_done(log, 0, before) == len(prompt)
-
-
-@pytest.mark.parametrize("template", sorted(TEMPLATES))
-def test_templates_render_and_answer(template: str, tmp_path: Path) -> None:
-    oracle = Oracle.load(build_oracle(tmp_path, "plain", template=template))
-    conversation = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "reasoning_content": "SECRET"},
-        {"role": "user", "content": "[[truth]]"},
-    ]
-    prompt = oracle.prompt(conversation)
-    assert ("SECRET" in text(oracle, prompt)) == (template != "qwen3")
-    assert text(oracle, oracle.generate(prompt)) == expected_truth(prompt)

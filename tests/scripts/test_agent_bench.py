@@ -164,11 +164,6 @@ def test_the_command_writes_figures_and_a_picture(server: Server, tmp_path: Path
     assert picture.exists() == plot and (not plot or picture.stat().st_size > 1000)
 
 
-def test_unknown_scenarios_are_refused() -> None:
-    with pytest.raises(SystemExit, match="none of"):
-        agent_bench.main(["--url", "http://127.0.0.1:9", "--scenarios", "nonsense"])
-
-
 HEADER, END = "<|im_start|>user\n", "<|im_end|>\n"
 
 
