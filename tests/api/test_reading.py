@@ -290,6 +290,11 @@ def group(name: str, *tools: Any) -> dict[str, Any]:
     return {"type": "namespace", "name": name, "description": "", "tools": [*tools]}
 
 
+def edits(given: Any) -> dict[str, Any]:
+    return {"context_management": {"edits": given}}
+
+
+CLEAR, FEWER = {"type": "clear_tool_uses_20250919"}, {"type": "tool_uses", "value": -1}
 GROUPED = {"tools": [group("g", FLAT)]}
 CUSTOM: Any = {"type": "custom", "name": "c"}
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
@@ -342,6 +347,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"tools": [CLAUDES | {"strict": "yes"}]}, "tools[0].strict"),
     ("messages", {"tools": [CLAUDES], "tool_choice": NOT_PARALLEL}, "tool_choice.disable_parallel_tool_use"),
     ("messages", {"stop_sequences": "END", "thinking": {"type": "maybe"}}, "thinking.type"),
+    ("messages", edits([{"type": "clear_all"}]), "context_management.edits[0].type"),
+    ("messages", edits({"a": 1}), "context_management.edits"),
+    ("messages", edits([CLEAR | {"keep": FEWER}]), "context_management.edits[0].keep.value"),
+    ("messages", edits([CLEAR | {"exclude_tools": "read"}]), "context_management.edits[0].exclude_tools"),
     ("responses", {"input": []}, "input"),
     ("responses", {"input": 5}, "input"),
     ("responses", {"input": ["x"]}, "input[0]"),

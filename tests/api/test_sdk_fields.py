@@ -5,23 +5,95 @@ It is served, or refused by its name; what is refused stands in the table of doc
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Required, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
+from typing_extensions import get_type_hints, is_typeddict
 
 from start_llm.api.openai.responses_items import conversation_of
 from start_llm.core.errors import StartLLMError
 from tests.api.fakes import read
-from tests.api.sdk_values import bodies
 from tests.lazy import Package
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 CHAT: Any = Package("openai.types.chat.completion_create_params")
 RESPONSES: Any = Package("openai.types.responses.response_create_params")
 MESSAGES: Any = Package("anthropic.types.beta.message_create_params")
+DATA = "aGVsbG8="
+_BY_NAME = {"data": DATA, "url": f"data:image/png;base64,{DATA}", "image_url": f"data:image/png;base64,{DATA}"}
+_WORDS: dict[Any, Any] = {str: "x", int: 5, float: 0.5, bool: True, object: "x", Any: "x", type(None): None}
+
+
+def bare(kind: Any) -> Any:
+    """The type without what is written around it."""
+    while get_origin(kind) in (typing.Annotated, Required, typing.NotRequired):
+        kind = get_args(kind)[0]
+    return kind
+
+
+def least(kind: Any) -> Any:
+    """The smallest value of a type."""
+    return next(forms(kind, set()))
+
+
+def _named(name: str, value: Any) -> Any:
+    """Some words mean something by the field's name."""
+    return _BY_NAME.get(name, value) if value == "x" else value
+
+
+def bodies(kind: Any) -> Iterator[dict[str, Any]]:
+    """The least body of a request, and one for each form of each field."""
+    yield (start := least(kind))
+    for name, (hint, _) in _fields(kind).items():
+        for value in forms(hint, set()):
+            yield start | {name: value}
+
+
+def forms(kind: Any, seen: set[Any]) -> Iterator[Any]:
+    """The least value, and one for each form of each field inside."""
+    kind = bare(kind)
+    origin = get_origin(kind)
+    if kind in _WORDS:
+        yield _WORDS[kind]
+    elif origin in (typing.IO, os.PathLike) or kind is os.PathLike:
+        yield DATA  # what the library makes of a file
+    elif origin is Literal:
+        yield from get_args(kind)
+    elif origin in (typing.Union, types.UnionType):
+        for member in get_args(kind):
+            yield from forms(member, seen)
+    elif origin in (list, Iterable, Sequence, typing.Iterable):
+        for value in forms(get_args(kind)[0], seen):
+            yield [value]
+    elif origin in (dict, Mapping):
+        yield {}
+    elif kind not in seen:
+        seen.add(kind)
+        start = {name: _named(name, least(hint)) for name, (hint, needed) in _fields(kind).items() if needed}
+        yield start
+        for name, (hint, _) in _fields(kind).items():
+            for value in forms(hint, seen):
+                yield start | {name: _named(name, value)}
+
+
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Each field's type, and whether it has to be there."""
+    if is_typeddict(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        # Where annotations are strings, `__required_keys__` does not know of ``Required``.
+        return {n: (hint, n in kind.__required_keys__ or get_origin(hint) is Required) for n, hint in hints.items()}
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: (field.annotation, field.is_required()) for name, field in kind.model_fields.items()}
+    raise TypeError(f"no values are known of {kind!r}")
+
+
 # The library's type of a body, and a tool that one with a choice of tools needs.
 WALKS: dict[str, tuple[Callable[[], Any], Any]] = {
     "Chat": (lambda: CHAT.CompletionCreateParamsBase, {"type": "function", "function": {"name": "x"}}),
