@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -263,25 +264,14 @@ def test_the_end_of_the_thread_is_told_to_who_waits_for_a_load(engine: EngineThr
     assert len(errors) == 1 and "shutting down" in errors[0].message
 
 
-class Promised(FixedMemory):
-    """Too little memory for any request; more of it is promised, and comes when `fixed` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(1_000, 0, self.promise)
-        self.asked = 0
-
-    def promise(self, need: int) -> bool:
-        self.asked += 1
-        return True
-
-
 def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThread) -> None:
-    shared = Promised()
+    promise = Mock(return_value=True)
+    shared = FixedMemory(1_000, 0, promise)  # too little for any request; more is promised, and comes in the end
     engine.load("other", steps(FakeRuntime(FakeRunner(), FakeStore(token_bytes=100), shared)))
     began = time.monotonic()
     sink = send(engine, "a", [1, 2, 3], model="other")
-    until(lambda: shared.asked >= 8)
-    looks, seconds = shared.asked, time.monotonic() - began
+    until(lambda: promise.call_count >= 8)
+    looks, seconds = promise.call_count, time.monotonic() - began
     assert looks <= 3 + 2 * seconds / STUCK_SECONDS, f"it looked {looks} times in {seconds:.1f} s"
     assert engine.status().state == "busy" and sink.final is None
     gone = send(engine, "b", [1, 2, 3], model="other")

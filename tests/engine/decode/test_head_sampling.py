@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -57,12 +58,7 @@ class Takes(DraftGate):
         return True
 
 
-def two_of_a_head() -> DraftGate:
-    return Takes(2, 0.0)
-
-
-def seven_copies() -> DraftGate:
-    return Takes(7, None)
+two_of_a_head, seven_copies = partial(Takes, 2, 0.0), partial(Takes, 7, None)
 
 
 def tables() -> tuple[mx.array, mx.array]:
@@ -130,7 +126,7 @@ def test_a_head_keeps_most_of_its_gain_where_many_tokens_are_likely() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("gate", [two_of_a_head, seven_copies])
+@pytest.mark.parametrize("gate", [two_of_a_head, seven_copies], ids=["of a head", "copies"])
 def test_most_of_the_gain_is_kept_at_the_makers_temperature(gate: Callable[[], DraftGate]) -> None:
     """A draft is as likely to be right as the model is to say it, so the model must be sure: this one is, mostly."""
     prompts = lookups(mx.random.key(78), 30, 24).tolist()
