@@ -143,6 +143,7 @@ class Client:
     tools: tuple[Tool, ...] = (READ, BASH)
     thinking: bool = True
     session: str | None = None
+    owner: str | None = None
     messages: list[Message] = field(default_factory=list)
     spoken: tuple[int, ...] = ()
     prepared: Prepared | None = None
@@ -156,7 +157,7 @@ class Client:
 
     def ask(self, *new: Message) -> Prepared:
         self.messages += new
-        asked = request(self.messages, self.tools, session=self.session)
+        asked = request(self.messages, self.tools, session=self.session, owner=self.owner)
         self.prepared = self.pipe.prepare(asked, thinking=self.thinking)
         return self.prepared
 

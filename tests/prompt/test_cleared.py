@@ -33,7 +33,7 @@ def clear(client: Client, *numbers: int) -> None:
 
 @pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4"])
 def test_the_model_still_sees_them_and_nothing_is_computed_again(family):
-    client = Client(family, pipeline(family))
+    client = Client(family, pipeline(family), owner="ann")
     spoken = conversation(client)
     clear(client, 0, 1)
     assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] == spoken

@@ -60,6 +60,8 @@ def test_two_owners_with_one_name_of_a_session_have_guesses_of_their_own():
         assert guesses.made(prepared("ann", b"1"), (1, 2)) and guesses.made(prepared("bob", b"1"), (1, 9))
         assert guesses.seen(prepared("ann", b"1", b"2")) is False
     assert not guesses.made(prepared("ann", b"1"), (1, 2)) and guesses.made(prepared("bob", b"1"), (1, 9))
+    stayed = [guesses.stays(prepared(owner, b"1"), ("a head",)) for owner in ("ann", "bob", "ann")]
+    assert stayed == [False, False, True]
 
 
 def test_a_client_that_proves_the_guesses_wrong_gets_none_until_one_is_right():

@@ -220,9 +220,9 @@ def test_a_nonce_has_32_bits_and_is_new_for_each_owner_and_session():
 # --- 1.6 clocks -------------------------------------------------------------------------------------------------------
 
 
-def chat_with(line: str, **who: str) -> Client:
+def chat_with(line: str) -> Client:
     """A plain chat: neither tools nor a name."""
-    client = Client(FAMILY, pipeline(FAMILY), tools=())
+    client = Client(FAMILY, pipeline(FAMILY), tools=(), owner="ann")
     client.ask(system_text("You help.", line.format(0)), Message("user", "Go"))
     return client
 
