@@ -27,8 +27,8 @@ from start_llm.proxy.nodes import MOST_BYTES, ServerNode, ask, cards_of, json_of
 from tests.kinds import some
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import send_json
+from tests.proxy.test_config import with_tls
 from tests.proxy.test_fleet import WAIT, body, on_nodes, pick, until, watched
-from tests.proxy.test_nodes import with_tls
 
 ENDLESS = 10**400
 COUNTS = ("running", "queued", "known", "known_seconds", "opening_seconds", "conversations", "revision")
