@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from start_llm.core.prompt import Prompt
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.kvcache.types import RestorePlan, StoredEnd
+from start_llm.kvcache.types import StoredEnd
 from tests.clock import Clock
 from tests.kinds import rounds
 from tests.kvcache.tiny import WINDOW, known_cache, random_tokens, read_known
@@ -41,19 +41,6 @@ def restored(store: KVStore, tokens: list[int], limit: int | None = None) -> lis
 
 def run(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
-
-
-def test_append_and_branch() -> None:
-    store = store_of()
-    assert store.lookup((1, 2, 3)) == RestorePlan(0, 0, 0, "")
-    put(store, run(0, 100))
-    put(store, run(0, 100) + run(500, 20))
-    put(store, run(0, 60) + run(700, 20))
-    assert restored(store, run(0, 60) + run(700, 20) + [1]) == run(0, 60) + run(700, 20)
-    assert restored(store, run(0, 100) + run(500, 20) + [1]) == run(0, 100) + run(500, 20)
-    assert restored(store, run(0, 200), limit=77) == run(0, 77)
-    assert store.stats()["bytes"] == 140 * TOKEN_BYTES
-    assert store.stats()["leaves"] == 2
 
 
 def test_wrong_length_is_refused_loudly() -> None:

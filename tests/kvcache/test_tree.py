@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -200,26 +199,21 @@ def test_a_look_into_which_a_change_falls_is_made_again() -> None:
 
 
 def test_a_look_during_a_change_waits_for_its_end() -> None:
-    inside, release = threading.Event(), threading.Event()
+    tokens = as_tokens(range(1, 101))
 
-    def slow(rows: StoredRows, at: int) -> tuple[Slices, Slices]:
-        inside.set()
-        release.wait(60)
+    def look(seconds: float) -> int:
+        return tree.read_consistently(lambda: tree.walk(tokens).length, seconds)
+
+    def divide(rows: StoredRows, at: int) -> tuple[Slices, Slices]:
+        with pytest.raises(TimeoutError):
+            look(0.05)
         return fake_rows(at), fake_rows(rows.length - at)
 
-    tree = SegmentTree(slow)
-    tokens = as_tokens(range(1, 101))
+    tree = SegmentTree(divide)
     (segment,) = tree.extend(tokens)
     segment.rows = fake_rows(100)
-    changing = threading.Thread(target=lambda: tree.split(segment, 40))
-    changing.start()
-    assert inside.wait(60)
-    with pytest.raises(TimeoutError):
-        tree.read_consistently(lambda: tree.walk(tokens).length, seconds=0.05)
-    release.set()
-    assert tree.read_consistently(lambda: tree.walk(tokens).length) == 100
-    changing.join(60)
-    assert [s.length for s in tree.walk(np.asarray(tokens)).path] == [40, 60]
+    tree.split(segment, 40)
+    assert look(30.0) == 100 and [s.length for s in tree.walk(tokens).path] == [40, 60]
 
 
 def test_what_a_look_itself_raises_is_raised() -> None:

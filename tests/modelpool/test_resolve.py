@@ -306,31 +306,15 @@ def test_who_is_to_look_again_waits_for_another_one_who_looks(tmp_path: Path, mo
     """What that one sees may be older than the question."""
     monkeypatch.setattr(names_module, "SEEN_SECONDS", 3600.0)
     listing = names_module.ModelListing(load_settings(None, start_llm_cache_dir=tmp_path))
-    reached, leave, looked = threading.Event(), threading.Event(), threading.Event()
-    see = names_module.seen
-
-    def slow(folder: Path) -> Any:
-        there = see(folder)
-        reached.set()
-        assert leave.wait(60)
-        return there
-
-    def again() -> None:
-        listing.look_again()
-        looked.set()
-
-    monkeypatch.setattr(names_module, "seen", slow)
-    threads = [threading.Thread(target=listing.find, args=("quick",), kwargs={"look": False})]
-    threads[0].start()
-    assert reached.wait(60)
-    build_oracle(tmp_path / "models" / "quick")
-    threads.append(threading.Thread(target=again))
-    threads[1].start()
-    assert not looked.wait(0.05)
-    leave.set()
-    for thread in threads:
-        thread.join(60)
-    assert looked.is_set() and listing.find("quick", look=False) is not None
+    assert listing.find("quick", look=False) is None
+    again = threading.Thread(target=listing.look_again)
+    with listing._lock:  # another one looks
+        again.start()
+        build_oracle(tmp_path / "models" / "quick")
+        again.join(0.05)
+        assert again.is_alive()
+    again.join(60)
+    assert listing.find("quick", look=False) is not None
 
 
 def test_what_could_not_be_listed_once_is_noticed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,21 +97,17 @@ def test_one_that_lived_long_has_all_its_restarts_again(keep: Keep) -> None:
     assert keeper.figures() == {"proxy_up": 1.0, "proxy_restarts": 3.0} and proxy.stops == 3
 
 
-def test_stop_ends_a_pause(keep: Keep) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_one_that_is_stopped_in_a_pause_or_before_its_start_starts_nothing(
+    keep: Keep, caplog: pytest.LogCaptureFixture, begun: bool
+) -> None:
     proxy = Fake()
-    keeper = keep(proxy, lambda line: None, pauses=(3600.0,))
+    keeper = keep(proxy, lambda line: None, pauses=(3600.0 if begun else 0.0,))
+    if not begun:
+        keeper.stop()
     keeper.start()
     keeper.stop()
-    assert proxy.starts == 0
-
-
-def test_one_that_was_stopped_before_its_start_does_nothing(keep: Keep, caplog: pytest.LogCaptureFixture) -> None:
-    proxy = Fake()
-    keeper = keep(proxy, lambda line: None, pauses=(0.0,))
-    keeper.stop()
-    keeper.start()
-    keeper.stop()
-    assert proxy.starts == 0 and caplog.text == ""
+    assert proxy.starts == 0 and (begun or caplog.text == "")
 
 
 CHILD = """
