@@ -40,7 +40,6 @@ NAMES = {
     "ask": ("custom_tool_call", "agents", "ask"),
 }
 """What the model calls, and the client's own tool by the Responses API: of a custom one it sees the text alone."""
-Said = tuple[str, str, list[ToolCallFinished], str]
 
 
 @st.composite
@@ -61,7 +60,7 @@ def turns(draw: st.DrawFn) -> list[Event]:
     return [FIRST, *events, ChoiceDone(finish), DONE]
 
 
-def said(events: list[Event]) -> Said:
+def said(events: list[Event]) -> tuple[str, str, list[ToolCallFinished], str]:
     """Reasoning, text, calls, why it ended."""
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
     text = "".join(event.text for event in events if isinstance(event, TextDelta))

@@ -11,10 +11,7 @@ from tests.together import together
 KEYS = st.integers(0, 5)
 VALUES = st.none() | st.integers(1, 4)
 USES = st.sampled_from(["get", "pop", "look"])
-STEPS = st.lists(
-    st.tuples(st.just("put"), KEYS, VALUES) | st.tuples(USES, KEYS, st.none()),
-    max_size=40,
-)
+STEPS = st.lists(st.tuples(st.just("put"), KEYS, VALUES) | st.tuples(USES, KEYS, st.none()), max_size=40)
 
 
 @given(st.integers(1, 8), STEPS, st.booleans())

@@ -82,12 +82,11 @@ class ScriptedEngine:
         self._tasks.put(run)
         return answer.result(WAIT)
 
+    guest = chore
+
     def load(self, model: str, steps: Generator[float, None, Any]) -> Any:
         runtime = self._runtimes[model] = self.chore(steps)
         return runtime
-
-    def guest(self, steps: Generator[float, None, Any]) -> Any:
-        return self.chore(steps)
 
     def unload(self, model: str) -> None:
         self.chore(self._runtimes.pop(model).unloading())

@@ -141,20 +141,16 @@ def _bad() -> Iterator[tuple[str, bytes | Callable[[], bytes], int, str]]:
     yield "too many bytes", png(400, 400), 413, "more than 200,000"
 
 
-def cases() -> list[Case]:
-    thin = {"one row", "one column"}  # the processor of Qwen's models refuses such shapes
-    return [
-        *(
-            Case(name, data, 400 if name in thin else 200, seen, "aspect ratio" if name in thin else "")
-            for name, data, seen in _good()
-        ),
-        *(Case(name, data, status, problem=words) for name, data, status, words in _bad()),
-        Case("not base64", "@@@@", 400, problem="not base64"),
-        Case("empty", "", 400, problem="empty"),
-        Case("white space", " \n ", 400, problem="empty"),
-        Case("base64 in lines", "\n".join(b64(png(9, 9))[i : i + 20] for i in range(0, 600, 20)), 200, seen="9x9 PNG"),
-        Case("base64 for URLs", b64(png(9, 9)).replace("+", "-").replace("/", "_").rstrip("="), 200, seen="9x9 PNG"),
-    ]
-
-
-CASES = cases()
+_THIN = {"one row", "one column"}  # the processor of Qwen's models refuses such shapes
+CASES = [
+    *(
+        Case(name, data, 400 if name in _THIN else 200, seen, "aspect ratio" if name in _THIN else "")
+        for name, data, seen in _good()
+    ),
+    *(Case(name, data, status, problem=words) for name, data, status, words in _bad()),
+    Case("not base64", "@@@@", 400, problem="not base64"),
+    Case("empty", "", 400, problem="empty"),
+    Case("white space", " \n ", 400, problem="empty"),
+    Case("base64 in lines", "\n".join(b64(png(9, 9))[i : i + 20] for i in range(0, 600, 20)), 200, seen="9x9 PNG"),
+    Case("base64 for URLs", b64(png(9, 9)).replace("+", "-").replace("/", "_").rstrip("="), 200, seen="9x9 PNG"),
+]
