@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from tests.stress.watch import Health, HealthProbe, Sampler, Samples, growth, qu
 
 SETTINGS = {"CACHE_MEMORY_BYTES": str(8 << 20), "KV_DISK_BYTES": str(256 << 20), "MAX_KV_SIZE": "8192"}
 """Small, so that what is bounded is full in the first half."""
+
+
+LONG = {"CACHE_MEMORY_BYTES": str(2 << 20), "KV_DISK_BYTES": str(32 << 20), "ORACLE_FORGETS": "1"}
+"""For hours: what is bounded is full after ten minutes."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,18 @@ class Result:
 
 ANSWERED = ("answer 200", "stream 200", "slow body 200")
 AT_REST = ("engine_running", "engine_queued", "requests_active", "http_front_errors", "http_dropped")
+
+
+def soak(model: Path, folder: Path, clients: int, minutes: int) -> list[float]:
+    """Resident MiB of each minute, by their medians, of a server with small memories (`tests.stress.forgetful`)."""
+    with (
+        process(model, folder, program="tests.stress.forgetful", **SETTINGS | LONG) as (url, child),
+        Sampler(child.pid, every=5) as samples,
+    ):
+        tally = asyncio.run(storm(int(url.rsplit(":", 1)[1]), clients, minutes * 60))
+    print(json.dumps(tally.statuses), tally.wrong)
+    memory = samples.memory
+    return [statistics.median(memory[at : at + 12]) / 2**20 for at in range(0, len(memory) - 11, 12)]
 
 
 def stress(model: Path, folder: Path, clients: int, seconds: float) -> Result:
