@@ -112,6 +112,8 @@ def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
             for one in runner.decode():
                 tokens.append(one.token)
                 logprobs.append(float(tap.take()[one.token].item()))
+            if len(tokens) == 19:
+                assert runner.suspend(uid) is None, "its next token is its last"
             if len(tokens) in suspend_at:
                 row = runner.suspend(uid)
                 assert row is not None and row.left == 20 - len(tokens) and runner.remove(uid) is None
