@@ -1,4 +1,4 @@
-"""A soak by hand, ``python -m tests.stress --minutes 61``: how much a server's memory grows from the eleventh minute on."""
+"""A soak by hand, ``python -m tests.stress --minutes 61``: how much a server's memory grows from minute 11 on."""
 
 from __future__ import annotations
 
