@@ -259,20 +259,17 @@ def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, 
     assert chosen.status_code == 200
 
 
-def test_the_model_is_said_to_be_what_it_is(proxy: LiteLLMProxy) -> None:
-    answer = httpx.get(f"{proxy.url}/v1/model/info", headers={"Authorization": f"Bearer {proxy.master_key}"})
-    info = next(entry["model_info"] for entry in answer.json()["data"] if entry["model_name"] == "served")
-    assert info["supports_vision"] is False and info["supports_reasoning"] is True
-    assert info["supports_function_calling"] is True and info["max_input_tokens"] == CARD.context
-    assert "server-key" not in answer.text
-
-
 def test_what_models_can_do_is_told_of_those_that_there_are_now(proxy: LiteLLMProxy, back: NodeStub) -> None:
     able = {"tools": False, "reasoning": False, "vision": True, "images": "shown"}
     pulled = {"id": "pulled-later", "object": "model", "context_length": 4000, "capabilities": able, "details": {}}
     heard = {"id": "a-whisper", "object": "model", "capabilities": able, "details": {"task": "transcription"}}
-    before, back.models[:] = list(back.models), [pulled, heard]
     headers = {"Authorization": f"Bearer {proxy.master_key}"}
+    plain = httpx.get(f"{proxy.url}/v1/model/info", headers=headers)
+    info = next(entry["model_info"] for entry in plain.json()["data"] if entry["model_name"] == "served")
+    assert info["supports_vision"] is False and info["supports_reasoning"] is True
+    assert info["supports_function_calling"] is True and info["max_input_tokens"] == CARD.context
+    assert "server-key" not in plain.text
+    before, back.models[:] = list(back.models), [pulled, heard]
     try:
         answer = httpx.get(f"{proxy.url}/v1/model/info", headers=headers).json()["data"]
         alone = httpx.get(f"{proxy.url}/model/info?litellm_model_id=a-whisper", headers=headers).json()["data"]

@@ -12,10 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -251,54 +248,6 @@ def test_a_key_may_have_any_letters() -> None:
     with nodes(1) as stubs:
         assert look_at([ServerNode(stubs[0].url, load_settings(None, nodes_api_key="sécret").nodes_api_key or "")])
         assert {key.encode("latin-1").decode() for key in stubs[0].keys} == {"sécret"}
-
-
-# --- with LiteLLM's modules, without LiteLLM ------------------------------------------------------
-
-
-@pytest.fixture
-def layers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM fetches it when it is imported
-    return SimpleNamespace(**{name: import_module(f"start_llm.proxy.{name}") for name in ("balancer", "passthrough")})
-
-
-def routes(layers: SimpleNamespace, fleet: NodeFleet) -> Any:
-    params = {"model": "hosted_vllm/served", "timeout": 60}
-    entry = {"model_name": "served", "litellm_params": params, "model_info": {"id": "served"}}
-    return layers.passthrough.ServerRoutes({"model_list": [entry]}, fleet, {})
-
-
-@pytest.mark.parametrize("garbage", some(GARBAGE, 5))
-@on_nodes(3)
-async def test_models_of_the_others_are_listed(stubs: list[NodeStub], layers: SimpleNamespace, garbage: str) -> None:
-    stubs[0].instead = says(GARBAGE[garbage])
-    async with watched(stubs) as fleet:
-        for member in fleet.members.values():
-            member.state = "ready"
-        made = routes(layers, fleet)
-        listed = json.loads((await made.models(None)).body)
-        assert "served" in [card["id"] for card in listed["data"]]
-        assert (await made.info(SimpleNamespace(query_params={}))).status_code == 200
-
-
-def test_a_header_that_is_no_ascii_stays_behind(layers: SimpleNamespace) -> None:
-    """Starlette writes headers in latin-1, and fails at others."""
-    answer = httpx.Response(200, headers={b"x-a": "日".encode(), b"x-b": b"b", b"date": b"now"})
-    assert layers.passthrough._headers(answer) == {"x-b": "b"}
-
-
-@pytest.mark.parametrize(
-    ("tail", "ends"),
-    [
-        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', True),
-        (b"event: message_stop\ndata: {}\n\n", True),
-        (b'data: {"error": {"message": "m"}}\n\n', True),
-        (b'data: {"choices": [{"delta": {"content": "say data: [DONE] and event: error"}}]}\n\n', False),
-        (b'data: {"delta": "an \\"error": {"}\n\n', False),
-    ],
-)
-def test_the_models_words_are_no_end_of_a_stream(layers: SimpleNamespace, tail: bytes, ends: bool) -> None:
-    assert bool(layers.balancer._ENDS.search(tail)) is ends
 
 
 def test_a_question_lives_on_when_its_client_has_left() -> None:

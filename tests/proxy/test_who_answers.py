@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,11 +21,15 @@ from start_llm.proxy.config import names_behind, proxy_config
 from start_llm.proxy.fleet import NODE_HEADER, SILENT_SECONDS, NodeFleet
 from start_llm.proxy.nodes import ServerNode
 from start_llm.proxy.routing import RouteKey, route_key
+from tests.kinds import some
 from tests.proxy.node_stub import NodeStub, nodes
 from tests.proxy.stub import CARD, TEXT
-from tests.proxy.test_hostile_nodes import HEADS, begins
+from tests.proxy.test_fleet import on_nodes
+from tests.proxy.test_hostile_nodes import GARBAGE, HEADS, begins
+from tests.proxy.test_hostile_nodes import says as says_garbage
 
-CONFIG = {"model_list": [{"model_name": "served", "litellm_params": {"model": "openai/served", "timeout": 60}}]}
+ENTRY = {"model_name": "served", "litellm_params": {"model": "openai/served", "timeout": 60}}
+CONFIG = {"model_list": [ENTRY | {"model_info": {"id": "served"}}]}
 BODY = {"model": "served", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -250,3 +255,36 @@ def test_a_name_that_the_server_does_not_know_is_made_its_main_models() -> None:
         fleet = NodeFleet([ServerNode(back.url)], names_behind(config))
         listed = json.loads(asyncio.run(ServerRoutes(config, fleet, {}).models(None)).body)  # type: ignore[arg-type]
     assert [card["id"] for card in listed["data"]] == ["mine", "served"]
+
+
+@pytest.mark.parametrize("garbage", some(GARBAGE, 5))
+@on_nodes(3)
+async def test_models_of_the_others_are_listed(stubs: list[NodeStub], garbage: str) -> None:
+    stubs[0].instead = says_garbage(GARBAGE[garbage])
+    loop = Loop(stubs)
+    for member in loop.fleet.members.values():
+        member.state = "ready"
+    listed = json.loads((await loop.server.models(None)).body)
+    assert "served" in [card["id"] for card in listed["data"]]
+    assert (await loop.server.info(SimpleNamespace(query_params={}))).status_code == 200
+    await loop.fleet.client.aclose()
+
+
+def test_a_header_that_is_no_ascii_stays_behind() -> None:
+    """Starlette writes headers in latin-1, and fails at others."""
+    answer = httpx.Response(200, headers={b"x-a": "日".encode(), b"x-b": b"b", b"date": b"now"})
+    assert import_module("start_llm.proxy.passthrough")._headers(answer) == {"x-b": "b"}
+
+
+@pytest.mark.parametrize(
+    ("tail", "ends"),
+    [
+        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', True),
+        (b"event: message_stop\ndata: {}\n\n", True),
+        (b'data: {"error": {"message": "m"}}\n\n', True),
+        (b'data: {"choices": [{"delta": {"content": "say data: [DONE] and event: error"}}]}\n\n', False),
+        (b'data: {"delta": "an \\"error": {"}\n\n', False),
+    ],
+)
+def test_the_models_words_are_no_end_of_a_stream(tail: bytes, ends: bool) -> None:
+    assert bool(import_module("start_llm.proxy.balancer")._ENDS.search(tail)) is ends
