@@ -1,8 +1,5 @@
-"""A Whisper checkpoint of two megabytes with random weights, and sounds to try it on.
-
-Its layers are small beside its positions, and its last norm is large: so its tokens are sure, they change from place to
-place, and what it hears still changes some of them.
-"""
+"""A Whisper checkpoint of two megabytes with random weights, and sounds. Layers are small beside positions,
+and the last norm is large: tokens are sure, change from place to place, and what it hears changes some of them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ class OneThread:
 
     def __init__(self) -> None:
         self.chores = 0
-        self.rows: list[int] = []
 
     def status(self) -> EngineStatus:
         return EngineStatus("ready")

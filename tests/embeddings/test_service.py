@@ -56,8 +56,13 @@ class TestVectors:
         self, service: Service, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         encoders, wanted = service(encoder_path), ["a b c", "a", "b", "c a"]
-        right = vectors(encoders, wanted)
-        monkeypatch.setattr(engine.Encoder, "_forward", ignoring_the_mask(engine.Encoder._forward))
+        right, forward = vectors(encoders, wanted), engine.Encoder._forward
+
+        def ignoring_the_mask(self: engine.Encoder, rows: Sequence[tuple[int, ...]]) -> Any:
+            longest = max(map(len, rows))
+            return forward(self, [(*row, *([0] * (longest - len(row)))) for row in rows])
+
+        monkeypatch.setattr(engine.Encoder, "_forward", ignoring_the_mask)
         careful = service(encoder_path)
         assert np.abs(vectors(careful, wanted) - right).max() < 1e-5
         with loaded(careful._open_encoder("tiny-encoder", encoder_path), "tiny-encoder") as encoder:
@@ -160,16 +165,6 @@ class TestVectors:
         worst = min((together * expected).sum(axis=1).min(), (alone * expected).sum(axis=1).min())
         print(f"least cosine with the reference, 200 texts, batched and alone: {worst:.7f}")
         assert worst >= 0.9999
-
-
-def ignoring_the_mask(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """As a model does whose padding is seen: each row is as long as the longest."""
-
-    def padded(self: engine.Encoder, rows: Sequence[tuple[int, ...]]) -> Any:
-        longest = max(map(len, rows))
-        return forward(self, [(*row, *([0] * (longest - len(row)))) for row in rows])
-
-    return padded
 
 
 @pytest.mark.parametrize("path", ["some/model", None])

@@ -1,7 +1,4 @@
-"""Tiny random models with sparse attention: their caches hold pools, keys of an index, windows and recurrent states.
-
-What they attend to is less than the prompts of the tests, so that the pools and the index decide what is seen.
-"""
+"""Tiny random models that attend to less than the prompts of the tests: pools and indexes decide what is seen."""
 
 from __future__ import annotations
 

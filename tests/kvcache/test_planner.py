@@ -49,11 +49,8 @@ def test_no_pause_beyond_the_last_token_or_before_the_start() -> None:
     assert stops(prompt, empty, 10, recent=8, grid=1000) == (40, 99)
     assert stops(prompt, empty, 99, recent=8, grid=1000) == ()
     assert stops(Prompt((1,)), fake_tree().walk(array([1])), 0, recent=8, grid=10) == ()
-
-
-def test_no_recent_boundaries_leaves_head_and_grid() -> None:
-    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 70), system_end=10, generation=90)
-    assert stops(prompt, fake_tree().walk(array(RUN)), 0, recent=0, grid=50) == (10, 40, 90)
+    without_recent = Prompt(tuple(RUN), boundaries=(10, 40, 70), system_end=10, generation=90)
+    assert stops(without_recent, empty, 0, recent=0, grid=50) == (10, 40, 90)
 
 
 def test_partings_are_worth_a_pause_if_they_save_something() -> None:

@@ -49,12 +49,6 @@ def test_an_end_that_was_left_behind_is_weaker_than_any_newest_one() -> None:
     assert strengths[id(other)] < strengths[id(long)]
 
 
-def test_no_end_is_protected_if_none_is_kept() -> None:
-    sessions = Sessions(idle=60, keep=0)
-    sessions.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
-    assert sessions.protection(0.0) == {}
-
-
 def test_the_longest_unused_are_the_weakest() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
     ends = [grow(tree, run(n * 1000, 20)) for n in range(3)]
@@ -234,6 +228,9 @@ def test_idle_conversations_are_not_protected() -> None:
     for_ever = Sessions(idle=0, keep=2)
     for_ever.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
     assert len(for_ever.protection(1e9)) == 1
+    none_is_kept = Sessions(idle=60, keep=0)
+    none_is_kept.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
+    assert none_is_kept.protection(0.0) == {}
 
 
 def test_common_segments_are_counted_once() -> None:

@@ -172,11 +172,17 @@ def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> 
     assert registry.load_queue.get(timeout=60) is entry
 
 
-def test_nobody_waits_for_a_loader_that_hangs(registry: ModelRegistry) -> None:
+@pytest.mark.parametrize("state", ["", "wedged", "failed", "stopped"])
+def test_nobody_waits_for_a_loader_that_hangs_or_a_model_thread_that_will_not_answer(
+    registry: ModelRegistry, state: str
+) -> None:
     waiting = registry.lease(known("one"))
-    registry.stuck = lambda: Unavailable("it hangs")
-    assert refusal(waiting) == "it hangs"
-    with pytest.raises(Unavailable, match="it hangs"):
+    if state:
+        make_loader(registry, EngineStatus(state, detail="it is gone"))
+    else:
+        registry.stuck = lambda: Unavailable("it is gone")
+    assert refusal(waiting) == "it is gone"
+    with pytest.raises(Unavailable, match="it is gone"):
         registry.lease(known("two"))
     assert registry.entry(known("two")).users == 0
 
@@ -380,15 +386,6 @@ def test_a_state_changes_as_the_table_says_and_in_no_other_way(tmp_path: Path, s
         with pytest.raises(KeyError):
             entry.move(event)
         assert entry.state == state
-
-
-@pytest.mark.parametrize("state", ["wedged", "failed", "stopped"])
-def test_nobody_waits_for_a_model_thread_that_will_not_answer(registry: ModelRegistry, state: str) -> None:
-    waiting = registry.lease(known("one"))
-    make_loader(registry, EngineStatus(state, detail="it is gone"))
-    assert refusal(waiting) == "it is gone"
-    with pytest.raises(Unavailable, match="it is gone"):
-        registry.lease(known("two"))
 
 
 def test_a_lease_that_is_closed_holds_no_arrays(registry: ModelRegistry) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
 from start_llm.core.errors import Unavailable
 from start_llm.proxy.access import READY_BODY, ProxyAccess
@@ -41,21 +42,27 @@ class Behind:
         await send({"type": "http.response.body", "body": b"through"})
 
 
+def sent_by(layer: ASGIApp, scope: Any, messages: list[Any]) -> list[Any]:
+    """What it sends when it receives these messages."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(layer(scope, receive, send))
+    return sent
+
+
 def ask(
     behind: Behind, headers: Iterable[tuple[bytes, bytes]] = GOOD, names: Sequence[str] = (), **more: str
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     gate = ProxyAccess(behind, key=KEY, names=names)
     waiting = [{"type": "http.request", "body": body, "more_body": body != b""} for body in (b"{}", b"")]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return waiting.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": list(headers), **more}
-    asyncio.run(gate(scope, receive, send))
+    sent = sent_by(gate, scope, waiting)
     if not sent or "status" not in sent[0]:
         return 0, {}, b""
     return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message.get("body", b"") for message in sent)

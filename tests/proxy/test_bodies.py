@@ -6,7 +6,6 @@ passes them on: `test_dialects`, and `integration/test_sdk`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -21,7 +20,7 @@ from start_llm.api.openai.responses_stream import seal
 from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, thinking_signature
 from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
 from start_llm.proxy.own_fields import fold, for_provider
-from tests.proxy.test_access import Behind
+from tests.proxy.test_access import Behind, sent_by
 from tests.vendors import openai
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -42,18 +41,10 @@ def through(
         {"type": "http.request", "body": piece, "more_body": gone or piece is not pieces[-1]} for piece in pieces
     ]
     messages.append({"type": "http.disconnect"})
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return messages.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     headers = [(b"content-length", str(sum(map(len, pieces))).encode()), more, FORM]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
     layer = RequestBodies(behind, litellm_names=KNOWN, names={"mine": "default"}, most_bytes=1 << 20)
-    asyncio.run(layer(scope, receive, send))
+    sent = sent_by(layer, scope, messages)
     if behind.bodies:
         return 200, behind.bodies[0], dict(behind.scopes[0]["headers"])
     return (sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])) if sent else (0, b"", {})

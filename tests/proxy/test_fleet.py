@@ -34,7 +34,8 @@ async def watched(stubs: list[NodeStub], names: dict[str, str] | None = None) ->
     try:
         yield fleet
     finally:
-        look_no_more(fleet)
+        for task in fleet._watchers:
+            task.cancel()
         await fleet.client.aclose()
 
 
@@ -44,12 +45,6 @@ async def loaded(stubs: list[NodeStub]) -> AsyncIterator[NodeFleet]:
     async with watched(stubs) as fleet:
         await until(lambda: all(member.loaded for member in fleet.members.values()))
         yield fleet
-
-
-def look_no_more(fleet: NodeFleet) -> None:
-    """On a busy machine a node that is asked how it is answers late, and is left out for a while."""
-    for task in fleet._watchers:
-        task.cancel()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -24,24 +24,16 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.thorough]
 
-
-@pytest.fixture(scope="module")
-def scripted() -> Scripted:
-    return Scripted()
+SCRIPTED, SOUNDS = Scripted(), Sounds()
 
 
 @pytest.fixture(scope="module")
-def sounds() -> Sounds:
-    return Sounds()
-
-
-@pytest.fixture(scope="module")
-def proxy(scripted: Scripted, sounds: Sounds, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     folder = tmp_path_factory.mktemp("refusals")
     given = {"start_llm_cache_dir": folder / "cache", "log_root": folder, "api_key": "server-key"}
     # A busy machine refuses after a second or two, and the head of a stream is out then.
     settings = load_settings(None, mlx_port=0, proxy_port=0, sse_ping_seconds=4.0, **given)
-    server = make_server(settings, scripted.service, audio=sounds, encoders=Vectors())
+    server = make_server(settings, SCRIPTED.service, audio=SOUNDS, encoders=Vectors())
     with in_front_of(server, settings, folder) as proxy:
         yield proxy
 
@@ -53,9 +45,9 @@ def web(proxy: LiteLLMProxy) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(autouse=True)
-def clean(scripted: Scripted) -> Iterator[None]:
+def clean() -> Iterator[None]:
     yield
-    scripted.go.clear()
+    SCRIPTED.go.clear()
 
 
 def sentence(response: httpx.Response) -> str:
@@ -78,23 +70,23 @@ def test_a_body_that_is_none_and_a_model_that_is_none_are_refused(web: httpx.Cli
 
 
 @pytest.mark.parametrize("word", ["queue_full", "internal"])
-def test_a_stream_of_messages_ends_with_the_servers_own_error(web: httpx.Client, scripted: Scripted, word: str) -> None:
+def test_a_stream_of_messages_ends_with_the_servers_own_error(web: httpx.Client, word: str) -> None:
     with web.stream("POST", "messages", json=body_of("messages", f"late {word}", stream=True)) as stream:
         lines = stream.iter_lines()
         next(lines)
-        scripted.go.set()
+        SCRIPTED.go.set()
         rest = list(lines)
     data = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: {")]
     assert data[-1]["type"] == "error" and "event: error" in rest
     assert data[-1]["error"]["message"] == error_of(word).message
 
 
-def test_a_client_that_goes_while_it_waits_ends_its_request(web: httpx.Client, scripted: Scripted) -> None:
-    while not scripted.service.streams.empty():
-        scripted.service.streams.get()
+def test_a_client_that_goes_while_it_waits_ends_its_request(web: httpx.Client) -> None:
+    while not SCRIPTED.service.streams.empty():
+        SCRIPTED.service.streams.get()
     with web.stream("POST", "messages", json=body_of("messages", "late queue_full", stream=True)) as stream:
         assert next(stream.iter_lines()).startswith((": ping", "event: ping"))
-        waits = scripted.service.streams.get(timeout=60)
+        waits = SCRIPTED.service.streams.get(timeout=60)
     until(waits.closed.is_set)
 
 
@@ -144,10 +136,10 @@ def test_a_form_that_is_none_gets_the_servers_sentence(web: httpx.Client) -> Non
         assert 400 <= refused.status_code < 500 and sentence(refused)
 
 
-def test_who_goes_while_a_text_is_spoken_ends_it(proxy: LiteLLMProxy, sounds: Sounds) -> None:
+def test_who_goes_while_a_text_is_spoken_ends_it(proxy: LiteLLMProxy) -> None:
     web = http.client.HTTPConnection(urlsplit(proxy.url).netloc, timeout=60)
     body, key = json.dumps({"model": "tts-1", "input": "wait"}), f"Bearer {proxy.master_key}"
     web.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json", "Authorization": key})
-    assert sounds.begun.wait(60)
+    assert SOUNDS.begun.wait(60)
     web.close()
-    assert sounds.left.wait(60)
+    assert SOUNDS.left.wait(60)

@@ -25,17 +25,12 @@ def key(
 # --- the decision ---------------------------------------------------------------
 
 
-def test_a_conversation_stays_where_it_is() -> None:
+def test_a_conversation_stays_where_it_is_and_moves_when_its_node_is_gone_or_swamped() -> None:
     picker = NodePicker()
     picker.remember(key(), "b", NODES)
     assert picker.home(key(), IDLE) == "b"
     assert picker.home(key("c2"), IDLE) is None
     assert picker.home(key(), IDLE | {"b": Load(running=50)}) == "b", "busy is no reason"
-
-
-def test_a_conversation_whose_node_is_gone_or_swamped_moves() -> None:
-    picker = NodePicker()
-    picker.remember(key(), "b", NODES)
     assert picker.home(key(), {"a": Load(), "c": Load()}) is None
     waiting = {"a": Load(), "b": Load(8, SWAMPED), "c": Load(8, 1)}
     assert picker.home(key(), waiting) is None
