@@ -16,7 +16,6 @@ SLOW_TO_IMPORT = ("anthropic", "matplotlib", "openai", "scipy", "selenium")
 ROOT = Path(__file__).parents[1]
 SHARED = {
     "vendors": ("tests.vendors", "server.openai.", 'Package("openai'),
-    "litellm": ('import_module("start_llm.proxy', 'import_module(f"start_llm.proxy'),
 }
 """What stands in the files that import the same packages, by their kind."""
 
