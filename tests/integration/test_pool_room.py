@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -53,6 +54,22 @@ def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) 
             assert data["choices"][0]["message"]["content"] == expected_truth(server.prompts[data["id"]])
         assert server.app.pool._registry.room.entries == []
         assert states(server)["oracle-windowed"] == "ready", "who waited for longest came first"
+
+
+def test_who_waited_long_enough_is_told_the_numbers(serve: Any) -> None:
+    with serve(max_loaded_models=1, pool_wait_seconds=0.2) as server, at_work(server):
+        full = ask(server, "oracle-hybrid")
+        assert full.status_code == 507
+        assert re.search(r"oracle-plain \([\d.]+ .?B, at work\)", full.json()["error"]["message"])
+        until(lambda: states(server)["oracle-hybrid"] == "stored")
+        assert server.app.pool._registry.room.entries == []
+
+
+def test_nobody_waits_for_room_that_a_pinned_model_takes(serve: Any) -> None:
+    with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, pinned_models="oracle-plain") as server:
+        with at_work(server):
+            assert ask(server, "oracle-hybrid").status_code == 507
+        assert ask(server, "oracle-hybrid").status_code == 507
 
 
 def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
@@ -216,6 +233,18 @@ def test_copies_of_one_model_under_two_names_answer_side_by_side(serve: Any, tmp
         for name in ("one", "two", "one"):
             _unload(server, name)
             _right(server, name, [{"role": "user", "content": f"back {'word ' * 200} [[truth]]"}])
+
+
+def test_a_hundred_names_at_once_harm_nobody(serve: Any) -> None:
+    """Most of them mean no model; the others have their turn."""
+    with serve(max_loaded_models=2, http_threads=40, pool_wait_seconds=10 * WAIT) as server:
+        wanted = [f"nobody-{number}" for number in range(80)]
+        wanted += ["oracle-plain", "oracle-hybrid", "oracle-windowed", "openai/oracle-hybrid"] * 5
+        found = [(name, Asking(server, name)) for name in wanted]
+        for name, asking in found:
+            answer = asking.answer()
+            assert answer.status_code == (404 if name.startswith("nobody") else 200), (name, answer.text)
+        assert list(states(server).values()).count("ready") <= 2
 
 
 def test_unloading_while_requests_begin_spoils_none(serve: Any) -> None:

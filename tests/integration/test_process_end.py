@@ -177,3 +177,18 @@ def _state(url: str) -> str:
         return str(httpx.get(f"{url}/health", timeout=20).json()["state"])
     except httpx.TransportError:
         return ""
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_is_at_work(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
+    with process(oracle_path("plain"), tmp_path, ORACLE_SLEEP_PER_STEP="0.05") as (url, child):
+        answers: list[httpx.Response] = []
+        content = [{"role": "user", "content": "[[long 3000]]"}]
+        asking = threading.Thread(target=lambda: answers.append(ask(url, messages=content, max_tokens=5000, **ENDLESS)))
+        asking.start()
+        until(lambda: httpx.get(f"{url}/health").json()["running"] == 1)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 0
+        asking.join(60)
+        assert answers[0].status_code == 503
+    said(tmp_path)

@@ -6,7 +6,9 @@ passes them on: `test_dialects`, and `integration/test_sdk`.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from start_llm.api.openai.chat import ChatBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.openai.responses_stream import seal
 from start_llm.core.protocol import AGENT_HEADER, SESSION_FIELDS, thinking_signature
+from start_llm.proxy.asgi import LARGE, off_the_loop
 from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
 from start_llm.proxy.own_fields import fold, for_provider
 from tests.proxy.test_access import Behind, sent_by
@@ -270,3 +273,9 @@ def test_what_is_no_conversation_is_left_as_it_is() -> None:
     for dialect in ("chat/completions", "messages", "responses"):
         for body in ({"messages": "x", "input": 3}, {"messages": [1, {"content": 2}], "input": [None, 4]}, {}):
             assert for_provider(dialect, dict(body)) == body
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
+def test_a_large_body_does_not_hold_the_event_loop(size: int) -> None:
+    reader = asyncio.run(off_the_loop(size, threading.get_ident))
+    assert (reader == threading.get_ident()) == (size == LARGE)

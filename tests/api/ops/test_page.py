@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from start_llm.api import server as serving
+from start_llm.api.http import access
 from start_llm.api.server import ApiServer
 from start_llm.clients import CLIENTS
 from start_llm.host.home import COMMAND_VARIABLE
@@ -56,6 +57,14 @@ def test_the_shell_has_no_data_and_lets_nothing_in(server: ApiServer) -> None:
     assert '<link rel="stylesheet' not in shell and shell.count("<script") == 1, "nothing is fetched before the paint"
     assert "<script>" not in shell and " style=" not in shell and " onclick=" not in shell  # the policy forbids them
     assert all(f"start-llm launch {name}" in shell for name in CLIENTS)
+
+
+def test_behind_a_proxy_and_on_another_machine_there_is_no_feed(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert httpx.get(f"{server.url}/page/feed", headers={"X-Forwarded-For": "192.0.2.1"}).status_code == 403
+    monkeypatch.setattr(access, "is_loopback", lambda address: False)
+    assert httpx.get(f"{server.url}/page/feed").status_code == 403
 
 
 def test_commands_are_as_the_user_types_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
