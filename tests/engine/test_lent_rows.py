@@ -207,3 +207,59 @@ def test_requests_in_any_order_are_answered_by_what_they_said_and_lose_no_byte()
 def test_a_thousand_orders_on_the_oracle(part: int) -> None:
     for seed in range(1000 + 100 * part, 1100 + 100 * part):
         Interleaving(seed).play(12)
+
+
+def life(server: Failing, cancelled: str = "", at: int = -1) -> None:
+    """Two turns, and a fork that reads the first while the second has taken it over. A request is cancelled in front of
+    step `at`, which counts from the beginning of the second turn."""
+    first = server.ask([SYSTEM], "one two three " * 3, 3)
+    server.finish()
+    history = server.told(first)
+    server.ask(history, "two", 12)
+    for step in range(5_000):
+        if step == 3:
+            server.ask([SYSTEM], "one two", 8)
+        if step == 6:
+            server.ask(history, "three", 2)
+        if step == at:
+            server.scheduler.requests.cancel(cancelled)
+        if not server.scheduler.busy:
+            break
+        server.step()
+    server.ask(history, "two", 3)
+    server.finish()
+    server.failed()
+    server.close()
+
+
+def places(few: int, parts: int) -> pytest.MarkDecorator:
+    """Every `few`-th place; with `--slow` all, in so many parts."""
+    slow = [pytest.param(first, parts, marks=pytest.mark.slow) for first in range(parts)]
+    return pytest.mark.parametrize(("first", "every"), [(0, few), *slow])
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@places(few=13, parts=3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancel_at_any_step_leaves_the_others_and_the_bytes_alone(kind: Any, first: int, every: int) -> None:
+    for number in range(first, 90, every):
+        life(Failing(kind), "123"[number % 3], number // 3)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@places(few=40, parts=10)
+@pytest.mark.parametrize("error", [Fault, RuntimeError])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_at_any_call_leaves_no_wrong_answer_and_no_lost_byte(
+    kind: Any, error: Any, first: int, every: int
+) -> None:
+    whole = Failing(kind)
+    life(whole)
+    assert whole.calls > 50
+    for call in range(1 + first, whole.calls + 1, every):
+        server = Failing(kind)
+        server.fail_at, server.error = call, error
+        life(server)
+        assert server.faults == 1
