@@ -371,6 +371,27 @@ def test_requests_wait_for_memory_and_the_store_makes_room() -> None:
     assert store.budgets[-1] == GIB
 
 
+@pytest.mark.parametrize("waits", ["another prompt", "another model"])
+def test_prefill_steps_follow_what_they_take_and_who_waits(waits: str) -> None:
+    class Slow(FakeRunner):
+        """A token takes a millisecond."""
+
+        def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> int:
+            clock.now += len(tokens) / 1000
+            return super().prefill(cache, tokens, images)
+
+    scheduler, runner, _, clock = make(runner=Slow(), step=None)
+    ask(scheduler, "alone", range(1, 12_001))
+    for _ in range(3):
+        scheduler.step()
+    if waits == "another prompt":
+        ask(scheduler, "other", range(50_001, 53_001))
+    scheduler.crowded = waits == "another model"
+    for _ in range(3):
+        scheduler.step()
+    assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 496, 496, 496]  # two seconds, then half of one
+
+
 def test_prefill_steps_keep_within_memory() -> None:
     scheduler, runner, _, _ = make(runner=FakeRunner(token_bytes=2**20), step=None, step_bytes=300 * 2**20)
     ask(scheduler, "a", range(1, 3001))
