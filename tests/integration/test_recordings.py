@@ -19,6 +19,7 @@ from scripts.bench.replay import CallIds, Optimum, raw_reply
 from start_llm.engine.thread import EngineThread
 from tests.integration.live import Live, live
 from tests.integration.test_reanchoring import settled
+from tests.model_thread import on_model_thread
 from tests.oracle.build import CONTEXT
 
 Json = dict[str, Any]
@@ -144,6 +145,30 @@ class Row:
     reason: str
 
 
+CALL = '<tool_call>\n{"name": "read_file", "arguments": {"input": "x"}}\n</tool_call>'
+
+
+def decoded(tokens: list[int], model: Any, tokenizer: Any) -> str:
+    return str(tokenizer.decode(tokens))
+
+
+def check_what_is_seen(server: Live, shown: str, body: Json, replies: Path) -> None:
+    """A summary is asked for: the oracle sees every line that was sent, what holds now last, and cannot call a tool."""
+    system, *history = body["messages"]
+    missing = [line for one in body["messages"] for line in (one["content"] or "").split("\n") if line not in shown]
+    assert missing == []
+    behind = shown[shown.rindex("<|im_end|>", 0, shown.rindex("<|im_start|>user")) :]
+    told = "The system text at the top no longer holds" in behind
+    assert told is (system["content"].split("\n")[0] not in shown[: shown.index("<|im_end|>")])
+    assert not told or behind.index(system["content"]) < behind.index(history[-1]["content"])
+    if "tools" in body:
+        return
+    assert "No tool can be called now: answer with text." in behind
+    replies.write_text(CALL, "utf-8")
+    message = server.chat(**body)["message"]
+    assert not message.get("tool_calls") and "<tool_call>" not in str(message["content"]), message
+
+
 def replay(
     server: Live, checkpoint: Path, recording: Recording, replies: Path, gap: Callable[[], object]
 ) -> Iterator[Row]:
@@ -165,6 +190,9 @@ def replay(
         computed = server.prompt_work(report["prompt"], before)
         reason = (report.get("miss") or {}).get("reason", "")
         assert (told.get("miss") or {}).get("reason", "") == reason, (what, told, report)
+        if what == "compaction":
+            tokens = list(server.prompt_of(answer))
+            check_what_is_seen(server, on_model_thread(server.app, partial(decoded, tokens)), body, replies)
         yield Row(what, report["prompt"], computed, report["new"], plain, reason)
 
 

@@ -230,3 +230,18 @@ def test_the_commands(hub: Hub, tmp_path: Path) -> None:
     assert start_llm(hub, tmp_path, "rm", "owner/model").returncode == 0
     again = start_llm(hub, tmp_path, "rm", "owner/model")
     assert again.returncode == 1 and "none of the models that were fetched" in again.stderr
+
+
+@pytest.mark.slow
+def test_200_mb_broken_off_three_times(hub: Hub, tmp_path: Path) -> None:
+    """Each try is a process of its own that is killed on its way."""
+    safetensors(hub.folder / "model.safetensors", 200 * MIB)
+    size = (hub.folder / "model.safetensors").stat().st_size
+    for _ in range(3):
+        hub.cuts = [60 * MIB, *[0] * pulling.TRIES]
+        broken = start_llm(hub, tmp_path, "pull", "owner/model")
+        assert broken.returncode == 1 and "goes on from there" in broken.stderr
+    hub.cuts = []
+    done = start_llm(hub, tmp_path, "pull", "owner/model")
+    assert done.returncode == 0, done.stderr
+    assert hub.sent == size

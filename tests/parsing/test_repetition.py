@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from start_llm.parsing.repetition import ANYTHING_REPEATS, WORDS_REPEAT, RepetitionGuard
 from tests.kinds import some
@@ -75,3 +78,20 @@ def test_sound_repetition_is_left_alone(name: str) -> None:
     tokenizer = fast_tokenizer()
     guard = RepetitionGuard(tokenizer.decode)
     assert not any(map(guard.add, tokenizer.encode(SOUND[name], add_special_tokens=False)))
+
+
+@pytest.mark.slow
+def test_no_file_of_this_machine_is_taken_for_a_loop(smol_path: Path) -> None:
+    """Some of its sources, tables and licences, and of its binaries in base64, with a vocabulary as models have it."""
+    found = sorted(path for top in ("/usr/share", "/usr/lib/python3") for path in Path(top).rglob("*"))
+    tokenizer, seen = AutoTokenizer.from_pretrained(smol_path), 0
+    for path in random.Random(5).sample(found, min(len(found), 2_400)):
+        try:
+            data = path.read_bytes() if path.is_file() and 100 < path.stat().st_size < 300_000 else b""
+            text = data.decode() if b"\0" not in data[:1000] else base64.encodebytes(data[:100_000]).decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        guard = RepetitionGuard(tokenizer.decode)
+        assert not any(map(guard.add, tokenizer.encode(text, add_special_tokens=False))), path
+        seen += bool(text)
+    assert seen > 100

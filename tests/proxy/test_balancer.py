@@ -244,6 +244,14 @@ def test_a_frozen_node_is_noticed(web: httpx.Client, stubs: list[NodeStub], firs
     first.thaw = threading.Event()
 
 
+@pytest.mark.parametrize("mode", ["ok", "drop", "full"])
+def test_vectors_go_past_litellm(web: httpx.Client, stubs: list[NodeStub], first: NodeStub, mode: str) -> None:
+    first.mode = mode
+    answer = web.post("embeddings", json={"model": "served", "input": "a"})
+    assert answer.status_code == 200 and answer.json()["object"] == "list"
+    assert (node_of(answer) == first.name) == (mode == "ok")
+
+
 def test_a_model_that_one_node_has(web: httpx.Client, stubs: list[NodeStub], first: NodeStub) -> None:
     for dialect in DIALECTS:
         assert node_of(ask(web, dialect, model="only-here")) == stubs[2].name
