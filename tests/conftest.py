@@ -27,7 +27,7 @@ from tests.lazy import shared
 from tests.waiting import PATIENCE_SECONDS
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
-LONGEST |= {"test_small_model"}  # of the agents
+LONGEST |= {"test_session", "test_small_model"}  # of the agents
 MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
 COLLECTED = pytest.StashKey[frozenset[str]]()
 """The modules that were imported when all tests were collected."""
