@@ -177,6 +177,11 @@ def finite(text: str) -> float:
     return value
 
 
+def nearest(text: str) -> float:
+    """A number of JSON text; the nearest one that a float holds if it is too large."""
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+
+
 def no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from start_llm.core.jsontext import finite, no_constant, too_much_to_read
+from start_llm.core.jsontext import finite, nearest, no_constant, too_much_to_read
 from start_llm.parsing.schema_form import pointed
 
 ANY: Mapping[str, Any] = {}
@@ -111,9 +111,8 @@ class Schema:
     @property
     def _other_members(self) -> Schema:
         """Of members without a name; where there are patterns, any: nobody looks which of them a name fits."""
-        return Schema(
-            ANY if "patternProperties" in self.schema else self.schema.get("additionalProperties"), self._root
-        )
+        others = ANY if "patternProperties" in self.schema else self.schema.get("additionalProperties")
+        return Schema(others, self._root)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -205,7 +204,7 @@ class Schema:
         word = value.strip().lower() if isinstance(value, str) else None
         if word in _BOOLEANS and "boolean" in self.types:
             yield _BOOLEANS[word]
-        found, parsed = parse_literal(value.strip()) if isinstance(value, str) else (False, value)
+        found, parsed = parse_literal(value.strip(), nearest) if isinstance(value, str) else (False, value)
         if found:
             yield parsed
         if isinstance(parsed, float) and parsed.is_integer():
@@ -231,19 +230,18 @@ def type_name(value: Any) -> str:
     return next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), "array")
 
 
-def parse_literal(text: str) -> tuple[bool, Any]:
+def parse_literal(text: str, number: Callable[[str], float] = finite) -> tuple[bool, Any]:
     """`text` as JSON or as a Python literal of JSON's types: (found, value). What is nested too deeply is neither."""
     if too_much_to_read(text):
         return False, None
     try:
-        return True, json.loads(text, strict=False, parse_constant=no_constant, parse_float=finite)
+        return True, json.loads(text, strict=False, parse_constant=no_constant, parse_float=number)
     except (ValueError, RecursionError):
         pass
     try:
-        value = json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
+        return True, json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return False, None
-    return True, value
 
 
 def dump(value: Any) -> str:

@@ -23,6 +23,8 @@ INT, BOOL, STR = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
         (INT, "five", "five"),
         ({"type": "number"}, "1.5", 1.5),
         ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "number"}, "-1e999", -1.7976931348623157e308),  # a float holds no smaller one
+        ({"type": ["number", "string"]}, "1e999", "1e999"),
         (BOOL, "True", True),
         (BOOL, "no", False),
         (BOOL, 1, True),

@@ -208,6 +208,7 @@ def xml_tool(schema: dict[str, Any], **more: Any) -> Tool:
         ({"type": ["string", "null"]}, ["abc"], []),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, ["abc", "3"], []),
         ({"anyOf": [{"type": "boolean"}, {"type": "integer"}]}, ["true", "3"], ["abc"]),
+        ({"type": "array", "items": {"type": "number"}}, ["[18e+88411]", "[-1e999, 2]"], ["[a]"]),  # beyond each float
         ({"$ref": "#/$defs/d"}, ["[true]"], ["[1]", "true"]),
         ({"allOf": [{"$ref": "#/$defs/e"}], "default": "red"}, ["red"], ["green", '"red"']),  # as pydantic 1 writes it
         ({"allOf": [{"type": "string"}, {"enum": ["red"]}]}, ["red"], ["green", '"red"']),

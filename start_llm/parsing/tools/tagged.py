@@ -291,9 +291,8 @@ class ValueWriter:
         self.trim_end = False
         self._call = call
         self._schema = schema
-        types = schema.types
-        self._string = as_string or types == {"string"}
-        self._nullable = not as_string and types == {"string", "null"}
+        self._string = as_string or schema.types == {"string"}
+        self._nullable = not as_string and schema.types == {"string", "null"}
         self._started = False
         self._has_begun = False
         self._gap = ""
