@@ -54,6 +54,18 @@ def test_two_that_differ_in_the_picture_alone(seeing: tuple[Live, Names]) -> Non
         assert answer["message"]["content"] == f"I see {names.of(noise(*SIZE, seed))}."
 
 
+def test_each_of_two_that_differ_in_the_pictures_order_alone_goes_on_with_its_own(seeing: tuple[Live, Names]) -> None:
+    """A request has both pictures, so nothing but the words of the conversation tells what belongs to it."""
+    server, names = seeing
+    asked = words(f"{unique()} {LONG} {script('Which ones?', 'I see {images}.')}")
+    talks = {order: [user(*(image(seed, SIZE) for seed in order), asked)] for order in ((1, 2), (2, 1))}
+    for talk in talks.values():
+        talk += [{"role": "assistant", "content": server.chat(talk)["message"]["content"]}, user(words("Yours."))]
+    for order, talk in talks.items():  # the other one was asked last
+        shown = ", ".join(names.of(noise(*SIZE, seed)) for seed in order)
+        assert server.chat(talk)["message"]["content"] == f"I see {shown}."
+
+
 @pytest.mark.parametrize("turns", [3, pytest.param(6, marks=pytest.mark.thorough)])
 def test_pictures_of_tool_results_in_messages(seeing: tuple[Live, Names], turns: int) -> None:
     """As Claude Code does it; a turn costs what is new in it."""
