@@ -155,6 +155,36 @@ def test_a_tool_whose_schema_says_one_instead_of_true_is_another_tool():
     assert '"additionalProperties": 1' in client.text
 
 
+# --- calls' ids -------------------------------------------------------------------------------------------------------
+
+
+def looked(pipe: Pipeline, thought: str, number: int) -> Client:
+    """Two turns, alike in all words: only the thoughts and the ids of calls tell one such conversation from another."""
+    client = Client("qwen35", pipe, echo=stripped)
+    client.ask(system_text("You help."), Message("user", "Go"))
+    client.answer(say(LONG, thought, number, bash={"command": "ls"}))
+    client.messages.append(Message("tool", "a listing", tool_call_id=numbered(number)))
+    return client
+
+
+def test_of_conversations_of_equal_words_each_goes_on_with_its_own_thoughts() -> None:
+    pipe = pipeline("qwen35")
+    first, second = looked(pipe, "the first thought", 1), looked(pipe, "the second thought", 2)
+    for client, own, other in ((first, "first", "second"), (second, "second", "first")):
+        assert client.goes_on(client.ask())
+        assert f"the {own} thought" in client.text and f"the {other} thought" not in client.text
+
+
+def test_calls_that_another_server_made_are_not_shown_with_the_thoughts_of_this_one() -> None:
+    """The same words, and ids like those that this server makes: they are random, so it did not make these."""
+    pipe = pipeline("qwen35")
+    looked(pipe, "the first thought", 1)
+    elsewhere = looked(pipeline("qwen35"), "the second thought", 2)
+    elsewhere.pipe = pipe
+    elsewhere.ask()
+    assert "first thought" not in elsewhere.text
+
+
 # --- 1.3 owners -------------------------------------------------------------------------------------------------------
 
 
