@@ -35,6 +35,7 @@ from tests.prompt.belongs_reading import (
 
 SLACK = 64
 _DEFAULT = '"dry_run"'
+_OUR_ID = re.compile("call[0-9a-f]{24}")
 _NOW = re.compile(re.escape(SYSTEM_LINES["clock"]).replace(r"\{\}", r"\d\d:\d\d:\d\d"))
 
 
@@ -76,7 +77,7 @@ class Seen:
 def seen(truth: Truth, sent: Sent, text: str, tokens: int, thinking: bool) -> Seen:
     base = base_of(sent.history)
     equal = _equal(truth, sent) if base is None else ()
-    alike = _deepest_alone([made for made in equal if not _stands_against(truth, sent, made)])
+    alike = _deepest_alone([made for made in equal if not _stands_against(sent, made)])
     return Seen(sent, text, tokens, thinking, base, equal, alike)
 
 
@@ -123,17 +124,17 @@ def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
     return tuple(found)
 
 
-def _stands_against(truth: Truth, sent: Sent, made: Made) -> bool:
-    """The key, the session's name, or the ids of another answer of ours in this one's place."""
+def _stands_against(sent: Sent, made: Made) -> bool:
+    """The key, the session's name, or ids that this server or another one of its kind made for other calls."""
     mine, theirs = sent.request, made.sent.request
     sessions = {mine.session, theirs.session} - {None}
     ids = _ids(_own_messages(sent)[len(_own_messages(made.sent))])
-    other = ids != _ids(made.answer) and any(ids == _ids(one.answer) for one in truth.made if one.answer.tool_calls)
+    other = ids != _ids(made.answer) and any(_OUR_ID.fullmatch(one) for one in ids)
     return mine.owner != theirs.owner or len(sessions) > 1 or other
 
 
 def _ids(answer: Message) -> list[str]:
-    return [call.id for call in answer.tool_calls]
+    return [call.id.replace("_", "") for call in answer.tool_calls]  # some clients leave that out
 
 
 def _own_messages(sent: Sent) -> list[Message]:

@@ -59,11 +59,13 @@ def test_a_prompt_belongs_to_one_conversation() -> None:
 @pytest.mark.parametrize("number", range(1, len(EVENTS)), ids=[name.replace(" ", "-") for name, _ in EVENTS[1:]])
 @pytest.mark.thorough
 def test_each_event_alone(number: int) -> None:
-    """Two conversations, alike, the event between turns that tell what it left."""
-    for n, kind in enumerate(KINDS):
-        told = Group(kind, 2, True, 0, n % len(ECHOES), True)
-        steps = [Step(-1, ONE_TURN, 0), Step(0, number, n), Step(-1, ONE_TURN, 2), Step(1, number, n + 5)]
-        tell(Story("qwen35", "append", 0, (told,), (*steps, Step(-1, ONE_TURN, 1))))
+    """Two conversations, alike, the event between turns that tell what it left; and one that none is alike."""
+    told = [(next(iter(KINDS)), 1), *((kind, 2) for kind in KINDS)]
+    for n, (kind, size) in enumerate(told):
+        group = Group(kind, size, True, 0, n % len(ECHOES), True)
+        steps = [Step(-1, ONE_TURN, 2), Step(-1, ONE_TURN, 0)]  # a long answer, which is a proof, and a call
+        steps += [Step(0, number, n), Step(-1, ONE_TURN, 2), Step(1, number, n + 5)]
+        tell(Story("qwen35", "append", 0, (group,), (*steps, Step(-1, ONE_TURN, 1))))
 
 
 @pytest.mark.slow
