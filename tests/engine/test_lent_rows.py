@@ -215,10 +215,10 @@ def life(server: Failing, cancelled: str = "", at: int = -1) -> None:
     first = server.ask([SYSTEM], "one two three " * 3, 3)
     server.finish()
     history = server.told(first)
-    server.ask(history, "two", 12)
+    server.ask(history, "two " * 60, 12)  # of several chunks, so that some steps end within its prompt
     for step in range(5_000):
         if step == 3:
-            server.ask([SYSTEM], "one two", 8)
+            server.ask([SYSTEM], "one two " * 20, 8)
         if step == 6:
             server.ask(history, "three", 2)
         if step == at:
